@@ -31,7 +31,7 @@ def checked(
 def assert_fault(case: tuple[str, str, str], folder: Path) -> None:
     """The script's first finding is the symptom, and one of its lines has the given code."""
     text, symptom, line = case
-    result, report = checked(text, folder)
+    result, report = checked(text, folder, "--once")
     assert result.returncode == 1, result.stdout + result.stderr
     first = report["complaints"][0]
     assert first["symptom"] == symptom, result.stdout

@@ -66,31 +66,31 @@ def test_saturation_load_and_entropy() -> None:
 def test_an_update_agrees_with_plain_python() -> None:
     w, g = np.asarray([3.0, 4.0, 0.0]), np.asarray([1.0, 0.0, 2.0])
     after = np.asarray([2.7, 3.6, 0.0])
-    weight, gradient, zero, update, still, shrink, alike = measure_update(w, after, g, xp=xp)
+    weight, gradient, zero, update, still, shrink, apart = measure_update(w, after, g, xp=xp)
     assert weight == pytest.approx(math.sqrt(25 / 3))
     assert gradient == pytest.approx(math.sqrt(5 / 3))
     assert zero == pytest.approx(1 / 3)
     assert update == pytest.approx(math.sqrt(0.25 / 3))
     assert still == 0.5  # of the two elements with a gradient, the last has not moved
     assert shrink == pytest.approx(0.1)
-    assert alike == 0.0
+    assert math.isnan(apart)
 
 
 @pytest.mark.parametrize(
-    ("weights", "alike"),
+    ("weights", "gradient", "apart"),
     [
-        ([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]], 1.0),
-        ([[1.0, 1.0], [2.0, 2.0]], 1.0),
-        ([[1.0, 2.0], [2.0, 1.0]], 0.0),
-        ([[1.0, 2.0]], 0.0),
-        ([1.0, 1.0], 0.0),
+        ([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]], [[3.0, 4.0]] * 3, 0.0),
+        ([[1.0, 1.0], [2.0, 2.0]], [[3.0, 3.0], [4.0, 4.0]], 0.0),
+        # As far apart as the gradients of the units.
+        ([[1.0, 1.0], [1.0, 1.0]], [[1.0, 3.0], [3.0, 1.0]], 1 / math.sqrt(5)),
+        ([[1.0, 2.0]], [[1.0, 1.0]], 0.5 / math.sqrt(2.5)),
     ],
 )
-def test_units_are_alike_if_all_slices_along_an_axis_are_the_same(
-    weights: list[object], alike: float
+def test_units_are_apart_by_their_weights_or_their_gradients(
+    weights: list[object], gradient: list[object], apart: float
 ) -> None:
-    w = np.asarray(weights)
-    assert measure_update(w, w, w, xp=xp)[-1] == alike
+    w, g = np.asarray(weights), np.asarray(gradient)
+    assert measure_update(w, w, g, xp=xp)[-1] == pytest.approx(apart)
 
 
 def course(values: list[float]) -> Course:

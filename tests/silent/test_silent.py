@@ -25,7 +25,7 @@ PROGRAMS: dict[str, dict[str, Any]] = json.loads((HERE / "expected.json").read_t
 
 def checked(name: str, target: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     path = HERE / f"{name}.py"
-    return run_checkup(path.name, path.parent, target)
+    return run_checkup(path.name, path.parent, target, "--once")
 
 
 @pytest.mark.slow

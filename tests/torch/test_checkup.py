@@ -79,7 +79,7 @@ FAULTY: dict[str, tuple[str, str, str]] = {
     "a new optimizer in every step": (
         script(steps=20, between="opt = torch.optim.Adam(model.parameters(), lr=1e-2)"),
         "optimizer_renewed",
-        "opt.step()",
+        "torch.optim.Adam",
     ),
     "bfloat16 weights and small steps": (
         script(
@@ -131,6 +131,59 @@ FAULTY: dict[str, tuple[str, str, str]] = {
         script("y = y * 0", opt="torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=20)", steps=60),
         "weight_decay",
         "opt = ",
+    ),
+    "weights that all begin alike": (
+        script("for p in model.parameters():\n    nn.init.constant_(p, 0.1)"),
+        "alike_units",
+        "nn.init.constant_",
+    ),
+    "weights that are a plain tensor": (
+        script(
+            "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.w, self.out = torch.randn(8, 16), nn.Linear(16, 1)\n"
+            "    def forward(self, x):\n        return self.out(torch.sin(5 * x @ self.w))\nmodel = Net()",
+            opt=SGD,
+        ),
+        "no_gradient",
+        "self.w",
+    ),
+    "weights that are a tensor with a gradient, but no parameter": (
+        script(
+            "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.w, self.out = torch.randn(8, 16, requires_grad=True), nn.Linear(16, 1)\n"
+            "    def forward(self, x):\n        return self.out(x @ self.w)\nmodel = Net()"
+        ),
+        "not_in_optimizer",
+        "opt = ",
+    ),
+    "layers in a plain list": (
+        script(
+            "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.layers = [nn.Linear(8, 8) for _ in range(3)]\n        self.out = nn.Linear(8, 1)\n"
+            "    def forward(self, x):\n        for layer in self.layers:\n"
+            "            x = torch.tanh(layer(x))\n        return self.out(x)\nmodel = Net()"
+        ),
+        "not_in_optimizer",
+        "for _ in range(3)",
+    ),
+    "the second of two models with parameters of the same names": (
+        script(
+            "other = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))\n"
+            "mine = torch.optim.Adam(other.parameters(), lr=1e-2)",
+            loss="(model(other(x).detach()) - y).square().mean()",
+            between="mine.step()",
+        ),
+        "no_gradient",
+        "detach",
+    ),
+    "running statistics that hardly move": (
+        script(
+            "model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16, momentum=1e-3), nn.Tanh(), "
+            "nn.Linear(16, 1))\nx = 5 * x",
+            steps=80,
+        ),
+        "batch_norm",
+        "momentum=1e-3",
     ),
     "an eps above every gradient": (
         script(opt="torch.optim.Adam(model.parameters(), lr=1e-3, eps=100.0)"),

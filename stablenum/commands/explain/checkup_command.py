@@ -32,6 +32,9 @@ def checkup(
     steps: Annotated[
         int | None, typer.Option(min=1, help="End the script after so many optimizer steps.")
     ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Run the script only once, without trying the first cure.")
+    ] = False,
     seed: Seed = 0,
     json: Json = None,
     html: Html = None,
@@ -39,7 +42,9 @@ def checkup(
     """Run a PyTorch or JAX training script and report what keeps it from learning although all is finite.
 
     Your script is not changed. Some of its steps are measured in full: activations, gradients, parameters and
-    updates. If the loss stops being finite, use `stablenum explain`.
+    updates. If the cure of the first finding can be tried (another rate or initialisation, clipping, scaled
+    inputs and the like), some steps of the script run once more with it, and write again what they write.
+    If the loss stops being finite, use `stablenum explain`.
 
     The exit code is 1 if something more serious than a note was found, 0 if not, and 2 for a usage error. If
     the script itself fails and nothing was found, it is the script's own.
@@ -57,7 +62,7 @@ def checkup(
         checkup=True,
         steps=steps,
     )
-    report, outcome = check_up(plan)
+    report, outcome = check_up(plan, say, once=once)
     if outcome.troubles:
         say(outcome.unwatched())
     if report is None:

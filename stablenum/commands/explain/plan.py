@@ -28,6 +28,7 @@ class Plan:
         checkup: whether what is finite is measured, too.
         finite: whether values that are not finite are looked for.
         steps: end the script after so many optimizer steps; None to run it to its end.
+        remedy: a change to the training that is tried, as plain values; then losses are all that is noted.
     """
 
     script: str
@@ -41,6 +42,7 @@ class Plan:
     checkup: bool = False
     finite: bool = True
     steps: int | None = None
+    remedy: dict[str, Any] | None = None
 
     def write(self, path: Path) -> None:
         """Write the plan as JSON."""
@@ -105,6 +107,9 @@ class Outcome:
         troubles: the number of such errors.
         harmless: what was not finite first, if the script has coped with it or trained without it.
         checkup: what the checkup has found, as plain values; None if nothing was measured.
+        losses: the losses of its steps.
+        remedy: the change to the training by which the first cure can be tried, as plain values.
+        sizes: of a trial, the sizes of activations and gradients in the first step.
     """
 
     steps: int = 0
@@ -119,6 +124,9 @@ class Outcome:
     troubles: int = 0
     harmless: str = ""
     checkup: dict[str, Any] | None = None
+    losses: list[float] = field(default_factory=list)
+    remedy: dict[str, Any] | None = None
+    sizes: str = ""
 
     def note_trouble(self, where: str, error: str) -> None:
         """Note an error of the watcher itself."""

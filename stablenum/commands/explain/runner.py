@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from stablenum.commands.explain.plan import Outcome, Plan
 from stablenum.commands.explain.process import Running
 from stablenum.diagnosis import Report
+from stablenum.diagnosis.checkup.remedies import Remedy, outcome_of
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum.interrupts import and_restore
@@ -64,10 +65,18 @@ def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
     return Explained(first, _unreproduced(first, outcome), runs)
 
 
-def check_up(plan: Plan) -> tuple[Checkup | None, Outcome]:
-    """Run the script once, and return what its checkup has found; None if nothing was measured."""
+def check_up(plan: Plan, say: Callable[[str], object], *, once: bool) -> tuple[Checkup | None, Outcome]:
+    """Run the script, and return what its checkup has found; None if nothing was measured. If the cure of the
+    first finding can be tried, some steps of the script run once more with it, unless ``once`` is True."""
     outcome = _run(plan, shown=True)
-    return _checkup(outcome), outcome
+    report = _checkup(outcome)
+    if report is None or outcome.remedy is None or once:
+        return report, outcome
+    remedy = Remedy.from_dict(outcome.remedy)
+    say(f"trying {remedy}, in {remedy.steps} steps of another run of the script")
+    trial = _run(replace(plan, remedy=outcome.remedy, steps=remedy.steps), shown=False)
+    shown = [outcome_of(remedy, outcome.losses, trial.losses), trial.sizes]
+    return report.with_tried("; ".join(filter(None, shown))), outcome
 
 
 def _checkup(outcome: Outcome) -> Checkup | None:

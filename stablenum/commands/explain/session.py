@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, NoReturn
 
 from stablenum.commands.explain.frames import raised_by_a_signal
 from stablenum.commands.explain.numpy_errors import NumpyErrors
 from stablenum.commands.explain.plan import Failure, Outcome, Plan
 from stablenum.commands.explain.script_errors import is_about_numbers
-from stablenum.diagnosis import Cause, Report
+from stablenum.diagnosis import Cause, Checkup, Report
+from stablenum.diagnosis.checkup.course import Course
+from stablenum.diagnosis.checkup.remedies import Change, Remedy, remedy_for
+from stablenum.diagnosis.checkup.trials import sizes_in
 
 __all__ = ["FAILED", "Doubt", "Session", "Stop"]
 
@@ -129,6 +132,30 @@ class Session:
                 self._blame_numpy()
         for end in self.on_end:
             self.sheltered(end)
+
+    @property
+    def remedy(self) -> Remedy | None:
+        """The change to the training that this run tries; None if it tries none."""
+        return None if self.plan.remedy is None else Remedy.from_dict(self.plan.remedy)
+
+    def judge(self, course: Course, changes: Collection[Change]) -> None:
+        """Record what a checkup has found in a training, or what a trial has shown.
+
+        Args:
+            course: the training.
+            changes: what the watcher can try.
+        """
+        outcome = self.outcome
+        outcome.losses = course.values
+        if self.plan.remedy is not None:
+            tried = self.plan.remedy["change"] == Change.INITIALISE.value
+            outcome.sizes = sizes_in(course.probes[0]) if tried and course.probes else ""
+            return
+        report = Checkup.of(course)
+        outcome.checkup = report.to_dict()
+        found = remedy_for(report.complaints, course)
+        if found is not None and found.change in changes:
+            outcome.remedy = found.to_dict()
 
     def leave(self) -> None:
         """Write the outcome and end the process, because the script caught :class:`Stop` and trains on."""

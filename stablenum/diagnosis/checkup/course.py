@@ -43,7 +43,8 @@ class ParameterSeen(NamedTuple):
         update: the RMS of the change.
         still: of the elements with a gradient that is not 0, the fraction that did not change.
         shrink: the part of the change that shortens the parameter, -(dw . w) / (w . w).
-        alike: of a matrix or more, whether all slices along one of its axes are the same (1 or 0).
+        apart: of a matrix or more, how far the slices along an axis are apart, relative to their size: the
+            larger one for the parameter and its gradient, the smallest over the axes.
     """
 
     name: str
@@ -57,7 +58,7 @@ class ParameterSeen(NamedTuple):
     update: float = math.nan
     still: float = math.nan
     shrink: float = math.nan
-    alike: float = math.nan
+    apart: float = math.nan
 
     @property
     def size(self) -> int:
@@ -100,18 +101,23 @@ def measure_update(before: Array, after: Array, gradient: Array, *, xp: Any) -> 
             _rms(change, xp),
             still,
             shrink,
-            _alike(before, xp),
+            _apart(before, gradient, xp),
         ]
     )
 
 
-def _alike(x: Array, xp: Any) -> Array:
-    same = xp.zeros_like(xp.sum(x))
+def _apart(x: Array, gradient: Array, xp: Any) -> Array:
+    nearest = xp.sum(x) * 0 + float("inf" if x.ndim > 1 else "nan")
     for axis in range(x.ndim if x.ndim > 1 else 0):
         if x.shape[axis] > 1:
-            first = xp.take(x, xp.asarray([0]), axis=axis)
-            same = xp.maximum(same, xp.astype(xp.all(x == first), x.dtype))
-    return same
+            nearest = xp.minimum(nearest, xp.maximum(_spread(x, axis, xp), _spread(gradient, axis, xp)))
+    return nearest
+
+
+def _spread(x: Array, axis: int, xp: Any) -> Array:
+    size = _rms(x, xp)
+    around = _rms(x - xp.mean(x, axis=axis, keepdims=True), xp)
+    return around / xp.where(size > 0, size, xp.ones_like(size))
 
 
 def _rms(x: Array, xp: Any) -> Array:

@@ -77,7 +77,9 @@ _EXPLAINS: dict[Symptom, frozenset[Symptom]] = {
     S.BAD_STATE: _WILD | {S.STALE_STATE, S.STEPS_TOO_LARGE, S.STEPS_TOO_SMALL},
     S.STALE_STATE: _WILD | {S.STEPS_TOO_LARGE, S.STEPS_TOO_SMALL},
     S.EPS_DOMINATES: frozenset({S.STEPS_TOO_SMALL, S.LOSS_CONSTANT, S.VANISHING_GRADIENTS}),
-    S.WEIGHT_DECAY: frozenset({S.VANISHING_GRADIENTS, S.CONSTANT_OUTPUT, S.ZERO_GRADIENT, S.LOSS_CONSTANT}),
+    S.WEIGHT_DECAY: frozenset(
+        {S.VANISHING_GRADIENTS, S.CONSTANT_OUTPUT, S.ZERO_GRADIENT, S.LOSS_CONSTANT, S.LOSS_DIVERGES}
+    ),
     S.STEPS_TOO_LARGE: _WILD,
     S.NO_GRADIENT: frozenset({S.LOSS_CONSTANT}),
     S.DEAD_UNITS: _NOTHING_MOVES,
@@ -97,7 +99,9 @@ def complaints(course: Course) -> tuple[Complaint, ...]:
         >>> complaints(Course(framework="torch"))
         ()
     """
-    readings = [Reading(probe) for probe in course.probes]
+    seen = [Reading(probe) for probe in course.probes]
+    # Between the steps of two optimizers there may be no forward pass.
+    readings = [reading for reading in seen if reading.first_use()] or seen
     return ranked(found for rule in _RULES for found in rule(course, readings))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stablenum.diagnosis.checkup.course import Course
@@ -56,6 +56,11 @@ class Checkup:
     def ok(self) -> bool:
         """Whether nothing above a note was found."""
         return all(c.level is Level.NOTE for c in self.complaints)
+
+    def with_tried(self, shown: str) -> Checkup:
+        """Return the report with what a trial of the first cure has shown."""
+        first, *others = self.complaints
+        return replace(self, complaints=(first.with_(tried=shown), *others))
 
     def __str__(self) -> str:
         return as_text(self)

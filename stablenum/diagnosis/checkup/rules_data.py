@@ -40,6 +40,7 @@ def _inputs(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
                 place=layer.step.place,
                 places=_made(course, found.rms),
                 module=layer.step.module,
+                parameters=(layer.weight,),
             )
             return
 

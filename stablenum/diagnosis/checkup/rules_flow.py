@@ -10,7 +10,7 @@ from stablenum.diagnosis.checkup.reading import Layer, Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.wording import places_of
 
-__all__ = ["RULES", "activation_of", "gain_for", "some"]
+__all__ = ["RULES", "activation_after", "activation_of", "gain_for", "some"]
 
 # A chain of layers has at least so many.
 _LEAST_LAYERS = 3
@@ -33,7 +33,7 @@ _INITIALISATIONS = {
 
 def activation_of(reading: Reading) -> str:
     """Return the first activation in the chain of layers; "" for none."""
-    return next((a for layer in reading.chain if (a := _activation(reading, layer))), "")
+    return next((a for layer in reading.chain if (a := activation_after(reading, layer))), "")
 
 
 def gain_for(activation: str) -> float:
@@ -41,7 +41,7 @@ def gain_for(activation: str) -> float:
     return _INITIALISATIONS.get(activation, ("", 1.0))[1]
 
 
-def _activation(reading: Reading, layer: Layer) -> str:
+def activation_after(reading: Reading, layer: Layer) -> str:
     """Return the activation that reads a layer's output; "" for none."""
     value = layer.step.outputs[0]
     for _ in range(6):
@@ -73,10 +73,10 @@ def _activations(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
         "size (RMS) of the layers' outputs: " + ", ".join(f"{s:.2g}" for s in some(sizes)),
         f"gain per layer {median([g for g, _ in gains]):.2g}; {activation or 'this chain'} needs about 1",
     )
-    if top / first > _RATIO and course.probes[0].step == 0:
+    if top / first > _RATIO and reading.probe.step == 0:
         worst = next((layer for gain, layer in gains if gain > 2), gains[0][1])
         symptom = Symptom.EXPLODING_ACTIVATIONS
-    elif low / first < 1 / _RATIO and course.probes[0].step == 0:
+    elif low / first < 1 / _RATIO and reading.probe.step == 0:
         worst = next((layer for gain, layer in gains if gain < 0.5), gains[0][1])
         symptom = Symptom.VANISHING_ACTIVATIONS
     else:

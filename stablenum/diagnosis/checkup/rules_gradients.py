@@ -15,6 +15,8 @@ __all__ = ["RULES"]
 
 # A loss that has fallen by less than this part of its first value has not come down.
 _FALLEN = 0.1
+# Units whose weights and gradients differ by less than this part of their size are alike.
+_ALIKE = 1e-3
 # Operations that read rows of a table.
 _TABLES = frozenset({"embedding", "gather", "index", "index_select", "take"})
 # Before this step a gradient may well be 0.
@@ -114,7 +116,7 @@ def _gradients(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
             yield Complaint.of(
                 Symptom.FLUSHED_GRADIENTS,
                 Level.FAULT,
-                f"every gradient is exactly 0 from step {course.probes[1].step} on, and the layers compute in "
+                f"every gradient is exactly 0 from step {course.probes[1].step} on; the layers compute in "
                 f"{narrow.output.dtype}",
                 since=course.probes[1].step,
                 place=narrow.step.place,
@@ -207,11 +209,11 @@ def _alike(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     if len(course.probes) < 2:
         return
     moved = [p for p in course.probes[-1].parameters if len(p.shape) > 1 and p.weight > 0 and p.gradient > 0]
-    inside = [p.name for p in moved if p.alike == 1.0]
+    inside = [p.name for p in moved if p.apart < _ALIKE]
     same: dict[object, list[str]] = {}
     for p in moved:
-        # Two arrays have the same sums of squares to the last bit if they have the same elements.
-        same.setdefault((p.shape, p.weight, p.gradient), []).append(p.name)
+        # Arrays of the same elements have the same sums of squares, but for rounding.
+        same.setdefault((p.shape, f"{p.weight:.5g}", f"{p.gradient:.5g}"), []).append(p.name)
     copies = max(same.values(), key=len, default=[])
     if not inside and len(copies) < 2:
         return
@@ -223,7 +225,7 @@ def _alike(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         Level.FAULT,
         f"{joined(names)}: "
         + ("all units are" if inside else "these arrays are")
-        + f" still the same in step {since}, as are their gradients",
+        + f" still alike in step {since}, as are their gradients",
         parameters=tuple(names),
         place=course.initialised.get(names[0], step.place if step else None),
         places=(*course.initialisers, *places_of(step.place if step else None)),

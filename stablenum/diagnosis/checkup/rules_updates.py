@@ -19,6 +19,8 @@ _MOSTLY = 0.5
 # Adam's relative steps are about 1e-3; above _LARGE a parameter is another one after a few steps, and below
 # _SMALL it takes ten thousand steps to change by a tenth.
 _LARGE, _SMALL = 0.1, 1e-5
+# A loss that is so many times its first value has jumped.
+_JUMP = 3.0
 # Adam's steps are a tenth of the rate and more.
 _OF_THE_RATE = 0.02
 # Format -> how scripts name it.
@@ -82,7 +84,7 @@ def _lost(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         return
     first = next(iter(lost.values()))
     narrow = any("16" in p.dtype or "8" in p.dtype for p in lost.values())
-    if not narrow and all(p.update == 0 for name in lost for _, p in course.history(name)[-3:]):
+    if not narrow and _is_left_out(course, lost):
         yield _frozen(course, lost)
         return
     total = sum(p.size for p in lost.values())
@@ -103,6 +105,15 @@ def _lost(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         ),
         **({} if narrow else {"cure": _NOT_NARROW}),
     )
+
+
+def _is_left_out(course: Course, still: dict[str, ParameterSeen]) -> bool:
+    """Return whether parameters never move although others with no larger gradients do."""
+    if any(p.update != 0 for name in still for _, p in course.history(name)[-3:]):
+        return False
+    last = [course.history(name)[-1][1] for name in course.names() if name not in still]
+    moving = [p.gradient for p in last if p.update > 0]
+    return not moving or max(p.gradient for p in still.values()) > min(moving)
 
 
 def _frozen(course: Course, still: dict[str, ParameterSeen]) -> Complaint:
@@ -137,7 +148,8 @@ def _sizes(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         "" if math.isnan(rate) else f", at a rate of {rate:.2g}"
     )
     came = f"the loss {'fell' if fall >= 0 else 'rose'} by {abs(fall):.1%} in {course.steps} steps"
-    if large and fall < _FALLEN:
+    jumped = max(course.values) > _JUMP * abs(course.values[0]) and fall < 0.5
+    if large and (fall < _FALLEN or jumped):
         yield Complaint.of(
             Symptom.STEPS_TOO_LARGE,
             Level.FAULT,
@@ -212,9 +224,24 @@ def _decay(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         if known and end < 0.5 * first and median(rates) * (seen[-1][0] - seen[0][0]) > 0.5:
             shrunk[name] = end / first
     matrices = [n for n in course.names() if len(course.history(n)[0][1].shape) > 1]
+    decay = max((s.get("weight_decay", 0.0) for _, s in course.settings), default=0.0)
+    grown = [name for name in matrices if decay and _grows(course.history(name))]
+    if len(grown) > _MOSTLY * len(matrices):
+        sizes = [p.weight for _, p in course.history(grown[0])]
+        yield Complaint.of(
+            Symptom.WEIGHT_DECAY,
+            Level.FAULT,
+            f"{grown[0]} has grown from {sizes[0]:.2g} to {sizes[-1]:.2g} along its own direction, and so "
+            f"have {len(grown)} of {len(matrices)} weights",
+            parameters=tuple(grown),
+            place=course.optimizer_place,
+            places=course.made,
+            what="weight decay has the wrong sign or place, so weights grow by themselves",
+            cure="put the weight decay in front of the factor -rate (optax.adamw, or add_decayed_weights "
+            "before scale_by_learning_rate), with a positive sign",
+        )
     if shrunk and len(shrunk) > _MOSTLY * len(matrices):
         name = min(shrunk, key=lambda n: shrunk[n])
-        decay = max((s.get("weight_decay", 0.0) for _, s in course.settings), default=0.0)
         given = f" (weight_decay {decay:g})" if decay else ""
         yield Complaint.of(
             Symptom.WEIGHT_DECAY,
@@ -224,6 +251,12 @@ def _decay(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             parameters=tuple(shrunk),
             place=course.optimizer_place,
         )
+
+
+def _grows(seen: Sequence[tuple[int, ParameterSeen]]) -> bool:
+    """Return whether a parameter has doubled by changes that mostly point where it points itself."""
+    along = [-p.shrink / p.relative for _, p in seen if p.update > 0 and p.weight > 0]
+    return len(along) > 2 and seen[-1][1].weight > 2 * seen[0][1].weight and median(along) > 0.5
 
 
 def _clipped(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:

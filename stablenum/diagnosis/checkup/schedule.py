@@ -9,8 +9,8 @@ __all__ = ["BY_HAND", "Schedule"]
 # A checkup of one batch takes so many steps: with the forward pass after them and a trial, five passes.
 BY_HAND = 3
 
-# These steps are always measured, if not as one of the others. The number of each other one is at least so many
-# times that of the last, and together they take at most a part of the script's time.
+# These steps are always measured. The number of each other one is at least so many times that of the last;
+# together they take at most a part of the script's time.
 ALWAYS, APART, PART = (0, 1, 10, 100), 1.3, 0.25
 # At most so many steps are measured. One that is measured within QUICK seconds counts as if there were always
 # time for it; one within SLOW seconds is measured in any case once the number of the last has more than
@@ -19,9 +19,14 @@ MOST, QUICK, SLOW = 40, 0.1, 0.25
 
 
 class Schedule:
-    """The time that measured steps have taken, in seconds of the whole process, with its imports."""
+    """The time that measured steps have taken, in seconds of the whole process, with its imports.
 
-    def __init__(self) -> None:
+    Args:
+        most: how many steps are measured at most.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
         self._spent = self._cost = self._began = 0.0
 
     def begin(self) -> None:
@@ -45,7 +50,7 @@ class Schedule:
             >>> Schedule().is_due(2, measured=2, last=1), Schedule().is_due(100, measured=40, last=50)
             (True, False)
         """
-        if measured >= MOST:
+        if measured >= self._most:
             return False
         if measured < len(ALWAYS) and step >= ALWAYS[measured]:
             return True

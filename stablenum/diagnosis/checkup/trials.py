@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from stablenum.diagnosis.checkup.course import Course, Probe, median
 from stablenum.diagnosis.checkup.reading import Reading
-from stablenum.diagnosis.checkup.rules_flow import activation_of, gain_for, some
+from stablenum.diagnosis.checkup.rules_flow import activation_after, activation_of, gain_for, some
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 
-__all__ = ["FirstStep", "with_trial"]
+__all__ = ["FirstStep", "deviations_for", "sizes_in", "with_trial"]
 
 # A step that suits most trainings changes a weight by this part of its size.
 _USUAL_STEP = 0.01
@@ -20,9 +20,9 @@ _USUAL_STEP = 0.01
 class FirstStep(Protocol):
     """The first step of a training, which can be evaluated again on its batch."""
 
-    def with_weights(self, deviations: Mapping[str, float], zeros: Collection[str]) -> Probe:
+    def with_weights(self, deviations: Mapping[str, float]) -> Probe:
         """Measure the step with these parameters drawn from normal distributions of these standard
-        deviations, and with those set to 0."""
+        deviations."""
 
     def loss_after(self, part: float) -> float:
         """Return the loss after this part of the first update."""
@@ -38,19 +38,29 @@ def with_trial(found: Sequence[Complaint], course: Course, first: FirstStep | No
 
 
 def _initialisation(one: Complaint, course: Course, first: FirstStep) -> str:
-    """Draw the weights of the chain afresh, with the gain for its activation, and set their biases to 0."""
+    deviations = deviations_for(one.parameters, course)
+    shown = sizes_in(first.with_weights(deviations)) if deviations else ""
+    return f"with that initialisation, {shown}" if shown else ""
+
+
+def deviations_for(names: Sequence[str], course: Course) -> dict[str, float]:
+    """Return the standard deviations with which to draw weights afresh, with the gain for the activation that
+    follows, and 0 for their biases; empty if there are no weights among the names."""
     before = Reading(course.probes[0])
     shapes = {p.name: p.shape for p in course.probes[0].parameters}
-    gain = gain_for(activation_of(before))
-    weights = [name for name in one.parameters if len(shapes.get(name, ())) > 1]
-    if not weights:
-        return ""
+    usual = gain_for(activation_of(before))
+    gains = {layer.weight: gain_for(activation_after(before, layer)) for layer in before.layers}
+    weights = [name for name in names if len(shapes.get(name, ())) > 1]
     read = {layer.weight: layer.input.shape[-1] for layer in before.chain if layer.input is not None}
     inputs = {name: _inputs(shapes[name], read.get(name, 0), course.framework) for name in weights}
-    deviations = {name: gain / math.sqrt(count) for name, count in inputs.items()}
-    after = Reading(first.with_weights(deviations, _biases(weights, shapes)))
-    shown = [f"{what}: {', '.join(f'{x:.2g}' for x in some(values))}" for what, values in _sizes(after)]
-    return "with that initialisation, " + "; ".join(shown) if shown else ""
+    drawn = {name: gains.get(name, usual) / math.sqrt(count) for name, count in inputs.items()}
+    return {**dict.fromkeys(_biases(weights, shapes), 0.0), **drawn}
+
+
+def sizes_in(probe: Probe) -> str:
+    """Describe how large a step's activations and gradients are, layer by layer; "" if it has no layers."""
+    found = _sizes(Reading(probe))
+    return "; ".join(f"{what}: {', '.join(f'{x:.2g}' for x in some(values))}" for what, values in found)
 
 
 def _inputs(shape: tuple[int, ...], read: int, framework: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ _LAST = {"softmax": "div"}
 
 
 class _MeasuringInterpreter(Interpreter):
-    """An interpreter that notes what is marked, and measures values, except those of an optimizer's update."""
+    """An interpreter that notes what is marked, and measures values, but not those of an update."""
 
     def __init__(self, sources: dict[int, Any] | None) -> None:
         super().__init__()
@@ -165,6 +165,12 @@ class MeasuredCall:
             run.out_of_range,
         )
 
+    def drawn(self, deviations: Mapping[str, float]) -> dict[str, Any]:
+        """Return parameters drawn from normal distributions of these standard deviations, by name."""
+        rng = np.random.default_rng(0)
+        old = {name: np.asarray(self.given[self.inputs[name]]) for name in deviations}
+        return {n: jnp.asarray(deviations[n] * rng.normal(size=x.shape), x.dtype) for n, x in old.items()}
+
     def again(self, changes: Mapping[str, Any]) -> MeasuredCall:
         """Evaluate and measure the call with other values of some parameters, by name."""
         given = list(self.given)
@@ -197,14 +203,9 @@ class FirstCall:
     def __init__(self, call: MeasuredCall, after: Sequence[Any]) -> None:
         self._call, self._after = call, after
 
-    def with_weights(self, deviations: Mapping[str, float], zeros: Collection[str]) -> Probe:
-        """Measure the step with some parameters drawn afresh, and others set to 0."""
-        rng = np.random.default_rng(0)
-        sizes = {**dict.fromkeys(zeros, 0.0), **deviations}
-        old = {name: np.asarray(self._call.given[self._call.inputs[name]]) for name in sizes}
-        drawn = {name: (size * rng.normal(size=old[name].shape)) for name, size in sizes.items()}
-        again = self._call.again({name: jnp.asarray(x, old[name].dtype) for name, x in drawn.items()})
-        return probe_of(again, 0)
+    def with_weights(self, deviations: Mapping[str, float]) -> Probe:
+        """Measure the step with some parameters drawn afresh."""
+        return probe_of(self._call.again(self._call.drawn(deviations)), 0)
 
     def loss_after(self, part: float) -> float:
         """Return the loss after a part of the first update."""

@@ -20,9 +20,9 @@ import numpy as np
 import optax
 
 from stablenum.commands.explain.frames import transparent
-from stablenum.commands.explain.session import Session
+from stablenum.commands.explain.session import FAILED, Session
 from stablenum.diagnosis.checkup.course import Clip, Course, Loss
-from stablenum.diagnosis.checkup.report import Checkup
+from stablenum.diagnosis.checkup.remedies import Change
 from stablenum.diagnosis.checkup.schedule import Schedule
 from stablenum.diagnosis.checkup.wording import places_of
 from stablenum.diagnosis.replay.source_files import users_frame
@@ -38,7 +38,8 @@ from stablenum_jax._diagnosis.checkup.marks import (
     has_marks,
     mark,
 )
-from stablenum_jax._diagnosis.checkup.measuring import FirstCall, MeasuredCall, parameters_seen, probe_of
+from stablenum_jax._diagnosis.checkup.measuring import MeasuredCall, parameters_seen, probe_of
+from stablenum_jax._diagnosis.checkup.remedy import CHANGES, with_remedy, with_settings
 from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in
 from stablenum_jax._diagnosis.watch.programs import without_static
 from stablenum_jax._diagnosis.watch.watcher import traced
@@ -125,11 +126,12 @@ class _Watcher:
         self.course = Course(framework="jax")
         self.losses: list[tuple[int, Any, Place | None]] = []
         self.rate: float | Callable[[int], Any] = math.nan
-        self.schedule = Schedule()
+        self.schedule = Schedule() if session.remedy is None else Schedule(session.remedy.measured)
         self.depth = 0
         self.inits: list[Place | None] = []
-        self.first: FirstCall | None = None
+        self.remedy = session.remedy
         self.bounds: dict[str, tuple[float, Place]] = {}  # kind of a mark -> what it is clipped to
+        self.inside = False  # whether an optimizer's update runs
         self.updated: Place | None = None  # where the script has the optimizer compute updates
         self.states: list[object] = []  # of the measured steps, what the optimizer's state was
         self.drawn: dict[tuple[int, ...], Place] = {}  # shape -> where the first such array was drawn
@@ -181,9 +183,21 @@ class _Watcher:
             if state is not None:
                 state = mark(state, STATE)
                 self.updated = self.updated or users_place()
-            return inner(mark(updates, USED), state, *args, **kwargs)
+            return self.changed(inner, mark(updates, USED), state, *args, **kwargs)
 
         return update
+
+    @transparent
+    def changed(self, inner: Callable[..., Any], updates: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what an optimizer's update returns, with the change that is tried. An update inside another
+        one is left alone."""
+        if self.remedy is None or self.inside:
+            return inner(updates, *args, **kwargs)
+        self.inside = True
+        try:
+            return with_remedy(self.remedy, inner, updates, *args, **kwargs)
+        finally:
+            self.inside = False
 
     def init(self, transformation: Any) -> Callable[..., Any]:
         """Do what ``tx.init`` does, and note it."""
@@ -207,6 +221,8 @@ class _Watcher:
         @functools.wraps(function)
         @transparent
         def outer(*args: Any, **kwargs: Any) -> Any:
+            if self.remedy is not None:
+                args, kwargs = with_settings(self.remedy, function, args, kwargs)
             result = function(*args, **kwargs)
             if isinstance(result, optax.GradientTransformation) or name.endswith("_schedule"):
                 frame = sys._getframe(1)
@@ -294,6 +310,15 @@ class _Watcher:
         """Return what ``inner`` returns, and measure the call if it is a step and it is time to."""
         if self.depth or traced((args, kwargs)):
             return inner(*args, **kwargs)
+        if self.remedy is not None and not self.course.steps:
+            drawn = self.session.sheltered(self.drawn_afresh, program, bound)
+            if drawn and drawn is not FAILED:
+                fun, own, options = bound()
+                (args, kwargs), (own, options) = (
+                    _swapped((args, kwargs), drawn),
+                    _swapped((own, options), drawn),
+                )
+                bound = functools.partial(tuple, (fun, own, options))
         self.depth += 1
         known = len(self.inits)
         try:
@@ -316,6 +341,19 @@ class _Watcher:
         if limit is not None and self.course.steps >= limit:
             self.session.stop()
         return result
+
+    def drawn_afresh(self, program: _Program, bound: Callable[[], Any]) -> dict[int, Any]:
+        """Return other first values for parameters, by the ids of those that the first step is given; none if
+        they are not what is tried."""
+        if self.remedy is None or self.remedy.change is not Change.INITIALISE:
+            return {}
+        fun, args, kwargs = bound()
+        leaves = jax.tree.leaves((args, kwargs))
+        closed = self.trace_of(program, fun, args, kwargs, leaves)
+        if not program.trains:
+            return {}
+        call = MeasuredCall.of(closed, leaves)
+        return {id(leaves[call.inputs[n]]): new for n, new in call.drawn(self.remedy.deviations).items()}
 
     def note(self, program: _Program, bound: Callable[[], Any], result: Any) -> None:
         """Note a call of a program that may train."""
@@ -378,8 +416,6 @@ class _Watcher:
         program.pending = None
         after = leaves if len(leaves) == len(call.given) else None
         parameters = parameters_seen(call, after, rate)
-        if not self.course.probes and step == 0 and after is not None:
-            self.first = FirstCall(call, after)
         for kind, (bound, place) in self.bounds.items():
             known = [call.signals.get(cell.id) for cell in call.marked.get(kind, {}).values()]
             if known and all(known):
@@ -403,7 +439,11 @@ class _Watcher:
             course.unchanged_state = len(self.states)
             course.renewed_places = course.renewed_places or places_of(self.updated, course.step_place)
         if course.steps:
-            self.session.outcome.checkup = Checkup.of(course, first=self.first).to_dict()
+            self.session.judge(course, CHANGES)
+
+
+def _swapped(tree: Any, new: dict[int, Any]) -> Any:
+    return jax.tree.map(lambda leaf: new.get(id(leaf), leaf), tree)
 
 
 def _digest(data: Any) -> bytes:

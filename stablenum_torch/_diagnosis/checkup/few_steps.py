@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -164,14 +164,14 @@ class _FewSteps:
 
     # --- trials: see ``FirstStep`` ---
 
-    def with_weights(self, deviations: Mapping[str, float], zeros: Collection[str]) -> Probe:
-        """Measure the first step with some parameters drawn afresh, and others set to 0."""
-        sizes, generator = {**dict.fromkeys(zeros, 0.0), **deviations}, torch.Generator().manual_seed(0)
+    def with_weights(self, deviations: Mapping[str, float]) -> Probe:
+        """Measure the first step with some parameters drawn afresh."""
+        generator = torch.Generator().manual_seed(0)
 
         def value(p: Tensor, name: str) -> Tensor:
-            if name not in sizes:
+            if name not in deviations:
                 return self.starts[0][id(p)]
-            return sizes[name] * torch.randn(p.shape, generator=generator)
+            return deviations[name] * torch.randn(p.shape, generator=generator)
 
         self.set_parameters(value)
         return self.probe(self.run(self.backward)[0])

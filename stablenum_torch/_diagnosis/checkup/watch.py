@@ -16,11 +16,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from stablenum.commands.explain.session import FAILED, Session
 from stablenum.diagnosis.checkup.course import UNTRAINED, Clip, Course, Loss, Probe, Recurrence
-from stablenum.diagnosis.checkup.report import Checkup
+from stablenum.diagnosis.checkup.remedies import Change
 from stablenum.diagnosis.checkup.schedule import Schedule
 from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.audit import setting_problems, state_problems
 from stablenum_torch._diagnosis.by_hand import graph_of, tensors_of
+from stablenum_torch._diagnosis.checkup import remedy
 from stablenum_torch._diagnosis.checkup.held import constructed, place_of_construction, plain_tensors, unique
 from stablenum_torch._diagnosis.checkup.measuring import MeasuredStep
 from stablenum_torch._diagnosis.checkup.updates import copies_of, is_measurable, parameters_seen, settings_of
@@ -62,6 +63,8 @@ def watch(session: Session) -> None:
         watcher.unseen.wrap(nn.init, name, watcher.before_init)
     for name in ("normal_", "uniform_"):
         watcher.unseen.wrap(Tensor, name, watcher.before_init)
+    if session.remedy is not None:
+        remedy.apply(session.remedy)
     session.on_end.append(watcher.conclude)
 
 
@@ -73,7 +76,7 @@ class _Watcher:
         self.unseen = Unseen(session, self.close)
         self.course = Course(framework="torch")
         self.window: MeasuredStep | None = None
-        self.schedule = Schedule()
+        self.schedule = Schedule() if session.remedy is None else Schedule(session.remedy.measured)
         # In the order of their first steps; they are kept, as are the ids of their parameters.
         self.optimizers: list[torch.optim.Optimizer] = []
         self.names: dict[int, tuple[str, str]] = {}  # id of a tensor -> its role and name
@@ -97,6 +100,9 @@ class _Watcher:
 
     def open(self) -> None:
         """Begin to measure, if there is time for it."""
+        if not self.began and self.session.remedy is not None:
+            self.names = unique(roles_and_names(), {})
+            remedy.before_first_step(self.session.remedy, self.names)
         self.began = True
         probes = self.course.probes
         last = probes[-1].step if probes else 0
@@ -312,7 +318,7 @@ class _Watcher:
             found = self.session.sheltered(state_problems, optimizer, known or None)
             course.bad_state += (*setting_problems(optimizer), *(() if found is FAILED else found))
         if course.steps or course.groundless is not None or self.since_step:
-            self.session.outcome.checkup = Checkup.of(course).to_dict()
+            self.session.judge(course, list(Change))
 
 
 def _is_zero(gradient: Tensor | None) -> bool:
