@@ -207,6 +207,20 @@ FAULTY: dict[str, tuple[str, str, str]] = {
         "no_gradient",
         "self.w",
     ),
+    "a loss scale that falls without end": (
+        script(
+            extra="import stablenum_jax\ntx = optax.chain(stablenum_jax.guard(loss_scale='dynamic'), tx); "
+            "state = tx.init(params)",
+            between="grads[0]['w'] = grads[0]['w'].at[0, 0].set(jnp.inf)",
+            steps=60,
+        ).replace(
+            "updates, state = tx.update(grads, state, params)\n"
+            "    return optax.apply_updates(params, updates), state",
+            "return *stablenum_jax.step(tx, params, state, grads, value=value)[:2]",
+        ),
+        "loss_scale",
+        "step(",
+    ),
     "running statistics that are thrown away": (LINEN.format(new="stats"), "batch_norm", "nn.BatchNorm"),
 }
 HEALTHY: dict[str, str] = {

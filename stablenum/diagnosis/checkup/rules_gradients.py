@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from stablenum.diagnosis.checkup.course import UNTRAINED, Course
@@ -9,6 +10,7 @@ from stablenum.diagnosis.checkup.reading import LAYERS, Layer, Reading
 from stablenum.diagnosis.checkup.signals import Signal
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.wording import joined, places_of
+from stablenum.diagnosis.replay.source_files import lines_with
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["RULES"]
@@ -111,8 +113,8 @@ def _gradients(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
     if zero:
         step = used.get(zero[0])
         everything = len(zero) == total - len(missing)
-        narrow = everything and last is not None and _narrow_layer(last)
-        if narrow:
+        narrow = _narrow_layer(last) if everything and last is not None else None
+        if narrow is not None and not any(map(_flushing, readings)):
             yield Complaint.of(
                 Symptom.FLUSHED_GRADIENTS,
                 Level.FAULT,
@@ -179,13 +181,15 @@ def _untrained(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
     if found:
         names = tuple(dict.fromkeys(name for name, _ in found))
         step = found[0][1]
+        # The lines that assign the attribute.
+        made = lines_with(step.place, rf"\.{re.escape(names[0].rpartition('.')[2])}\s*[:=][^=]")
         yield Complaint.of(
             Symptom.NO_GRADIENT,
             Level.WARNING if not course.fall() > 0.5 else Level.NOTE,
             f"{joined(names)}: used as weights, but plain arrays, which no optimizer finds",
             parameters=names,
-            place=course.initialised.get(names[0], step.place),
-            places=places_of(step.place),
+            place=next(iter(made), step.place),
+            places=places_of(*made[1:], step.place),
             module=step.module,
             cure="make them torch.nn.Parameter" if course.framework == "torch" else "make them nnx.Param",
         )

@@ -25,6 +25,8 @@ _JUMP = 3.0
 _OF_THE_RATE = 0.02
 # Format -> how scripts name it.
 _FORMATS = {"bfloat16": r"bfloat16|bf16", "float16": r"\bfloat16|\bhalf\b|fp16"}
+# Smaller changes, relative to the parameter, may be lost in float32.
+_ULP = 1e-6
 # Scales of so many steps show a course; float16 gradients of any use need none above this.
 _LEAST_SCALES, _BOUNDLESS = 10, 2.0**60
 # No optimizer has a larger eps by default than this.
@@ -108,12 +110,13 @@ def _lost(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
 
 
 def _is_left_out(course: Course, still: dict[str, ParameterSeen]) -> bool:
-    """Return whether parameters never move although others with no larger gradients do."""
+    """Return whether parameters never move although their gradients are large enough, or larger than those of
+    others that do."""
     if any(p.update != 0 for name in still for _, p in course.history(name)[-3:]):
         return False
     last = [course.history(name)[-1][1] for name in course.names() if name not in still]
-    moving = [p.gradient for p in last if p.update > 0]
-    return not moving or max(p.gradient for p in still.values()) > min(moving)
+    least = min((p.gradient for p in last if p.update > 0), default=0.0)
+    return any(p.gradient > least or p.rate * p.gradient > _ULP * p.weight for p in still.values())
 
 
 def _frozen(course: Course, still: dict[str, ParameterSeen]) -> Complaint:
@@ -205,7 +208,7 @@ def _stale(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         yield Complaint.of(
             Symptom.STALE_STATE,
             # At the end of a training that went well, gradients shrink faster than their averages.
-            Level.NOTE if course.fall() > 0.9 else Level.FAULT if course.loaded_state else Level.WARNING,
+            Level.FAULT if course.loaded_state else Level.NOTE if course.fall() > 0.9 else Level.WARNING,
             f"steps are {ratio:.2g} of the learning rate although the gradient of {worst.name} is "
             f"{worst.gradient:.2g} (RMS), far above eps: the second moments are of larger gradients",
             since=step,

@@ -13,9 +13,10 @@ import jax
 from stablenum.diagnosis.checkup.course import UNTRAINED, Running
 from stablenum.diagnosis.checkup.signals import Signal
 from stablenum.diagnosis.replay.trace import Step, Trace
+from stablenum_jax._trees.leaves import is_floating
 from stablenum_jax._trees.names import path_name
 
-__all__ = ["held_in", "running_statistics"]
+__all__ = ["held_in", "loss_scales", "running_statistics"]
 
 _PASSING = ("convert_element_type", "copy", "name", "reshape", "broadcast_in_dim", "squeeze")
 
@@ -33,6 +34,13 @@ def held_in(arguments: Any) -> list[tuple[str, str]]:
         ours = "buffer" if name.rpartition(".")[2] in ("mean", "var") else "input"
         held.append(known.get(id(leaf), (ours, name)))
     return held
+
+
+def loss_scales(held: Sequence[tuple[str, str]], leaves: Sequence[Any]) -> list[float]:
+    """Return the loss scale among the inputs of a call, by its name; no more than one."""
+    known = zip(held, leaves, strict=True)
+    named = [leaf for (_, name), leaf in known if name.rpartition(".")[2] in ("scale", "loss_scale")]
+    return [float(leaf) for leaf in named if is_floating(leaf) and jax.numpy.size(leaf) == 1][:1]
 
 
 def _variables() -> dict[int, tuple[str, str]]:

@@ -27,7 +27,7 @@ from stablenum.diagnosis.checkup.schedule import Schedule
 from stablenum.diagnosis.checkup.wording import places_of
 from stablenum.diagnosis.replay.source_files import users_frame
 from stablenum.diagnosis.replay.values import Place
-from stablenum_jax._diagnosis.checkup.held import held_in
+from stablenum_jax._diagnosis.checkup.held import held_in, loss_scales
 from stablenum_jax._diagnosis.checkup.marks import (
     CLIPPED,
     GRADIENT,
@@ -369,7 +369,9 @@ class _Watcher:
         if program.trains is None or self.schedule.is_due(course.steps, len(course.probes), last):
             closed = self.trace_of(program, fun, args, kwargs, leaves)
             if program.trains:
-                call = MeasuredCall.of(closed, leaves, held_in((args, kwargs)), program.sources)
+                held = held_in((args, kwargs))
+                course.scales += [(course.steps, scale) for scale in loss_scales(held, leaves)]
+                call = MeasuredCall.of(closed, leaves, held, program.sources)
                 program.losses = call.losses
                 if call.captured and program.measured:
                     course.captured = call.captured
