@@ -132,6 +132,42 @@ FAULTY: dict[str, tuple[str, str, str]] = {
         "weight_decay",
         "opt = ",
     ),
+    "logits where log-probabilities belong": (
+        script(
+            "model, t = nn.Linear(8, 4), torch.arange(64) % 4", loss="nn.functional.nll_loss(model(x), t)"
+        ),
+        "activation_before_loss",
+        "nll_loss",
+    ),
+    "a softmax over the batch": (
+        script(
+            "model, t = nn.Linear(8, 4), torch.arange(64) % 4",
+            loss="nn.functional.nll_loss(torch.log_softmax(model(x), 0), t)",
+        ),
+        "wrong_axis",
+        "log_softmax",
+    ),
+    "targets that the last activation cannot give": (
+        script("model.append(nn.Sigmoid())"),
+        "unscaled_target",
+        "loss = ",
+    ),
+    "attention that takes the batch for time": (
+        script(
+            "x = x[:, None] + torch.randn(64, 5, 8)\n"
+            "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.attention, self.out = nn.MultiheadAttention(8, 2), nn.Linear(8, 1)\n"
+            "    def forward(self, x):\n        return self.out(self.attention(x, x, x)[0].mean(1))\n"
+            "model = Net()"
+        ),
+        "wrong_axis",
+        "nn.MultiheadAttention",
+    ),
+    "steps that are forgotten": (
+        script().replace("    opt.step()\n", ""),
+        "not_in_optimizer",
+        "opt = ",
+    ),
     "weights that all begin alike": (
         script("for p in model.parameters():\n    nn.init.constant_(p, 0.1)"),
         "alike_units",

@@ -125,9 +125,10 @@ def _rms(x: Array, xp: Any) -> Array:
 
 
 class Recurrence(NamedTuple):
-    """A recurrent layer that takes the first axis for time: its path, the user's line, and both lengths."""
+    """A layer that takes the first axis for time: its path, a weight, the user's line, and both lengths."""
 
     module: str
+    weight: str
     place: Place | None
     time: int
     batch: int

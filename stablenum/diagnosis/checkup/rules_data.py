@@ -108,8 +108,8 @@ def _wrong_axis(course: Course, readings: Sequence[Reading]) -> Iterator[Complai
                 Level.FAULT,
                 f"it ran over {one.time} steps with a batch of {one.batch}; the output has "
                 f"{found.shape[0]} rows",
-                place=course.initialised.get(f"{one.module}.weight_ih_l0", one.place),
-                places=tuple(p for p in (one.place,) if p is not None),
+                place=course.initialised.get(one.weight, one.place),
+                places=places_of(one.place),
                 module=one.module,
             )
             return
@@ -143,6 +143,80 @@ def _before_loss(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
         return
 
 
+def _log_probabilities(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    """Yield a loss on log-probabilities that reads numbers above 0, which are none."""
+    last = readings[-1] if readings else None
+    for step in () if last is None else last.forward():
+        read = last.signal(step.inputs[0]) if last is not None and step.inputs else None
+        if "nll_loss" in step.primitive and read is not None and read.greatest > _ABOVE:
+            yield Complaint.of(
+                Symptom.ACTIVATION_BEFORE_LOSS,
+                Level.FAULT,
+                f"nll_loss reads values up to {read.greatest:.3g}",
+                place=step.place,
+                module=step.module,
+                what="the loss expects log-probabilities but reads other numbers, so it has no lower bound",
+                cure="use cross_entropy, which takes logits, or apply log_softmax first",
+            )
+            return
+
+
+def _over_batch(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    """Yield a softmax at the end that runs over the items of the batch."""
+    last = readings[-1] if readings else None
+    output = None if last is None else last.output()
+    made = None if last is None or output is None else last.signal(output[1])
+    if last is None or made is None or len(made.shape) < 2 or made.shape[0] == made.shape[1]:
+        return
+    for step in last.forward():
+        if step.operation not in _ON_LOGITS or step.options.get("axis") not in (0, (0,)):
+            continue
+        read = last.signal(step.inputs[0])
+        if read is not None and read.shape == made.shape and last.is_last(step):
+            yield Complaint.of(
+                Symptom.WRONG_AXIS,
+                Level.FAULT,
+                f"{step.operation} runs over axis 0 of shape {list(read.shape)}",
+                place=step.place,
+                module=step.module,
+                what="probabilities add up to 1 over the batch, not over the classes",
+                cure="give the axis of the classes, which is usually the last one (-1)",
+                expects="probabilities that depend on their own item alone",
+            )
+            return
+
+
+def _unreachable(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    """Yield targets that the last activation cannot give."""
+    for step, output, data in readings[0].targets() if readings else ():
+        target, last = readings[0].signal(data), readings[0].producer(output)
+        if (
+            target is None
+            or last is None
+            or step.operation not in _COMPARING
+            or last.operation not in _RANGES
+        ):
+            continue
+        least, most = _RANGES[last.operation]
+        margin = _BEYOND * max(1.0, target.rms)
+        if target.least < least - margin or target.greatest > most + margin:
+            yield Complaint.of(
+                Symptom.UNSCALED_TARGET,
+                Level.WARNING if not course.fall() > 0.9 else Level.NOTE,
+                f"the targets are in [{target.least:.3g}, {target.greatest:.3g}]; {last.operation} gives "
+                f"[{least:g}, {most:g}]",
+                place=last.place,
+                places=places_of(step.place),
+                module=last.module,
+                what="the targets lie outside of what the last activation can give",
+                cure="leave that activation out, or scale the targets into its range",
+            )
+            return
+
+
+# Activation -> what it gives. Targets beyond that by half of their size are out of reach.
+_RANGES = {"sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu": (0.0, math.inf)}
+_BEYOND, _ABOVE = 0.5, 0.01
 _ON_LOGITS = ("cross_entropy", "log_softmax", "softmax")
 
 
@@ -183,4 +257,15 @@ def _constant(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint
     )
 
 
-RULES = (_out_of_range, _inputs, _targets, _broadcast, _wrong_axis, _before_loss, _constant)
+RULES = (
+    _out_of_range,
+    _inputs,
+    _log_probabilities,
+    _over_batch,
+    _unreachable,
+    _targets,
+    _broadcast,
+    _wrong_axis,
+    _before_loss,
+    _constant,
+)

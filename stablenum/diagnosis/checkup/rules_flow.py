@@ -9,6 +9,7 @@ from stablenum.diagnosis.checkup.course import Course, median
 from stablenum.diagnosis.checkup.reading import Layer, Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.wording import places_of
+from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["RULES", "activation_after", "activation_of", "gain_for", "some"]
 
@@ -128,10 +129,17 @@ def _gradient_flow(course: Course, readings: Sequence[Reading]) -> Iterator[Comp
             shown,
             since=reading.probe.step,
             place=worst.step.place,
-            places=tuple(p for p in (course.initialised.get(worst.weight),) if p is not None),
+            places=_initialised(course, worst.weight),
             module=worst.step.module,
         )
         return
+
+
+def _initialised(course: Course, weight: str) -> tuple[Place, ...]:
+    """Return where the parameters of a weight's layer got their first values."""
+    layer = weight.rpartition(".")[0]
+    names = [weight, *(name for name in course.initialised if name.rpartition(".")[0] == layer)]
+    return places_of(*(course.initialised.get(name) for name in names))
 
 
 def _detached(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:

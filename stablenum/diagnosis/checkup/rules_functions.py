@@ -120,10 +120,16 @@ def _attention(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
                     shown,
                     since=reading.probe.step,
                     place=(scores or step).place,
-                    places=places_of(step.place),
+                    places=places_of(step.place, *_loss_places(reading, symptom)),
                     module=step.module,
                 )
                 break
+
+
+def _loss_places(reading: Reading, symptom: Symptom) -> list[Place | None]:
+    """Return where the loss is put together, in which a router's balance has its place."""
+    last = reading.loss_steps()[:1] if symptom is Symptom.ROUTER_COLLAPSE else []
+    return [step.place for step in last]
 
 
 def _first_part(reading: Reading, step: Step) -> Step:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from stablenum.diagnosis.checkup.course import UNTRAINED, Course
 from stablenum.diagnosis.checkup.reading import LAYERS, Layer, Reading
 from stablenum.diagnosis.checkup.signals import Signal
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
-from stablenum.diagnosis.checkup.wording import joined, places_of
-from stablenum.diagnosis.replay.source_files import lines_with
+from stablenum.diagnosis.checkup.wording import joined, lines_assigning, lines_naming, places_of
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["RULES"]
@@ -21,6 +20,9 @@ _FALLEN = 0.1
 _ALIKE = 1e-3
 # Operations that read rows of a table.
 _TABLES = frozenset({"embedding", "gather", "index", "index_select", "take"})
+# More than so many new optimizers, each for fewer than so many steps, are too many.
+_MANY, _SOON = 4, 100
+_NO_STEP = "call optimizer.step() after the backward pass: no optimizer took a step"
 # Before this step a gradient may well be 0.
 _FEW = 10
 
@@ -55,6 +57,7 @@ def _not_in_optimizer(course: Course, readings: Sequence[Reading]) -> Iterator[C
     # A part in front of all that is trained, by itself, is a backbone that is frozen in this way.
     backbone = bool(own and others) and max(others) < min(own)
     step = used.get(course.outside[0])
+    stepless: dict[str, Any] = {} if course.steps else {"cure": _NO_STEP}
     yield Complaint.of(
         Symptom.NOT_IN_OPTIMIZER,
         Level.NOTE if backbone and course.fall() > _FALLEN else Level.FAULT,
@@ -68,6 +71,7 @@ def _not_in_optimizer(course: Course, readings: Sequence[Reading]) -> Iterator[C
             step.place if step else None,
         ),
         module=course.outside[0].rpartition(".")[0],
+        **stepless,
     )
 
 
@@ -122,7 +126,7 @@ def _gradients(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
                 f"{narrow.output.dtype}",
                 since=course.probes[1].step,
                 place=narrow.step.place,
-                places=places_of(*(loss.place for loss in course.losses[:1])),
+                places=lines_naming("float16", course.step_place),
                 module=narrow.step.module,
             )
         yield Complaint.of(
@@ -182,7 +186,7 @@ def _untrained(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
         names = tuple(dict.fromkeys(name for name, _ in found))
         step = found[0][1]
         # The lines that assign the attribute.
-        made = lines_with(step.place, rf"\.{re.escape(names[0].rpartition('.')[2])}\s*[:=][^=]")
+        made = lines_assigning(names[0].rpartition(".")[2], step.place)
         yield Complaint.of(
             Symptom.NO_GRADIENT,
             Level.WARNING if not course.fall() > 0.5 else Level.NOTE,
@@ -224,6 +228,8 @@ def _alike(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     names = inside or copies
     step = readings[-1].first_use().get(names[0])
     since = course.probes[-1].step
+    known = course.initialised.get(names[0])
+    given = places_of(known) or lines_assigning(names[0], course.step_place) or course.initialisers
     yield Complaint.of(
         Symptom.ALIKE_UNITS,
         Level.FAULT,
@@ -231,8 +237,8 @@ def _alike(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         + ("all units are" if inside else "these arrays are")
         + f" still alike in step {since}, as are their gradients",
         parameters=tuple(names),
-        place=course.initialised.get(names[0], step.place if step else None),
-        places=(*course.initialisers, *places_of(step.place if step else None)),
+        place=next(iter(given), step.place if step else None),
+        places=(*given[1:], *places_of(step.place if step else None)),
         module=names[0].rpartition(".")[0],
     )
 
@@ -251,6 +257,7 @@ def _flushed(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]
                 f"{before.rms:.2g}), {after.zero:.0%} are after, in {after.dtype}",
                 since=reading.probe.step,
                 place=step.place,
+                places=lines_naming(after.dtype, course.step_place),
                 module=step.module,
             )
             return
@@ -283,7 +290,8 @@ def _flushing(reading: Reading) -> tuple[Step, Signal, Signal] | None:
         before = [
             s
             for i in step.inputs
-            if (s := reading.signal(i)) is not None and s.size == (after.size if after else 0)
+            if (s := reading.signal(i)) is not None
+            and (s.size == (after.size if after else 0) or (step.operation in LAYERS and i in gradients))
         ]
         if after is None or not before or after.size < 2:
             continue
@@ -318,13 +326,16 @@ def _bookkeeping(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
             place=course.kept_place,
             since=course.kept[0],
         )
-    often = len(course.renewed) > max(2, 0.5 * (course.steps - 1))
-    if often or course.unchanged_state > 2:
+    number = min(len(course.renewed), course.steps)
+    often = number > max(2, 0.5 * (course.steps - 1))
+    again = number > _MANY and course.steps / number < _SOON
+    if often or again or course.unchanged_state > 2:
         yield Complaint.of(
             Symptom.OPTIMIZER_RENEWED,
-            Level.FAULT,
-            f"{min(len(course.renewed), course.steps)} new optimizers took {course.steps} steps"
-            if often
+            # Each round of a training that is distributed or staged may well begin anew.
+            Level.NOTE if again and not often and course.fall() > 0.9 else Level.FAULT,
+            f"{number} new optimizers took {course.steps} steps"
+            if often or again
             else f"each of {course.unchanged_state} measured steps began with the same optimizer state",
             place=next(iter(course.renewed_places), None),
             places=course.renewed_places[1:],

@@ -9,8 +9,7 @@ from typing import Any
 from stablenum.diagnosis.checkup.course import Course, ParameterSeen, median
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
-from stablenum.diagnosis.checkup.wording import joined, places_of
-from stablenum.diagnosis.replay.source_files import lines_with
+from stablenum.diagnosis.checkup.wording import joined, lines_naming, places_of
 
 __all__ = ["RULES"]
 
@@ -19,14 +18,16 @@ _MOSTLY = 0.5
 # Adam's relative steps are about 1e-3; above _LARGE a parameter is another one after a few steps, and below
 # _SMALL it takes ten thousand steps to change by a tenth.
 _LARGE, _SMALL = 0.1, 1e-5
+# Weights that change by less than this part of their size in the whole training hardly move.
+_HARDLY = 0.01
 # A loss that is so many times its first value has jumped.
 _JUMP = 3.0
-# Adam's steps are a tenth of the rate and more.
-_OF_THE_RATE = 0.02
-# Format -> how scripts name it.
-_FORMATS = {"bfloat16": r"bfloat16|bf16", "float16": r"\bfloat16|\bhalf\b|fp16"}
+# Adam's steps are a tenth of the rate and more; much smaller ones are suspect after a state was loaded.
+_OF_THE_RATE, _LOADED = 0.02, 0.06
 # Smaller changes, relative to the parameter, may be lost in float32.
 _ULP = 1e-6
+# Steps that are so many times shorter are no longer those of the rate.
+_SHORTER = 100.0
 # Scales of so many steps show a course; float16 gradients of any use need none above this.
 _LEAST_SCALES, _BOUNDLESS = 10, 2.0**60
 # No optimizer has a larger eps by default than this.
@@ -103,20 +104,21 @@ def _lost(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         place=course.optimizer_place,
         places=places_of(
             course.initialised.get(next(iter(lost))),
-            *(lines_with(course.step_place, _FORMATS.get(first.dtype, "$^")) if narrow else ()),
+            *(lines_naming(first.dtype, course.step_place) if narrow else ()),
         ),
         **({} if narrow else {"cure": _NOT_NARROW}),
     )
 
 
 def _is_left_out(course: Course, still: dict[str, ParameterSeen]) -> bool:
-    """Return whether parameters never move although their gradients are large enough, or larger than those of
-    others that do."""
+    """Return whether parameters never move although their gradients, relative to them, are large enough for
+    the rate; or if the rate is not known, larger than those of others that do."""
     if any(p.update != 0 for name in still for _, p in course.history(name)[-3:]):
         return False
     last = [course.history(name)[-1][1] for name in course.names() if name not in still]
-    least = min((p.gradient for p in last if p.update > 0), default=0.0)
-    return any(p.gradient > least or p.rate * p.gradient > _ULP * p.weight for p in still.values())
+    least = min((p.gradient / p.weight for p in last if p.update > 0 and p.weight > 0), default=0.0)
+    pulls = [(p.gradient / p.weight, p.rate) for p in still.values() if p.weight > 0]
+    return any(pull > least if math.isnan(rate) else rate * pull > _ULP for pull, rate in pulls)
 
 
 def _frozen(course: Course, still: dict[str, ParameterSeen]) -> Complaint:
@@ -160,7 +162,10 @@ def _sizes(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             place=course.optimizer_place,
             places=course.scheduled,
         )
-    elif (usual < _SMALL or usual * course.steps < 0.1) and fall < _FALLEN / 2 and course.steps >= 5:
+    elif course.steps >= 5 and (
+        ((usual < _SMALL or usual * course.steps < 0.1) and fall < _FALLEN / 2)
+        or (usual * course.steps < _HARDLY and fall < 0.5)
+    ):
         yield Complaint.of(
             Symptom.STEPS_TOO_SMALL,
             Level.NOTE if course.loaded else Level.WARNING,
@@ -201,9 +206,9 @@ def _stale(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         moving = [p for p in probe.parameters if p.update > 0 and p.rate > 0 and len(p.shape) > 1]
         seen = [p for p in moving if p.gradient > 10 * eps]
         ratios = [p.update / p.rate for p in seen]
-        if seen and median(ratios) < _OF_THE_RATE:
+        if seen and median(ratios) < (_OF_THE_RATE if course.loaded_state is None else _LOADED):
             small.append((probe.step, seen[0], median(ratios)))
-    if len(small) == 3:
+    if len(small) == 3 or (len(small) == 2 and course.loaded_state is not None):
         step, worst, ratio = small[0]
         yield Complaint.of(
             Symptom.STALE_STATE,
@@ -267,10 +272,13 @@ def _clipped(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]
     over = [c for c in clips if c.norm > c.bound]
     if len(clips) > 2 and len(over) > 0.95 * len(clips):
         ratio = median([c.norm / c.bound for c in over])
+        # Adam and its kind do not mind, but other optimizers take steps that are so many times shorter.
+        adaptive = any("ada" in kind.lower() or "li" in kind.lower() for kind, _ in course.settings)
+        bound = 0.3 if adaptive or ratio < _SHORTER else 0.9
         if ratio > 10:
             yield Complaint.of(
                 Symptom.CLIPPED_ALWAYS,
-                Level.WARNING if course.fall() < 0.3 else Level.NOTE,
+                Level.WARNING if course.fall() < bound else Level.NOTE,
                 f"{len(over)} of {len(clips)} steps were clipped to {over[-1].bound:g}; the usual norm is "
                 f"{ratio:.3g} times as large",
                 place=over[-1].place or course.step_place,

@@ -151,7 +151,7 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
         "the loss compares each prediction with its own target",
     ),
     S.WRONG_AXIS: SymptomText(
-        "a recurrent layer runs over the batch as if it were time",
+        "a layer runs over the batch as if it were time",
         "make it with batch_first=True, or give it (time, batch, feature)",
         "outputs that depend on their own sequence alone",
     ),
@@ -242,7 +242,8 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
     ),
     S.ROUTER_COLLAPSE: SymptomText(
         "the router sends nearly everything to one expert",
-        "add a load-balancing loss, or noise to the router's logits, and initialise the router small",
+        "add a load-balancing loss, or check the sign of the one that is there; add noise to the router's "
+        "logits, and initialise it small",
         "all experts are used",
     ),
     S.ATTENTION_COLLAPSE: SymptomText(

@@ -67,6 +67,7 @@ def watch(session: Session) -> None:
     for name, function in list(vars(jax.nn.initializers).items()):
         if inspect.isfunction(function):
             setattr(jax.nn.initializers, name, watcher.initialiser(function))
+    optax.MultiSteps.__init__ = watcher.accumulating(optax.MultiSteps.__init__)
     for name in _DRAWING:
         setattr(jax.random, name, watcher.drawing(getattr(jax.random, name)))
     session.on_end.append(watcher.conclude)
@@ -131,10 +132,11 @@ class _Watcher:
         self.inits: list[Place | None] = []
         self.remedy = session.remedy
         self.bounds: dict[str, tuple[float, Place]] = {}  # kind of a mark -> what it is clipped to
+        self.every = 1  # how many calls of optax.MultiSteps make a step
         self.inside = False  # whether an optimizer's update runs
         self.updated: Place | None = None  # where the script has the optimizer compute updates
         self.states: list[object] = []  # of the measured steps, what the optimizer's state was
-        self.drawn: dict[tuple[int, ...], Place] = {}  # shape -> where the first such array was drawn
+        self.drawn: dict[tuple[int, ...], Place] = {}  # shape -> where the last such array was drawn
 
     # --- what replaces JAX's and optax's functions ---
 
@@ -250,6 +252,18 @@ class _Watcher:
 
         return outer
 
+    def accumulating(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Do what the constructor of ``optax.MultiSteps`` does, and note how many calls make a step."""
+
+        @functools.wraps(inner)
+        @transparent
+        def outer(made: Any, opt: Any, every_k_schedule: Any, *args: Any, **kwargs: Any) -> None:
+            if isinstance(every_k_schedule, int):
+                self.every = max(1, every_k_schedule)
+            inner(made, opt, every_k_schedule, *args, **kwargs)
+
+        return outer
+
     def drawing(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Do what a function of ``jax.random`` does, and note where it is called before the first step."""
 
@@ -258,7 +272,7 @@ class _Watcher:
         def outer(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
             shape = tuple(getattr(result, "shape", ()))
-            if not self.course.steps and not self.depth and len(shape) > 1 and shape not in self.drawn:
+            if not self.course.steps and not self.depth and len(shape) > 1:
                 place = users_place()
                 if place is not None:
                     self.drawn[shape] = place
@@ -407,7 +421,7 @@ class _Watcher:
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a step; NaN if it is not known."""
         try:
-            return float(self.rate(step)) if callable(self.rate) else float(self.rate)
+            return float(self.rate(step // self.every)) if callable(self.rate) else float(self.rate)
         except (TypeError, ValueError):
             return math.nan
 

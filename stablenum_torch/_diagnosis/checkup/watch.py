@@ -34,6 +34,8 @@ from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["watch"]
 
+# More backward passes than this and no step are a training whose steps were forgotten.
+_WITHOUT_STEP = 4
 # Larger arrays of data are not measured when they are made.
 _LARGE_DATA = 50_000_000
 _INITIALISERS = [
@@ -61,7 +63,7 @@ def watch(session: Session) -> None:
         watcher.unseen.wrap(torch, name, watcher.place_of_data, watcher.after_data)
     for name in _INITIALISERS:
         watcher.unseen.wrap(nn.init, name, watcher.before_init)
-    for name in ("normal_", "uniform_"):
+    for name in ("normal_", "uniform_", "fill_"):
         watcher.unseen.wrap(Tensor, name, watcher.before_init)
     if session.remedy is not None:
         remedy.apply(session.remedy)
@@ -128,14 +130,16 @@ class _Watcher:
         """Open the first window before the first forward pass of the training."""
         if not self.began and torch.is_grad_enabled():
             self.session.sheltered(self.open)
-        if self.window is not None and isinstance(module, nn.RNNBase):
+        if self.window is not None and isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
             self.unseen.look(self.note_recurrence, module, args)
 
-    def note_recurrence(self, module: nn.RNNBase, args: Any) -> None:
+    def note_recurrence(self, module: nn.RNNBase | nn.MultiheadAttention, args: Any) -> None:
         given = args[0] if args and isinstance(args[0], Tensor) else None
         if given is not None and given.ndim == 3 and not module.batch_first:
-            path = self.names.get(id(module.weight_ih_l0), ("", ""))[1].rpartition(".")[0]
-            self.recurrences.append(Recurrence(path, users_place(), given.shape[0], given.shape[1]))
+            weight = self.names.get(id(next(module.parameters())), ("", ""))[1]
+            lengths = given.shape[0], given.shape[1]
+            path = weight.rpartition(".")[0]
+            self.recurrences.append(Recurrence(path, weight, users_place(), *lengths))
 
     @outside_graphs
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -299,7 +303,9 @@ class _Watcher:
         held = unique(self.names | roles_and_names(), self.names)
         names = {i: name for i, (_, name) in held.items()}
         weights = [p for p in leaves if isinstance(p, nn.Parameter) or held.get(id(p), ("",))[0] == UNTRAINED]
-        outside = [p for p in weights if id(p) not in ids | written and course.steps]
+        # A loss scale may have skipped them all.
+        trained = course.steps or (self.since_step > _WITHOUT_STEP and not course.scales)
+        outside = [p for p in weights if id(p) not in ids | written and trained]
         course.outside = tuple(names.get(id(p), f"a parameter of shape {tuple(p.shape)}") for p in outside)
         course.inside = tuple(dict.fromkeys(names[id(p)] for p in own if id(p) in names))
         course.constructed = {
