@@ -74,11 +74,9 @@ def title(one: Complaint) -> str:
 
 def _complaint(one: Complaint) -> list[str]:
     lines = [title(one), *source(one)]
-    lines += wrapped(f"{one.what[:1].upper()}{one.what[1:]}.")
+    lines += wrapped(_sentence(one))
     lines += [w for e in one.evidence for w in wrapped(e, "  - ")]
-    others = [str(place) for place in dict.fromkeys(one.places) if place != one.place]
-    if others:
-        lines += wrapped(f"See also: {', '.join(others)}")
+    lines += [w for text in _others(one) for w in wrapped(text)]
     lines += wrapped(f"Cure: {one.cure}.")
     if one.tried:
         lines += wrapped(f"tried: {one.tried}", "    ")
@@ -87,6 +85,15 @@ def _complaint(one: Complaint) -> list[str]:
     if one.consequences:
         lines += wrapped("Follows from it: " + "; ".join(brief(x) for x in one.consequences))
     return lines
+
+
+def _sentence(one: Complaint) -> str:
+    return f"{one.what[:1].upper()}{one.what[1:]}."
+
+
+def _others(one: Complaint) -> list[str]:
+    others = [str(place) for place in dict.fromkeys(one.places) if place != one.place]
+    return [f"See also: {', '.join(others)}"] if others else []
 
 
 def source(one: Complaint) -> list[str]:
@@ -133,8 +140,9 @@ def as_rich(c: Shown) -> Iterator[Any]:
                 ),
                 (0, 2),
             )
-        yield Text(f"{one.what[:1].upper()}{one.what[1:]}.")
+        yield Text(_sentence(one))
         yield from (Text(f"  - {e}", style="dim") for e in one.evidence)
+        yield from (Text(text, style="dim") for text in _others(one))
         yield Text.assemble(("Cure: ", "bold green"), f"{one.cure}.")
         if one.tried or one.expects:
             yield Text(f"    {'tried' if one.tried else 'expect'}: {one.tried or one.expects}", style="green")
@@ -154,20 +162,21 @@ def as_html(c: Shown) -> str:
 
 def _html(one: Complaint) -> list[str]:
     lines = "\n".join(source(one))
+    module = f" in {one.module}" if one.module else ""
     return [
         f"<h2>{escape(one.level.name.lower())}</h2>",
         (
             f'<p><span class="cause">{escape(one.symptom.value)}</span> '
-            f'<span class="place">{escape(str(one.place or ""))}</span> {escape(one.module)}, '
+            f'<span class="place">{escape(str(one.place or ""))}</span>{escape(module)}, '
             f"since step {one.since}</p>"
         ),
         f'<pre class="bad">{escape(lines)}</pre>' if lines else "",
-        f"<p>{escape(one.what)}.</p>",
+        f"<p>{escape(_sentence(one))}</p>",
         *_listed("", one.evidence),
+        *(f'<p class="soft">{escape(text)}</p>' for text in _others(one)),
         f"<p><b>Cure:</b> {escape(one.cure)}.</p>",
-        f'<p class="soft">{"tried" if one.tried else "expect"}: {escape(one.tried or one.expects)}</p>'
-        if one.tried or one.expects
-        else "",
+        f"<p><b>Tried:</b> {escape(one.tried)}.</p>" if one.tried else "",
+        f'<p class="soft">expect: {escape(one.expects)}</p>' if one.expects and not one.tried else "",
         *_listed("Follows from it", [brief(x) for x in one.consequences]),
     ]
 

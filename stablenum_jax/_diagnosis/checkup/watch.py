@@ -133,7 +133,7 @@ class _Watcher:
         self.remedy = session.remedy
         self.bounds: dict[str, tuple[float, Place]] = {}  # kind of a mark -> what it is clipped to
         self.every = 1  # how many calls of optax.MultiSteps make a step
-        self.inside = False  # whether an optimizer's update runs
+        self.inside = False  # whether an optimizer's function runs, of which others may be parts
         self.updated: Place | None = None  # where the script has the optimizer compute updates
         self.states: list[object] = []  # of the measured steps, what the optimizer's state was
         self.drawn: dict[tuple[int, ...], Place] = {}  # shape -> where the last such array was drawn
@@ -195,25 +195,32 @@ class _Watcher:
         one is left alone."""
         if self.remedy is None or self.inside:
             return inner(updates, *args, **kwargs)
+        return self.whole(with_remedy, self.remedy, inner, updates, *args, **kwargs)
+
+    @transparent
+    def whole(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return what a function of an optimizer returns, whose parts are left alone."""
         self.inside = True
         try:
-            return with_remedy(self.remedy, inner, updates, *args, **kwargs)
+            return function(*args, **kwargs)
         finally:
             self.inside = False
 
     def init(self, transformation: Any) -> Callable[..., Any]:
-        """Do what ``tx.init`` does, and note it."""
+        """Do what ``tx.init`` does, and note it, unless it is part of another one."""
         inner = transformation[0]
 
         @functools.wraps(inner)
         @transparent
         def init(*args: Any, **kwargs: Any) -> Any:
+            if self.inside:
+                return inner(*args, **kwargs)
             if not self.depth and self.course.steps:
                 self.course.renewed.append(self.course.steps)
                 self.course.renewed_places = self.course.renewed_places or places_of(users_place())
             elif self.depth:
                 self.inits.append(users_place())
-            return inner(*args, **kwargs)
+            return self.whole(inner, *args, **kwargs)
 
         return init
 
