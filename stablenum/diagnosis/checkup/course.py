@@ -45,6 +45,7 @@ class ParameterSeen(NamedTuple):
         shrink: the part of the change that shortens the parameter, -(dw . w) / (w . w).
         apart: of a matrix or more, how far the slices along an axis are apart, relative to their size: the
             larger one for the parameter and its gradient, the smallest over the axes.
+        optimizer: the name of the class of its optimizer; "" if it is not known.
     """
 
     name: str
@@ -59,6 +60,7 @@ class ParameterSeen(NamedTuple):
     still: float = math.nan
     shrink: float = math.nan
     apart: float = math.nan
+    optimizer: str = ""
 
     @property
     def size(self) -> int:

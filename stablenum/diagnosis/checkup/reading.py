@@ -10,6 +10,7 @@ from stablenum.diagnosis.checkup.course import Probe
 from stablenum.diagnosis.checkup.signals import Signal
 from stablenum.diagnosis.replay.operations import MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step, Value
+from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["LAYERS", "Layer", "Reading"]
 
@@ -20,6 +21,9 @@ LAYERS = frozenset({
 })  # fmt: skip
 # Operations that pass a value on as it is, or a part of it.
 PASSING = (MOVING - SELECTING) | {"cast", "dropout", "detach"}
+
+# Operations that multiply values with weights.
+_WEIGHING = frozenset({"bmm", "einsum", "matmul", "mul"})
 
 # Operations of many steps, and those that are often in a loop of the user's.
 _SHARED = LAYERS | {"cross_entropy", "layer_norm", "log_softmax", "relu", "sigmoid", "softmax", "tanh"}
@@ -95,6 +99,18 @@ class Reading:
                 return found
             value = step.inputs[0]
         return self.trace.values[value]
+
+    def detached_before(self, value: int) -> list[Place]:
+        """Return where a value was detached on its way from the step that computed it."""
+        found = list[Place]()
+        while (producer := self.trace.values[value].producer) is not None:
+            step = self.trace.steps[producer]
+            if step.operation not in PASSING or not step.inputs:
+                break
+            if "detach" in step.primitive and step.place is not None:
+                found.append(step.place)
+            value = step.inputs[0]
+        return found
 
     def producer(self, value: int) -> Step | None:
         """Return the step that computed the value, past what only moves it."""
@@ -214,6 +230,20 @@ class Reading:
                 seen.add(reader.index)
                 todo += reader.outputs
         return True
+
+    def weighs(self, step: Step) -> bool:
+        """Return whether what comes of a step is a factor on rows that other parameters make, as the weights
+        of experts are."""
+        found = set(step.outputs)
+        for later in self.trace.steps[step.index + 1 :]:
+            if later.phase != "forward" or not any(i in found for i in later.inputs):
+                continue
+            others = [i for i in later.inputs if i not in found and i in self.from_parameters]
+            shapes = [seen.shape for i in others if (seen := self.signal(i)) is not None]
+            if later.operation in _WEIGHING and any(len(s) > 1 and s[-1] > 1 for s in shapes):
+                return True
+            found.update(later.outputs)
+        return False
 
     def output(self) -> tuple[Step, int] | None:
         """Return the last layer's step and the id of its output."""

@@ -18,7 +18,8 @@ __all__ = ["RULES"]
 _SATURATED = 0.8
 _DEAD = 0.9
 _FALLEN = 0.3
-_LOGIT = 50.0
+# Of attention that has collapsed, the entropy is below the one and the largest logit above the other.
+_AT_FIRST, _LATER = (0.6, 15.0), (0.15, 50.0)
 
 
 def _few_of(entries: int) -> float:
@@ -110,7 +111,7 @@ def _jump(course: Course, since: int) -> str:
 def _attention(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     for symptom in (Symptom.ATTENTION_COLLAPSE, Symptom.ROUTER_COLLAPSE):
         for reading in readings:
-            found = _softmax_inside(reading, symptom)
+            found = _softmax_inside(reading, symptom, course.loaded)
             if found is not None:
                 step, shown = found
                 scores = _scores(reading, step)
@@ -161,9 +162,11 @@ def _scores(reading: Reading, step: Step) -> Step | None:
     return None
 
 
-def _softmax_inside(reading: Reading, symptom: Symptom) -> tuple[Step, tuple[str, ...]] | None:
+def _softmax_inside(reading: Reading, symptom: Symptom, loaded: bool) -> tuple[Step, tuple[str, ...]] | None:
     for step in reading.forward():
-        if step.operation != "softmax" or step.index not in reading.differentiated or reading.is_last(step):
+        if step.operation != "softmax" or step.index not in reading.differentiated:
+            continue
+        if reading.is_last(step) and not (symptom is Symptom.ROUTER_COLLAPSE and reading.weighs(step)):
             continue
         made = reading.signals.get(step.outputs[0]) if step.outputs else None
         into = _logits(reading, step)
@@ -171,7 +174,9 @@ def _softmax_inside(reading: Reading, symptom: Symptom) -> tuple[Step, tuple[str
             continue
         size = max(abs(into.least), abs(into.greatest)) if into is not None else math.nan
         attention = len(made.shape) > 2
-        if symptom is Symptom.ATTENTION_COLLAPSE and attention and made.entropy < 0.15 and size > _LOGIT:
+        begins = reading.probe.step == 0 and not loaded  # then attention is all but uniform
+        entropy, logit = _AT_FIRST if begins else _LATER
+        if symptom is Symptom.ATTENTION_COLLAPSE and attention and made.entropy < entropy and size > logit:
             return step, (
                 f"the largest logit is {size:.3g}, the entropy {made.entropy:.1%} of a uniform row's",
             )

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from stablenum.diagnosis.checkup.course import Course, Running
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
+from stablenum.diagnosis.replay.source_files import lines_with
 from stablenum.diagnosis.replay.trace import Step
+from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["RULES"]
 
@@ -21,6 +23,7 @@ _LEFT, _NEARER = 0.5, 2.0
 # After so many steps statistics have moved away from mean 0 and variance 1, if anything moves them.
 _MOVED = 10
 
+_MODES = r"\.eval\(\)|\.train\(|\btrain=|training=|use_running_average|deterministic="
 _EVALUATING = (
     "it runs in evaluation mode",
     "train in training mode: model.train() (PyTorch, flax.nnx), use_running_average=False (flax.linen)",
@@ -44,10 +47,15 @@ def _normalisation(course: Course, readings: Sequence[Reading]) -> Iterator[Comp
                 shown,
                 module=one.module,
                 place=course.initialised.get(one.name, one.place),
-                places=one.frames[::-1],
+                places=(*one.frames[::-1], *_modes(course, shown)),
                 **({"cure": cure} if cure else {}),
             )
             return
+
+
+def _modes(course: Course, shown: str) -> tuple[Place, ...]:
+    """Return the script's lines that choose the evaluation mode, if that is what is wrong."""
+    return lines_with(course.step_place, _MODES) if _EVALUATING[0] in shown else ()
 
 
 def _unfit(one: Running, course: Course) -> tuple[str, str] | None:
@@ -56,7 +64,8 @@ def _unfit(one: Running, course: Course) -> tuple[str, str] | None:
     if still and not _ended_before(course, _MOVED):
         how, cure = _EVALUATING if math.isnan(one.batch_variance) else _DROPPED
         return f"after {course.steps} steps the running mean is still 0 and the variance 1: {how}", cure
-    if _ended_before(course, _SETTLED):
+    left = (1 - one.momentum) ** course.steps
+    if course.steps < _SETTLED or (_ended_before(course, _SETTLED) and not left > _LEFT):
         return None
     if math.isnan(one.batch_variance):
         if one.made is None or 0.1 < one.made.rms < 10 or one.name not in course.inside:
@@ -67,7 +76,6 @@ def _unfit(one: Running, course: Course) -> tuple[str, str] | None:
         return f"its statistics come from {count:.0f} values per channel", ""
     shift = abs(one.mean.rms - one.batch_mean) / math.sqrt(one.batch_variance)
     ratio = one.variance.mean / one.batch_variance
-    left = (1 - one.momentum) ** course.steps
     settled = not left > _LEFT
     if max(ratio, 1 / ratio) < (_APART if settled else _NEARER) and shift <= (1.0 if settled else 0.5):
         return None

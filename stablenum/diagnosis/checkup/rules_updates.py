@@ -181,7 +181,8 @@ def _eps(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         if eps is None or "ada" not in kind.lower():
             continue
         later = course.probes[-1].parameters if course.probes else ()
-        small = [p for p in later if p.has_gradient and 0 < p.gradient < 0.1 * eps]
+        far = 0.1 if eps <= _USUAL_EPS else 1.0  # an eps that was raised is suspect as soon as it matters
+        small = [p for p in later if p.has_gradient and 0 < p.gradient < far * eps]
         if small and sum(p.size for p in small) > _MOSTLY * sum(p.size for p in later):
             worst = max(small, key=lambda p: p.size)
             yield Complaint.of(
@@ -204,7 +205,7 @@ def _stale(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     small: list[tuple[int, ParameterSeen, float]] = []
     for probe in course.probes[-3:]:
         moving = [p for p in probe.parameters if p.update > 0 and p.rate > 0 and len(p.shape) > 1]
-        seen = [p for p in moving if p.gradient > 10 * eps]
+        seen = [p for p in moving if p.gradient > 10 * eps and _is_adams(p)]
         ratios = [p.update / p.rate for p in seen]
         if seen and median(ratios) < (_OF_THE_RATE if course.loaded_state is None else _LOADED):
             small.append((probe.step, seen[0], median(ratios)))
@@ -220,6 +221,10 @@ def _stale(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             place=course.loaded_state or course.optimizer_place,
             places=course.made,
         )
+
+
+def _is_adams(p: ParameterSeen) -> bool:
+    return not p.optimizer or "adam" in p.optimizer.lower()
 
 
 def _decay(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:

@@ -21,7 +21,7 @@ import optax
 
 from stablenum.commands.explain.frames import transparent
 from stablenum.commands.explain.session import FAILED, Session
-from stablenum.diagnosis.checkup.course import Clip, Course, Loss
+from stablenum.diagnosis.checkup.course import Clip, Course, Loss, ParameterSeen
 from stablenum.diagnosis.checkup.remedies import Change
 from stablenum.diagnosis.checkup.schedule import Schedule
 from stablenum.diagnosis.checkup.wording import places_of
@@ -132,6 +132,7 @@ class _Watcher:
         self.inits: list[Place | None] = []
         self.remedy = session.remedy
         self.bounds: dict[str, tuple[float, Place]] = {}  # kind of a mark -> what it is clipped to
+        self.shapes: dict[str, tuple[int, ...]] = {}  # name of a parameter -> its shape
         self.every = 1  # how many calls of optax.MultiSteps make a step
         self.inside = False  # whether an optimizer's function runs, of which others may be parts
         self.updated: Place | None = None  # where the script has the optimizer compute updates
@@ -438,7 +439,7 @@ class _Watcher:
         call, step, rate = program.pending
         program.pending = None
         after = leaves if len(leaves) == len(call.given) else None
-        parameters = parameters_seen(call, after, rate)
+        parameters = self.named_apart(call, parameters_seen(call, after, rate))
         for kind, (bound, place) in self.bounds.items():
             known = [call.signals.get(cell.id) for cell in call.marked.get(kind, {}).values()]
             if known and all(known):
@@ -448,6 +449,19 @@ class _Watcher:
         if state and any(p.gradient > 0 for p in parameters):
             self.states.append({name: _digest(cell.data) for name, cell in state.items()})
         self.course.probes.append(probe_of(call, step, parameters))
+
+    def named_apart(
+        self, call: MeasuredCall, parameters: tuple[ParameterSeen, ...]
+    ) -> tuple[ParameterSeen, ...]:
+        """Return the parameters under other names if an earlier program has others of these names, as the two
+        models of a GAN may."""
+        if any(self.shapes.get(p.name, p.shape) != p.shape for p in parameters):
+            parameters = tuple(p._replace(name=f"{p.name} (2)") for p in parameters)
+            for value in call.trace.values:
+                value.name = f"{value.name} (2)" if value.role == "parameter" else value.name
+        for p in parameters:
+            self.shapes.setdefault(p.name, p.shape)
+        return parameters
 
     def conclude(self) -> None:
         """Judge the course of the training, which has ended."""

@@ -55,22 +55,26 @@ def parameters_seen(
         value = _value(p, optimizer)
         wide = [t.detach().double() for t in (before[id(p)], value, gradient)]
         numbers = measure_update(*wide, xp=torch_namespace).tolist()
-        seen.append(
-            ParameterSeen(
-                names.get(id(p), ("", f"parameter {i}"))[1],
-                tuple(p.shape),
-                str(value.dtype).removeprefix("torch."),
-                math.nan if rate is None else float(rate),
-                p.grad is not None,
-                *(numbers if optimizer is not None else _without_step(numbers)),
-            )
+        one = ParameterSeen(
+            names.get(id(p), ("", f"parameter {i}"))[1],
+            tuple(p.shape),
+            str(value.dtype).removeprefix("torch."),
+            math.nan if rate is None else float(rate),
+            p.grad is not None,
+            *(numbers if optimizer is not None else _without_step(numbers)),
         )
+        seen.append(one._replace(optimizer=kind_of(optimizer)))
     return tuple(seen)
 
 
 def _without_step(numbers: list[float]) -> list[float]:
     """Return the numbers without those that compare the parameter after the step."""
     return [*numbers[:3], *[math.nan] * 3, numbers[6]]
+
+
+def kind_of(optimizer: torch.optim.Optimizer | None) -> str:
+    """Return the name of the class of an optimizer, or of that which a guard wraps; "" for none."""
+    return "" if optimizer is None else type(getattr(optimizer, "inner", optimizer)).__name__
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> tuple[str, dict[str, float]]:
