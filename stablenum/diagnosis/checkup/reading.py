@@ -242,7 +242,7 @@ class Reading:
             shapes = [seen.shape for i in others if (seen := self.signal(i)) is not None]
             if later.operation in _WEIGHING and any(len(s) > 1 and s[-1] > 1 for s in shapes):
                 return True
-            found.update(later.outputs)
+            found.update(i for i in later.outputs if i in self.signals)  # not the indices of the experts
         return False
 
     def output(self) -> tuple[Step, int] | None:

@@ -89,6 +89,8 @@ def _gradients(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
             and all(p.zero == 1.0 or not p.has_gradient for p in seen[1:])
         ):
             zero.append(name)
+    # With several models, each has steps of its own.
+    last = next((r for r in reversed(readings) if {*missing[:1], *zero[:1]} & {*r.first_use()}), last)
     used = last.first_use() if last else {}
     total = len(histories)
     if missing and last is not None and len(missing) < total:
