@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import array_api_compat.numpy as xp
 import numpy as np
@@ -13,6 +14,8 @@ from stablenum.diagnosis.checkup.ranking import ranked
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.checkup.signals import Signal, measure_signal
 from stablenum.diagnosis.checkup.symptoms import SYMPTOMS, Complaint, Level, Symptom
+from stablenum.diagnosis.checkup.wording import lines_assigning, lines_naming
+from stablenum.diagnosis.replay.values import Place
 
 
 def signal(x: np.ndarray, operation: str = "", unit_axis: int = -1) -> Signal:
@@ -91,6 +94,19 @@ def test_units_are_apart_by_their_weights_or_their_gradients(
 ) -> None:
     w, g = np.asarray(weights), np.asarray(gradient)
     assert measure_update(w, w, g, xp=xp)[-1] == pytest.approx(apart)
+
+
+def test_lines_that_name_a_format_or_assign_a_name_are_found(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        '"""Train in half precision."""\n# half of it\nmodel = model.half()\n'
+        'params = {\n    "experts": start,\n}\nexperts = params["experts"]\nif experts == 1:\n    pass\n'
+    )
+    place = Place(file=str(script), line=1)
+    assert [p.line for p in lines_naming("float16", place)] == [3]
+    assert lines_naming("float32", place) == ()
+    assert [p.line for p in lines_assigning("experts.0.w", place)] == [5, 7]
+    assert lines_assigning("experts", None) == ()
 
 
 def course(values: list[float]) -> Course:

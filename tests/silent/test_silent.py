@@ -19,6 +19,8 @@ from tests.checkups import run_checkup
 from tests.selection import of_kind
 
 HERE = Path(__file__).parent
+NUMBERS = ["first", "second", "third", "fourth", "fifth"]
+ROUNDS = [(letter, f"{word} round") for letter, word in zip("bcdef", NUMBERS, strict=True)]
 PAGE = HERE.parents[1] / "docs" / "checkup.md"
 PROGRAMS: dict[str, dict[str, Any]] = json.loads((HERE / "expected.json").read_text(encoding="utf-8"))
 
@@ -48,7 +50,7 @@ def test_a_healthy_program_is_not_blamed(name: str, tmp_path: Path) -> None:
     assert result.returncode == 0
 
 
-@pytest.mark.parametrize(("letter", "round_"), [("b", "first round"), ("c", "second round")])
+@pytest.mark.parametrize(("letter", "round_"), ROUNDS)
 @pytest.mark.parametrize(("framework", "title"), [("torch", "PyTorch"), ("jax", "JAX")])
 def test_the_page_gives_the_figures_as_they_were_found(
     framework: str, title: str, letter: str, round_: str

@@ -93,6 +93,8 @@ def remedy_for(found: Sequence[Complaint], course: Course) -> Remedy | None:
     if remedy is None:
         return None
     steps = max(remedy.steps, _LEAST_STEPS, round(_PART * course.steps))
+    if any(one.symptom is Symptom.LOSS_DIVERGES for one in (found[0], *found[0].consequences)):
+        steps = course.steps  # the loss may take long to grow
     return replace(remedy, steps=min(course.steps, steps))
 
 
@@ -106,21 +108,18 @@ def outcome_of(remedy: Remedy, before: Sequence[float], after: Sequence[float]) 
 
     Example:
         >>> outcome_of(Remedy(change=Change.RATE, number=0.1), [2.0, 3.0, 5.0, 9.0], [2.0, 1.0, 0.5, 0.25])
-        'with 0.1 times the rate, the loss went from 2 to 0.25 in 4 steps, and without from 2 to 9'
+        'with 0.1 times the rate, the loss goes from 2 to 0.25 in 4 steps; unchanged, from 2 to 9'
     """
     count = min(len(before), len(after))
     if count < 2:
         return ""
-    part = max(1, count // 8)
-    ends = [_end(values[count - part : count]) for values in (after, before)]
+    part = max(1, count // 4)  # its mean, because the losses of single batches differ
+    cured, unchanged = (math.fsum(values[count - part : count]) / part for values in (after, before))
+    doubt = "" if cured < unchanged or math.isnan(unchanged) else " (so far that is no better)"
     return (
-        f"with {remedy}, the loss went from {after[0]:.4g} to {ends[0]:.4g} in {count} steps, and without "
-        f"from {before[0]:.4g} to {ends[1]:.4g}"
+        f"with {remedy}, the loss goes from {after[0]:.4g} to {cured:.4g} in {count} steps{doubt}; "
+        f"unchanged, from {before[0]:.4g} to {unchanged:.4g}"
     )
-
-
-def _end(values: Sequence[float]) -> float:
-    return median(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def _none(one: Complaint, course: Course) -> Remedy | None:
@@ -130,11 +129,6 @@ def _none(one: Complaint, course: Course) -> Remedy | None:
 def _lower_rate(one: Complaint, course: Course) -> Remedy:
     change = _relative(course)
     return _rate(min(0.1, _USUAL_STEP / change) if change > 0 else 0.1)
-
-
-def _to_the_end(one: Complaint, course: Course) -> Remedy:
-    """Lower the rate for as long as the loss took to grow."""
-    return replace(_lower_rate(one, course), steps=course.steps)
 
 
 def _higher_rate(one: Complaint, course: Course) -> Remedy | None:
@@ -173,7 +167,7 @@ def _first(course: Course) -> tuple[ParameterSeen, ...]:
 
 _REMEDIES: dict[Symptom, Callable[[Complaint, Course], Remedy | None]] = {
     Symptom.STEPS_TOO_LARGE: _lower_rate,
-    Symptom.LOSS_DIVERGES: _to_the_end,
+    Symptom.LOSS_DIVERGES: _lower_rate,
     Symptom.LOSS_OSCILLATES: _lower_rate,
     Symptom.STEPS_TOO_SMALL: _higher_rate,
     Symptom.DEAD_UNITS: _dead,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 from stablenum.diagnosis.checkup.course import Course
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.signals import Signal
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
-from stablenum.diagnosis.checkup.wording import places_of
+from stablenum.diagnosis.checkup.wording import lines_assigning, places_of
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
 
@@ -115,13 +116,14 @@ def _attention(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
             if found is not None:
                 step, shown = found
                 scores = _scores(reading, step)
+                factor = _factor(scores)
                 yield Complaint.of(
                     symptom,
                     Level.FAULT if not course.fall() > _FALLEN else Level.WARNING,
-                    shown,
+                    (*shown, *([f"they are multiplied by {factor:.3g}"] if factor > 1 else [])),
                     since=reading.probe.step,
                     place=(scores or step).place,
-                    places=places_of(step.place, *_loss_places(reading, symptom)),
+                    places=places_of(*_factors_of(scores), step.place, *_loss_places(reading, symptom)),
                     module=step.module,
                 )
                 break
@@ -131,6 +133,22 @@ def _loss_places(reading: Reading, symptom: Symptom) -> list[Place | None]:
     """Return where the loss is put together, in which a router's balance has its place."""
     last = reading.loss_steps()[:1] if symptom is Symptom.ROUTER_COLLAPSE else []
     return [step.place for step in last]
+
+
+def _factor(scores: Step | None) -> float:
+    """Return the number with which scores are multiplied; 1 for none."""
+    known = scores is not None and scores.operation == "mul" and len(scores.scalars) == 1
+    return scores.scalars[0] if scores is not None and known else 1.0
+
+
+def _factors_of(scores: Step | None) -> tuple[Place, ...]:
+    """Return where the factors in the line of the scores get their values."""
+    if scores is None or (place := scores.place) is None:
+        return ()
+    names = re.findall(r"[*/]\s*(?:self\.)?([A-Za-z_]\w*)\b(?!\()", place.code)
+    return tuple(line for name in names for line in lines_assigning(name, place) if line.line != place.line)[
+        :2
+    ]
 
 
 def _first_part(reading: Reading, step: Step) -> Step:

@@ -215,8 +215,8 @@ def _stale(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             Symptom.STALE_STATE,
             # At the end of a training that went well, gradients shrink faster than their averages.
             Level.FAULT if course.loaded_state else Level.NOTE if course.fall() > 0.9 else Level.WARNING,
-            f"steps are {ratio:.2g} of the learning rate although the gradient of {worst.name} is "
-            f"{worst.gradient:.2g} (RMS), far above eps: the second moments are of larger gradients",
+            f"steps are {ratio:.2g} times the learning rate (0.1 to 1 is usual), although the gradient of "
+            f"{worst.name}, {worst.gradient:.2g} (RMS), is far above eps: the state is of larger gradients",
             since=step,
             place=course.loaded_state or course.optimizer_place,
             places=course.made,

@@ -247,7 +247,7 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
         "all experts are used",
     ),
     S.ATTENTION_COLLAPSE: SymptomText(
-        "attention logits are so large that each row looks at one key",
+        "attention logits are so large that each row looks at few keys",
         "divide the scores by the root of the head's size, normalise queries and keys, or lower the rate",
         "attention that can still be learned",
     ),

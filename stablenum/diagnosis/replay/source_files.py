@@ -49,9 +49,11 @@ def package_of(file: str) -> str:
 
 
 def lines_with(place: Place | None, pattern: str, most: int = 3) -> tuple[Place, ...]:
-    """Return the first lines of a place's file in which a regular expression is found."""
-    lines = [] if place is None else linecache.getlines(place.file)
-    found = [(n, text.strip()) for n, text in enumerate(lines, 1) if re.search(pattern, text)][:most]
+    """Return the first lines of a place's file in which a regular expression is found, apart from those
+    that begin a comment or a docstring."""
+    lines = [] if place is None else [line.strip() for line in linecache.getlines(place.file)]
+    code = [(n, text) for n, text in enumerate(lines, 1) if not text.startswith(("#", '"""', "'''"))]
+    found = [(n, text) for n, text in code if re.search(pattern, text)][:most]
     return tuple(Place(file=place.file, line=n, code=text) for n, text in found if place is not None)
 
 
