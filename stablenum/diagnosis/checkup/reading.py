@@ -100,17 +100,18 @@ class Reading:
             value = step.inputs[0]
         return self.trace.values[value]
 
-    def detached_before(self, value: int) -> list[Place]:
-        """Return where a value was detached on its way from the step that computed it."""
+    def detached_before(self, value: int, *, since: int) -> list[Place]:
+        """Return where the script detached a value on its way from the step that computed it, if that came
+        after this one."""
         found = list[Place]()
         while (producer := self.trace.values[value].producer) is not None:
             step = self.trace.steps[producer]
             if step.operation not in PASSING or not step.inputs:
                 break
-            if "detach" in step.primitive and step.place is not None:
+            if "detach" in step.primitive and step.place is not None and "detach" in step.place.code:
                 found.append(step.place)
             value = step.inputs[0]
-        return found
+        return found if producer is not None and producer > since else []
 
     def producer(self, value: int) -> Step | None:
         """Return the step that computed the value, past what only moves it."""

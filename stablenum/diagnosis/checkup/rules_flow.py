@@ -163,7 +163,7 @@ def _detached(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint
             for s in last.trace.steps[layers[-number - 1].step.index : first.step.index]
             if "detach" in s.primitive and s.place not in (None, first.step.place)
         ]
-        cut += last.detached_before(first.source)
+        cut += last.detached_before(first.source, since=layers[-number - 1].step.index)
         if not cut:  # rounds without gradients, such as the steps of an episode
             continue
         yield Complaint.of(

@@ -131,9 +131,11 @@ def _gradients(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
                 places=lines_naming("float16", course.step_place),
                 module=narrow.step.module,
             )
+        vectors = all(len(histories[name][-1].shape) < 2 for name in zero)
         yield Complaint.of(
             Symptom.ZERO_GRADIENT,
-            Level.FAULT,
+            # A bias may cancel, as the last one of a Wasserstein critic does.
+            Level.NOTE if vectors and not everything else Level.FAULT,
             f"the gradient is exactly 0 from step {course.probes[1].step} on: "
             + (f"all {total} parameters" if everything else joined(zero)),
             since=course.probes[1].step,
