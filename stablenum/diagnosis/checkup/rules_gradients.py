@@ -93,6 +93,11 @@ def _gradients(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
     last = next((r for r in reversed(readings) if {*missing[:1], *zero[:1]} & {*r.first_use()}), last)
     used = last.first_use() if last else {}
     total = len(histories)
+
+    def vectors(names: Sequence[str]) -> bool:
+        # A bias may cancel, as the last one of a Wasserstein critic does.
+        return all(len(histories[name][-1].shape) < 2 for name in names)
+
     if missing and last is not None and len(missing) < total:
         behind = _cut(last, missing)
         cut = None if behind is None else behind.place
@@ -101,7 +106,7 @@ def _gradients(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
         why = " (the forward pass does not use them)" if len(unused) == len(missing) else ""
         yield Complaint.of(
             Symptom.NO_GRADIENT,
-            Level.FAULT if cut is not None else Level.WARNING,
+            Level.NOTE if vectors(missing) else Level.FAULT if cut is not None else Level.WARNING,
             f"no gradient in {len(course.probes)} measured steps: {joined(missing)}{why}",
             parameters=tuple(missing),
             place=cut or (step.place if step else course.initialised.get(missing[0])),
@@ -131,11 +136,9 @@ def _gradients(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
                 places=lines_naming("float16", course.step_place),
                 module=narrow.step.module,
             )
-        vectors = all(len(histories[name][-1].shape) < 2 for name in zero)
         yield Complaint.of(
             Symptom.ZERO_GRADIENT,
-            # A bias may cancel, as the last one of a Wasserstein critic does.
-            Level.NOTE if vectors and not everything else Level.FAULT,
+            Level.NOTE if vectors(zero) and not everything else Level.FAULT,
             f"the gradient is exactly 0 from step {course.probes[1].step} on: "
             + (f"all {total} parameters" if everything else joined(zero)),
             since=course.probes[1].step,
