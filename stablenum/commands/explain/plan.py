@@ -28,7 +28,7 @@ class Plan:
         checkup: whether what is finite is measured, too.
         finite: whether values that are not finite are looked for.
         steps: end the script after so many optimizer steps; None to run it to its end.
-        remedy: a change to the training that is tried, as plain values; then losses are all that is noted.
+        remedy: a change to the training that is tried, as plain values; then only losses are noted.
     """
 
     script: str
@@ -109,6 +109,7 @@ class Outcome:
         checkup: what the checkup has found, as plain values; None if nothing was measured.
         losses: the losses of its steps.
         remedy: the change to the training by which the first cure can be tried, as plain values.
+        applied: whether the change that is tried was made.
         sizes: of a trial, the sizes of activations and gradients in the first step.
     """
 
@@ -126,6 +127,7 @@ class Outcome:
     checkup: dict[str, Any] | None = None
     losses: list[float] = field(default_factory=list)
     remedy: dict[str, Any] | None = None
+    applied: bool = False
     sizes: str = ""
 
     def note_trouble(self, where: str, error: str) -> None:

@@ -75,6 +75,9 @@ def check_up(plan: Plan, say: Callable[[str], object], *, once: bool) -> tuple[C
     remedy = Remedy.from_dict(outcome.remedy)
     say(f"trying {remedy}, in {remedy.steps} steps of another run of the script")
     trial = _run(replace(plan, remedy=outcome.remedy, steps=remedy.steps), shown=False)
+    if trial.troubles or not trial.applied:
+        say("the cure could not be applied, so nothing is known about it")
+        return report, outcome
     shown = [outcome_of(remedy, outcome.losses, trial.losses), trial.sizes]
     return report.with_tried("; ".join(filter(None, shown))), outcome
 

@@ -148,14 +148,18 @@ class Session:
         outcome = self.outcome
         outcome.losses = course.values
         if self.plan.remedy is not None:
-            tried = self.plan.remedy["change"] == Change.INITIALISE.value
-            outcome.sizes = sizes_in(course.probes[0]) if tried and course.probes else ""
+            drawn = self.remedy is not None and self.remedy.measured and course.probes
+            outcome.sizes = sizes_in(course.probes[0]) if drawn else ""
             return
         report = Checkup.of(course)
         outcome.checkup = report.to_dict()
         found = remedy_for(report.complaints, course)
         if found is not None and found.change in changes:
             outcome.remedy = found.to_dict()
+
+    def note_applied(self) -> None:
+        """Note that the change that is tried was made."""
+        self.outcome.applied = True
 
     def leave(self) -> None:
         """Write the outcome and end the process, because the script caught :class:`Stop` and trains on."""

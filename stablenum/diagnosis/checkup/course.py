@@ -237,7 +237,6 @@ class Course:
         captured: names of the parameters that a compiled step has as constants.
         unchanged_state: the number of measured steps, if all began with the same optimizer state, else 0.
         constructed: name of a parameter -> where the script made the outermost module that has it.
-        data: where the script made arrays of data, and their root mean squares.
         initialisers: where it made initialisers, if it is not known of which parameters.
     """
 
@@ -267,7 +266,6 @@ class Course:
     captured: tuple[str, ...] = ()
     unchanged_state: int = 0
     constructed: dict[str, Place] = field(default_factory=dict)
-    data: list[tuple[Place, float]] = field(default_factory=list)
     initialisers: tuple[Place, ...] = ()
 
     @property

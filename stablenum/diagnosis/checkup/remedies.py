@@ -152,7 +152,7 @@ def _initialise(one: Complaint, course: Course) -> Remedy | None:
 
 
 def _dead(one: Complaint, course: Course) -> Remedy | None:
-    """Lower the rate if units died, and initialise afresh if they began dead."""
+    """Lower the rate if units died; if they began dead, nothing is known that can be tried."""
     return replace(_lower_rate(one, course), steps=one.since + _LEAST_STEPS) if one.since > 0 else None
 
 

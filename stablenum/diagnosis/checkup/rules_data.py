@@ -9,12 +9,14 @@ from stablenum.diagnosis.checkup.course import Course
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.wording import places_of
-from stablenum.diagnosis.replay.values import Place
+from stablenum.diagnosis.replay.source_files import lines_with
 
 __all__ = ["RULES"]
 
 # Inputs with a larger root mean square are not scaled; bytes have about 100, standardised data 1.
 _INPUT = 30.0
+# How scripts make arrays of their data.
+_DATA = r"torch\.(?:as_)?tensor\(|from_numpy\(|\.FloatTensor\(|jnp\.(?:as)?array\("
 # Targets so many times larger than the output.
 _TARGET = 30.0
 # Items of a batch so similar, relative to the output's size, are the same.
@@ -38,16 +40,11 @@ def _inputs(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
                 f"{found.rms:.3g}, mean {found.mean:.3g}, values in "
                 f"[{found.least:.3g}, {found.greatest:.3g}]",
                 place=layer.step.place,
-                places=_made(course, found.rms),
+                places=lines_with(course.step_place, _DATA),
                 module=layer.step.module,
                 parameters=(layer.weight,),
             )
             return
-
-
-def _made(course: Course, size: float) -> tuple[Place, ...]:
-    """Return where the script made arrays of about this size (RMS)."""
-    return places_of(*(place for place, rms in course.data if size / 2 < rms < 2 * size))[:3]
 
 
 def _targets(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
@@ -64,7 +61,7 @@ def _targets(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]
                 Level.WARNING if not course.fall() > 0.9 else Level.NOTE,
                 f"the targets have a root mean square of {target.rms:.3g}, the output {made.rms:.3g}",
                 place=step.place,
-                places=_made(course, target.rms),
+                places=lines_with(course.step_place, _DATA),
                 module=step.module,
             )
             return
@@ -166,7 +163,7 @@ def _over_batch(course: Course, readings: Sequence[Reading]) -> Iterator[Complai
     last = readings[-1] if readings else None
     output = None if last is None else last.output()
     made = None if last is None or output is None else last.signal(output[1])
-    if last is None or made is None or len(made.shape) < 2 or made.shape[0] == made.shape[1]:
+    if last is None or made is None or len(made.shape) < 2 or made.shape[1] in (1, made.shape[0]):
         return
     for step in last.forward():
         if step.operation not in _ON_LOGITS or step.options.get("axis") not in (0, (0,)):

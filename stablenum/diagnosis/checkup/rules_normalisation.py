@@ -74,6 +74,8 @@ def _unfit(one: Running, course: Course) -> tuple[str, str] | None:
     count = _FEW if one.made is None else one.made.size / max(1, one.mean.size)
     if count < _FEW:
         return f"its statistics come from {count:.0f} values per channel", ""
+    if not (one.batch_variance > 0 and 0 < one.variance.mean < math.inf):
+        return None
     shift = abs(one.mean.rms - one.batch_mean) / math.sqrt(one.batch_variance)
     ratio = one.variance.mean / one.batch_variance
     settled = not left > _LEFT
@@ -110,7 +112,7 @@ def _in_trace(reading: Reading) -> Iterator[Running]:
             mean=mean,
             variance=variance,
             batch_mean=math.nan if batch_mean is None else batch_mean.rms,
-            batch_variance=math.nan if inverse is None else inverse.rms**-2,
+            batch_variance=math.nan if inverse is None or not inverse.rms else inverse.rms**-2,
             made=made,
             module=step.module,
             momentum=step.scalars[0] if step.scalars else math.nan,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import array_api_compat.numpy as numpy_namespace
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -217,7 +218,10 @@ class FirstCall:
 
 
 def out_of_range(params: Any, operand: Any, indices: Any) -> str:
-    """Describe the indices of a gather that lie outside of what it reads; "" if all lie inside."""
+    """Describe the indices of a gather that lie outside of what it reads; "" if all lie inside, or if the
+    script has said what to do with them."""
+    if params.get("mode") is not jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS:
+        return ""
     numbers, sizes, shape = params["dimension_numbers"], params["slice_sizes"], np.shape(operand)
     given = np.asarray(indices)
     for k, axis in enumerate(numbers.start_index_map):

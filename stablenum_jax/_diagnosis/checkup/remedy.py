@@ -34,11 +34,13 @@ def with_remedy(remedy: Remedy, update: Callable[..., Any], updates: Any, *args:
     return changed, state
 
 
-def with_settings(remedy: Remedy, function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments of a function of optax, with the setting that is tried."""
+def with_settings(
+    remedy: Remedy, function: Callable[..., Any], args: Any, kwargs: Any
+) -> tuple[Any, Any, bool]:
+    """Return the arguments of a function of optax with the setting that is tried, and whether it has it."""
     name, value = _ARGUMENTS.get(remedy.change, ("", float))
     if name not in inspect.signature(function).parameters:
-        return args, kwargs
+        return args, kwargs, False
     given = inspect.signature(function).bind(*args, **kwargs)
     given.arguments[name] = value(remedy.number)
-    return given.args, given.kwargs
+    return given.args, given.kwargs, True

@@ -196,6 +196,8 @@ class _Watcher:
         one is left alone."""
         if self.remedy is None or self.inside:
             return inner(updates, *args, **kwargs)
+        if self.remedy.change in (Change.RATE, Change.CLIP):
+            self.session.note_applied()
         return self.whole(with_remedy, self.remedy, inner, updates, *args, **kwargs)
 
     @transparent
@@ -232,7 +234,9 @@ class _Watcher:
         @transparent
         def outer(*args: Any, **kwargs: Any) -> Any:
             if self.remedy is not None:
-                args, kwargs = with_settings(self.remedy, function, args, kwargs)
+                args, kwargs, changed = with_settings(self.remedy, function, args, kwargs)
+                if changed:
+                    self.session.note_applied()
             result = function(*args, **kwargs)
             if isinstance(result, optax.GradientTransformation) or name.endswith("_schedule"):
                 frame = sys._getframe(1)
@@ -335,6 +339,7 @@ class _Watcher:
         if self.remedy is not None and not self.course.steps:
             drawn = self.session.sheltered(self.drawn_afresh, program, bound)
             if drawn and drawn is not FAILED:
+                self.session.note_applied()
                 fun, own, options = bound()
                 (args, kwargs), (own, options) = (
                     _swapped((args, kwargs), drawn),
@@ -372,7 +377,8 @@ class _Watcher:
         fun, args, kwargs = bound()
         leaves = jax.tree.leaves((args, kwargs))
         closed = self.trace_of(program, fun, args, kwargs, leaves)
-        if not program.trains:
+        # A step that only computes gradients leaves the parameters to the script.
+        if not program.trains or (self.course.settings and not has_marks(closed, USED)):
             return {}
         call = MeasuredCall.of(closed, leaves)
         return {id(leaves[call.inputs[n]]): new for n, new in call.drawn(self.remedy.deviations).items()}
@@ -447,7 +453,10 @@ class _Watcher:
                 self.course.clips.append(Clip(step, norm, bound, place))
         state = call.marked.get(STATE, {})
         if state and any(p.gradient > 0 for p in parameters):
-            self.states.append({name: _digest(cell.data) for name, cell in state.items()})
+            shapes = {p.shape for p in parameters if p.shape}
+            kept = {n: c.data for n, c in state.items() if np.shape(c.data) in shapes or n.endswith("count")}
+            moments = {n: x for n, x in kept.items() if not n.endswith("_count")}
+            self.states += [{n: _digest(x) for n, x in moments.items()}] if moments else []
         self.course.probes.append(probe_of(call, step, parameters))
 
     def named_apart(
@@ -484,6 +493,8 @@ def _swapped(tree: Any, new: dict[int, Any]) -> Any:
 
 
 def _digest(data: Any) -> bytes:
+    if jax.numpy.issubdtype(data.dtype, jax.dtypes.prng_key):
+        data = jax.random.key_data(data)
     return hashlib.blake2b(np.asarray(data).tobytes(), digest_size=16).digest()
 
 

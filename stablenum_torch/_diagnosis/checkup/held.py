@@ -55,10 +55,13 @@ def unique(
     taken = Counter(name for _, name in before.values())
     found: dict[int, tuple[str, str]] = {}
     for i, (role, name) in names.items():
-        if i not in before:
-            taken[name] += 1
-            name = name if taken[name] == 1 else f"{name} ({taken[name]})"
-        found[i] = before.get(i, (role, name))
+        known = before.get(i)
+        # The id of a tensor that is gone may be another one's.
+        if known is not None and known[0] == role and known[1].partition(" (")[0] == name:
+            found[i] = known
+            continue
+        taken[name] += 1
+        found[i] = role, name if taken[name] == 1 else f"{name} ({taken[name]})"
     return found
 
 

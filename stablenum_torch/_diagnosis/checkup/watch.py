@@ -36,8 +36,6 @@ __all__ = ["watch"]
 
 # More backward passes than this and no step are a training whose steps were forgotten.
 _WITHOUT_STEP = 4
-# Larger arrays of data are not measured when they are made.
-_LARGE_DATA = 50_000_000
 _INITIALISERS = [
     name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_") and name != "sparse_"
 ]
@@ -59,14 +57,12 @@ def watch(session: Session) -> None:
     watcher.unseen.wrap(torch.optim.lr_scheduler.LRScheduler, "__init__", watcher.before_schedule)
     watcher.unseen.wrap(nn.Module, "load_state_dict", watcher.before_load)
     watcher.unseen.wrap(nn.Module, "__init__", watcher.before_module_init)
-    for name in ("tensor", "as_tensor", "from_numpy"):
-        watcher.unseen.wrap(torch, name, watcher.place_of_data, watcher.after_data)
     for name in _INITIALISERS:
         watcher.unseen.wrap(nn.init, name, watcher.before_init)
-    for name in ("normal_", "uniform_", "fill_"):
+    for name in ("normal_", "uniform_"):
         watcher.unseen.wrap(Tensor, name, watcher.before_init)
     if session.remedy is not None:
-        remedy.apply(session.remedy)
+        remedy.apply(session.remedy, session.note_applied)
     session.on_end.append(watcher.conclude)
 
 
@@ -102,10 +98,10 @@ class _Watcher:
 
     def open(self) -> None:
         """Begin to measure, if there is time for it."""
-        if not self.began and self.session.remedy is not None:
+        first, self.began = not self.began, True
+        if first and self.session.remedy is not None:
             self.names = unique(roles_and_names(), {})
-            remedy.before_first_step(self.session.remedy, self.names)
-        self.began = True
+            remedy.before_first_step(self.session.remedy, self.names, self.session.note_applied)
         probes = self.course.probes
         last = probes[-1].step if probes else 0
         if self.window is not None or not self.schedule.is_due(self.course.steps, len(probes), last):
@@ -225,16 +221,6 @@ class _Watcher:
         if place is not None:
             self.constructed[id(module)] = place
 
-    def place_of_data(self, *args: Any, **kwargs: Any) -> Place | None:
-        return None if self.course.steps or len(self.course.data) > 64 else users_place()
-
-    def after_data(self, place: Place | None, made: Any) -> None:
-        """Note the size of an array of data that the script has made."""
-        if place is None or not isinstance(made, Tensor) or not is_measurable(made):
-            return
-        if 1 < made.numel() < _LARGE_DATA:
-            self.course.data.append((place, float(made.double().square().mean().sqrt())))
-
     def before_schedule(self, *args: Any, **kwargs: Any) -> None:
         self.course.scheduled = _with(self.course.scheduled, users_place())
 
@@ -245,10 +231,10 @@ class _Watcher:
         self.course.loaded = True
 
     def before_init(self, tensor: Any = None, *args: Any, **kwargs: Any) -> None:
-        place = users_place()
-        if place is None or self.course.steps:
+        if self.course.steps or type(tensor) not in (Tensor, nn.Parameter) or not is_measurable(tensor):
             return
-        if isinstance(tensor, Tensor) and is_measurable(tensor):
+        place = users_place()
+        if place is not None:
             self.initialised[tensor.untyped_storage().data_ptr()] = place
 
     # --- losses and gradients ---
@@ -324,7 +310,9 @@ class _Watcher:
             found = self.session.sheltered(state_problems, optimizer, known or None)
             course.bad_state += (*setting_problems(optimizer), *(() if found is FAILED else found))
         if course.steps or course.groundless is not None or self.since_step:
-            self.session.judge(course, list(Change))
+            # With a loss scale, gradients may still be scaled when the optimizer begins.
+            changes = set(Change) - ({Change.CLIP} if course.scales else set())
+            self.session.judge(course, changes)
 
 
 def _is_zero(gradient: Tensor | None) -> bool:
