@@ -196,7 +196,9 @@ def _unreachable(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
             continue
         least, most = _RANGES[last.operation]
         margin = _BEYOND * max(1.0, target.rms)
-        if target.least < least - margin or target.greatest > most + margin:
+        # Single targets may lie outside of a bounded range, but not the usual one.
+        usual = math.isinf(most) or target.rms > most + _BEYOND
+        if usual and (target.least < least - margin or target.greatest > most + margin):
             yield Complaint.of(
                 Symptom.UNSCALED_TARGET,
                 Level.WARNING if not course.fall() > 0.9 else Level.NOTE,
