@@ -339,7 +339,7 @@ def _bookkeeping(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
     if often or again or course.unchanged_state > 2:
         yield Complaint.of(
             Symptom.OPTIMIZER_RENEWED,
-            # Each round of a training that is distributed or staged may well begin anew.
+            # Each round of a distributed or staged training may start with a fresh optimizer.
             Level.NOTE if again and not often and course.fall() > 0.9 else Level.FAULT,
             f"{number} new optimizers took {course.steps} steps"
             if often or again

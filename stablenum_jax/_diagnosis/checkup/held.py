@@ -74,7 +74,7 @@ def running_statistics(trace: Trace, signals: Mapping[int, Signal]) -> tuple[Run
     for name, variance in held.items():
         module, _, last = name.rpartition(".")
         mean = held.get(f"{module}.mean" if module else "mean")
-        first = next((s for s in readers.get(variance, [])), None)
+        first = next(iter(readers.get(variance, [])), None)
         if last != "var" or mean is None or first is None or variance not in signals or mean not in signals:
             continue
         of_batch = [_new(trace, signals, readers, i) for i in (mean, variance)]

@@ -57,7 +57,7 @@ def before_first_step(
         generator = torch.Generator("cpu").manual_seed(0)
         own = {names[id(p)][1]: p for module in modules for p in module.parameters() if id(p) in names}
         with torch.no_grad():
-            for name in remedy.deviations.keys() & own.keys():
+            for name in (n for n in remedy.deviations if n in own):  # in this order, as numbers are drawn
                 drawn = torch.randn(own[name].shape, generator=generator, device="cpu")
                 own[name].copy_(remedy.deviations[name] * drawn)
                 applied()
