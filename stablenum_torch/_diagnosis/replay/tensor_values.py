@@ -22,18 +22,19 @@ class TensorValues:
 
     Attributes:
         leaves: parameters that were seen, by id.
+        memory: the storages that were seen.
     """
 
     def __init__(self, trace: Trace, snapshot: Snapshot, names: dict[int, tuple[str, str]]) -> None:
         self.leaves: dict[int, Tensor] = {}
+        self.memory = Memory()
         self._trace, self._snapshot, self._names = trace, snapshot, names
-        self._memory = Memory()
 
     def of(self, tensor: Tensor, *, role: str = "") -> Value:
         """Return the value that a tensor has now; ``role`` is for a tensor that is not known yet."""
-        storage = self._memory.find(tensor)
+        storage = self.memory.find(tensor)
         if storage is None:
-            return self._from_outside(tensor, self._memory.add(tensor, outside=True), role)
+            return self._from_outside(tensor, self.memory.add(tensor, outside=True), role)
         key = view_key(tensor)
         current = storage.current(key)
         if current is not None:
@@ -68,7 +69,7 @@ class TensorValues:
             return any(not self._trace.values[value].finite for value in seen)
 
         self.leaves.clear()
-        self._memory.keep(is_bad)
+        self.memory.keep(is_bad)
 
     def note_leaf(self, tensor: Tensor) -> None:
         """Note a parameter that was not known, so that its gradient is kept like those of the others."""
@@ -115,7 +116,7 @@ class TensorValues:
 
     def before_write(self, tensor: Tensor) -> None:
         """Keep a copy of memory from outside the replay before it is first written."""
-        storage = self._memory.find(tensor) or self._memory.add(tensor, outside=True)
+        storage = self.memory.find(tensor) or self.memory.add(tensor, outside=True)
         if storage.outside and not storage.epoch and not storage.writes:
             self._snapshot.keep_memory(tensor)
 
@@ -128,7 +129,7 @@ class TensorValues:
             written: whether the memory existed and was written.
             uninitialised: whether the memory is new and was not written.
         """
-        storage = self._memory.find(tensor) or self._memory.add(tensor, outside=False)
+        storage = self.memory.find(tensor) or self.memory.add(tensor, outside=False)
         if written:
             storage.epoch += 1
             storage.writes.append((storage.epoch, value))
