@@ -34,6 +34,7 @@ from stablenum_jax._trees.state import GuardOptState, guard_state, loss_scale
 if TYPE_CHECKING:
     from stablenum_jax._diagnosis.audit import audit, repair
     from stablenum_jax._diagnosis.checkup.few_steps import checkup
+    from stablenum_jax._diagnosis.diff.program import program
     from stablenum_jax._diagnosis.ranges import range_report
     from stablenum_jax._diagnosis.replay import replay
 
@@ -60,6 +61,7 @@ __all__ = [
     "numerics",
     "policy",
     "precision",
+    "program",
     "range_report",
     "repair",
     "replay",
@@ -78,6 +80,7 @@ if not TYPE_CHECKING:
         {
             "audit": "stablenum_jax._diagnosis.audit",
             "checkup": "stablenum_jax._diagnosis.checkup.few_steps",
+            "program": "stablenum_jax._diagnosis.diff.program",
             "range_report": "stablenum_jax._diagnosis.ranges",
             "repair": "stablenum_jax._diagnosis.audit",
             "replay": "stablenum_jax._diagnosis.replay",

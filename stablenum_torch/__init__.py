@@ -12,6 +12,7 @@ from stablenum_torch._step.optimizer import GuardedOptimizer, wrap
 if TYPE_CHECKING:
     from stablenum_torch._diagnosis.audit import audit, repair
     from stablenum_torch._diagnosis.checkup.few_steps import checkup
+    from stablenum_torch._diagnosis.diff.program import program
     from stablenum_torch._diagnosis.ranges import range_report
     from stablenum_torch._diagnosis.replay.replay import replay
 
@@ -28,6 +29,7 @@ __all__ = [
     "losses",
     "numerics",
     "precision",
+    "program",
     "range_report",
     "repair",
     "replay",
@@ -41,6 +43,7 @@ if not TYPE_CHECKING:
         {
             "audit": "stablenum_torch._diagnosis.audit",
             "checkup": "stablenum_torch._diagnosis.checkup.few_steps",
+            "program": "stablenum_torch._diagnosis.diff.program",
             "range_report": "stablenum_torch._diagnosis.ranges",
             "repair": "stablenum_torch._diagnosis.audit",
             "replay": "stablenum_torch._diagnosis.replay.replay",

@@ -1,0 +1,70 @@
+"""The number that a program's author wrote, given the float32 that is left of it.
+
+A jaxpr keeps Python's numbers as float32: 1e-05 becomes 9.99999974738e-06. In a float64 twin that difference
+of 2.5e-8 would look like an error of the program, so the number is restored: the shortest decimal number, or
+a usual expression, that rounds to the same float32.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from functools import lru_cache
+
+__all__ = ["exact_constant"]
+
+_DIGITS = 6  # float32 holds any decimal number of so many digits
+
+
+@lru_cache(maxsize=4096)
+def exact_constant(x: float) -> float:
+    """Return the number of which a float32 is the rounding, or the float32 itself if it is no usual one.
+
+    Args:
+        x: a float64 that holds a float32. NaN and infinities are returned as they are.
+
+    Example:
+        >>> exact_constant(9.999999747378752e-06), exact_constant(0.7978845834732056) == (2 / math.pi) ** 0.5
+        (1e-05, True)
+    """
+    if not math.isfinite(x) or x == round(x, 0):
+        return x
+    short = float(f"{x:.{_DIGITS}g}")
+    if _rounds_to(short, x):
+        return short
+    size = abs(x)
+    found = next((c for c in _usual() if _rounds_to(c, size)), None)
+    if found is None:
+        found = next((c for c in _ratios(size) if _rounds_to(c, size)), None)
+    return x if found is None else math.copysign(found, x)
+
+
+def _rounds_to(candidate: float, x: float) -> bool:
+    return abs(candidate) < 3e38 and struct.unpack("f", struct.pack("f", candidate))[0] == x
+
+
+@lru_cache(maxsize=1)
+def _usual() -> tuple[float, ...]:
+    own = [
+        math.pi, math.e, math.log(2), math.log(10), 1 / math.log(2), math.log(2 * math.pi),
+        0.5 * math.log(2 * math.pi), math.sqrt(math.pi), math.sqrt(2 * math.pi), 1 / math.sqrt(math.pi),
+        1 / math.sqrt(2 * math.pi), 2 / math.sqrt(math.pi), 1 / math.pi, 2 / math.pi, math.pi / 2,
+        1.0507009873554805, 1.7580993408473766, 1.6732632423543772,
+    ]  # fmt: skip
+    return (*own, *(math.sqrt(c) for c in own), 2 * math.pi, 4 * math.pi)
+
+
+def _ratios(x: float) -> list[float]:
+    """Return the square roots and ratios of small whole numbers that may be meant."""
+    found = []
+    for power in (1, 2):
+        y = x**power
+        for numerator in range(1, 17):
+            denominator = round(numerator / y) if y > 1e-9 else 0
+            if 0 < denominator < 10**6:
+                found.append((numerator / denominator) ** (1 / power))
+        for denominator in range(1, 17):
+            numerator = round(y * denominator)
+            if 0 < numerator < 10**6:
+                found.append((numerator / denominator) ** (1 / power))
+    return found

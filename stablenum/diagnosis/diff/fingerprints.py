@@ -1,0 +1,97 @@
+"""Describe a value by numbers that do not depend on its layout, and compare two such descriptions."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["Fingerprint", "distance", "fingerprint"]
+
+# Larger entries are masks (-1e9, the least number of a format), which programs fill in differently.
+_MASKED = 1e8
+# Entries this much smaller than the largest are the rounding errors of zeros.
+_NOTHING = 1e-13
+
+
+class Fingerprint(NamedTuple):
+    """Sums over the entries of an array that are neither zero nor masked.
+
+    They are the same for a transposed, reshaped, padded or broadcast-free copy of the array.
+
+    Attributes:
+        count: how many entries there are.
+        total, absolute, squares, signed: the sums of x, |x|, x^2 and x |x|.
+        least, greatest: the extremes.
+        floating: whether the array holds floating-point numbers.
+        bad: whether any entry is NaN.
+    """
+
+    count: int
+    total: float = 0.0
+    absolute: float = 0.0
+    squares: float = 0.0
+    signed: float = 0.0
+    least: float = 0.0
+    greatest: float = 0.0
+    floating: bool = True
+    bad: bool = False
+
+    @property
+    def simple(self) -> bool:
+        """Whether the array has no entries, or only copies of one round number, by which nothing is known."""
+        if not self.count:
+            return True
+        return self.least == self.greatest and self.least * 5040 == round(self.least * 5040)
+
+
+def fingerprint(array: Any) -> Fingerprint:
+    """Return the fingerprint of an array of any shape and dtype.
+
+    Example:
+        >>> a = np.asarray([[1.0, -2.0], [0.0, 3.0]])
+        >>> fingerprint(a) == fingerprint(a.T.reshape(-1))
+        True
+    """
+    x = np.asarray(array)
+    floating = x.dtype.kind not in "iub"
+    if np.iscomplexobj(x):
+        x = x.reshape(-1).view(x.real.dtype)
+    x = x.astype(np.float64, copy=False).reshape(-1)
+    bad = bool(np.isnan(x).any()) if floating else False
+    size = np.abs(x)
+    kept = size < _MASKED
+    most = size[kept].max() if kept.any() else 0.0
+    kept &= size > _NOTHING * most
+    x, size = x[kept], size[kept]
+    if not x.size:
+        return Fingerprint(0, floating=floating, bad=bad)
+    return Fingerprint(
+        int(x.size),
+        float(x.sum()),
+        float(size.sum()),
+        float((x * x).sum()),
+        float((x * size).sum()),
+        float(x.min()),
+        float(x.max()),
+        floating,
+        bad,
+    )
+
+
+def distance(a: Fingerprint, b: Fingerprint) -> float:
+    """Return the largest relative difference of two fingerprints; infinite for another number of entries."""
+    if a.count != b.count or a.bad != b.bad:
+        return float("inf")
+    if not a.count:
+        return 0.0
+    first, second = max(a.absolute, b.absolute), max(a.squares, b.squares)
+    extreme = max(abs(a.least), abs(a.greatest), abs(b.least), abs(b.greatest))
+    return max(
+        abs(a.total - b.total) / first,
+        abs(a.absolute - b.absolute) / first,
+        abs(a.squares - b.squares) / second,
+        abs(a.signed - b.signed) / second,
+        abs(a.least - b.least) / extreme,
+        abs(a.greatest - b.greatest) / extreme,
+    )

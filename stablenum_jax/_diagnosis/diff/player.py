@@ -1,0 +1,212 @@
+"""Play a jaxpr: evaluate it equation by equation, in float64 or as it is, with the same or other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from stablenum.diagnosis.diff.exact_constants import exact_constant
+from stablenum.diagnosis.diff.play import Play, Visit
+from stablenum.diagnosis.replay.operations import MOVING
+from stablenum.diagnosis.replay.trace import Step
+from stablenum_jax._diagnosis.replay.cells import Cell, Context
+from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags
+from stablenum_jax._diagnosis.replay.inputs import Leaf
+from stablenum_jax._diagnosis.replay.interpreter import Interpreter
+from stablenum_jax._diagnosis.replay.jax_internals import bind, context_of
+from stablenum_jax._diagnosis.replay.naming import primitive_name
+from stablenum_jax._diagnosis.replay.numpy_answers import numpy_answer
+from stablenum_jax._diagnosis.replay.phases import assign_phases
+
+__all__ = ["Traced", "play"]
+
+_DTYPES = ("new_dtype", "preferred_element_type", "dtype", "out_dtype", "accum_dtype", "float_dtype")
+# Scatters keep the jaxpr that combines two elements, in the format of the elements.
+_COMBINING = {
+    "scatter-add": lax.add, "scatter_add": lax.add, "scatter-mul": lax.mul, "scatter_mul": lax.mul,
+    "scatter_min": lax.min, "scatter-min": lax.min, "scatter_max": lax.max, "scatter-max": lax.max,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A jaxpr, its arguments, and the meaning of its results: kind and name of each that is compared."""
+
+    closed: Any
+    leaves: tuple[Leaf, ...]
+    results: tuple[tuple[str, str] | None, ...]
+
+
+def play(
+    traced: Traced,
+    *,
+    wide: bool,
+    weights: Mapping[str, Any],
+    noise: float,
+    visit: Visit,
+    replace: Mapping[int, Any],
+) -> Play:
+    """Evaluate a jaxpr; see ``stablenum.diagnosis.diff.play``."""
+    player = _Player(wide=wide, noise=noise, visit=visit, replacing=replace)
+    with jax.enable_x64(wide):
+        data = [weights.get(leaf.name, leaf.data) for leaf in traced.leaves]
+        given = [
+            x if x is leaf.data else np.asarray(x).reshape(leaf.data.shape).astype(leaf.data.dtype if not wide else None)
+            for x, leaf in zip(data, traced.leaves, strict=True)
+        ]
+        inputs = [player.outside(x, leaf.role, leaf.name) for x, leaf in zip(given, traced.leaves, strict=True)]
+        consts = [player.constant(c) for c in traced.closed.consts]
+        outputs = player.run(traced.closed.jaxpr, consts, inputs, Context())
+    loss = [c.id for c, r in zip(outputs, traced.results, strict=True) if r is not None and r[0] == "loss"]
+    assign_phases(player.trace, player.written, loss, [c.id for c in outputs])
+    _find_update(player, [c.id for c, r in zip(outputs, traced.results, strict=True) if r and r[0] == "gradient"])
+    results = [(*r, c.id) for c, r in zip(outputs, traced.results, strict=True) if r is not None]
+    return Play(player.trace, tuple(results))
+
+
+def _find_update(player: _Player, gradients: Sequence[int]) -> None:
+    """Set the phase of the steps after the gradients."""
+    late = set(gradients)
+    if not late:
+        return
+    first = max((player.trace.values[g].producer or 0) for g in gradients)
+    for step in player.trace.steps:
+        if step.index > first and step.phase != "forward":
+            step.phase = "update"
+            step.forward = None
+
+
+@dataclass
+class _Player(Interpreter):
+    wide: bool = True
+    noise: float = 0.0
+    visit: Visit = lambda index, data: None
+    replacing: Mapping[int, Any] = field(default_factory=dict)
+    generator: Any = field(default_factory=lambda: np.random.default_rng(20260))
+
+    # --- values ---
+
+    def measure(self, data: Any) -> Flags:
+        return CLEAN
+
+    def outside(self, data: Any, role: str, name: str = "") -> Cell:
+        cell = super().outside(self._widened(data), role, name)
+        self.visit(cell.id, cell.data)
+        return cell
+
+    def constant(self, data: Any) -> Cell:
+        name = f"captured {getattr(data, 'dtype', type(data).__name__)}{list(np.shape(data)) or ''}"
+        return self.outside(data, "constant", name)
+
+    def _literal(self, literal: Any) -> Cell:
+        known = self._literals.get(id(literal))
+        if known is None:
+            data = literal.val
+            if self.wide and np.ndim(data) == 0 and _is_float(data):
+                narrow = getattr(data, "dtype", None) == np.float32
+                number = float(data)
+                data = np.float64(exact_constant(number) if narrow else number)
+            known = self._literals[id(literal)] = (literal, self.outside(data, "constant"))
+        return known[1]
+
+    def _widened(self, data: Any) -> Any:
+        if not self.wide or not _is_float(data):
+            return data
+        return np.asarray(data).astype(np.complex128 if np.iscomplexobj(data) else np.float64)
+
+    def made(self, outputs: Sequence[Any]) -> list[Cell]:
+        cells = []
+        for data in outputs:
+            index = self.trace.add_value()
+            if index in self.replacing:
+                data = np.asarray(self.replacing[index]).reshape(np.shape(data))
+            cells.append(Cell(data, index))
+        return cells
+
+    # --- steps ---
+
+    def record(
+        self, eqn: Any, inputs: Sequence[Cell], outputs: Sequence[Cell], ctx: Context, operation: str = ""
+    ) -> Step:
+        step = super().record(eqn, inputs, outputs, ctx, operation)
+        name = operation or eqn.primitive.name
+        step.primitive = primitive_name(name, eqn.params.get("y"))
+        for cell in outputs:
+            self.visit(cell.id, cell.data)
+        return step
+
+    def _is_news(self, step: Step) -> bool:
+        return False
+
+    # --- evaluation ---
+
+    def compute(self, eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> list[Any]:
+        if not self.wide:
+            return self._noisy(eqn, super().compute(eqn, inputs, params))
+        given = dict(eqn.params if params is None else params)
+        name = eqn.primitive.name
+        if name == "reduce_precision":
+            return [inputs[0]]
+        if name == "bitcast_convert_type" or name.startswith(("random_", "threefry")):
+            with context_of(eqn):
+                return [self._widened(o) for o in bind(eqn, self._recorded(eqn, inputs), given)]
+        for key in _DTYPES:
+            if given.get(key) is not None and _is_float_dtype(given[key]):
+                given[key] = np.dtype(np.float64)
+        if name in _COMBINING:
+            number = jax.ShapeDtypeStruct((), _wide_dtype(eqn.outvars[0].aval.dtype))
+            given["update_jaxpr"] = jax.make_jaxpr(_COMBINING[name])(number, number).jaxpr
+        if name == "convert_element_type" and _is_float_dtype(given["new_dtype"]):
+            return [np.asarray(inputs[0]).astype(np.float64)]
+        with context_of(eqn), jax.enable_x64(True):
+            if "jaxpr" in given or "call_jaxpr" in given:
+                return [self._widened(o) for o in super().compute(eqn, self._recorded(eqn, inputs), params)]
+            if not eqn.primitive.multiple_results:
+                aval = jax.core.ShapedArray(eqn.outvars[0].aval.shape, _wide_dtype(eqn.outvars[0].aval.dtype))
+                plain = numpy_answer(name, inputs, given, aval)
+                if plain is not None:
+                    return self._noisy(eqn, [plain])
+            return self._noisy(eqn, [self._widened(o) for o in bind(eqn, inputs, given)])
+
+    def _recorded(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        """Return the inputs in the formats of the program, for equations that have no float64 form."""
+        return [
+            jnp.asarray(x, v.aval.dtype) if _is_float(x) else x
+            for x, v in zip(inputs, eqn.invars, strict=True)
+        ]
+
+    def _noisy(self, eqn: Any, outputs: list[Any]) -> list[Any]:
+        if not self.noise or primitive_name(eqn.primitive.name) in MOVING:
+            return outputs
+        found = []
+        for x in outputs:
+            if _is_float(x):
+                sign = self.generator.integers(0, 2, np.shape(x)) * 2 - 1
+                x = (np.asarray(x) * (1 + self.noise * sign)).astype(np.asarray(x).dtype)
+            found.append(x)
+        return found
+
+
+def _is_float(x: Any) -> bool:
+    dtype = getattr(x, "dtype", None)
+    if dtype is None:
+        return isinstance(x, float)
+    return _is_float_dtype(dtype)
+
+
+def _is_float_dtype(dtype: Any) -> bool:
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        return False
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def _wide_dtype(dtype: Any) -> Any:
+    if not _is_float_dtype(dtype):
+        return dtype
+    return np.dtype(np.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else np.float64)

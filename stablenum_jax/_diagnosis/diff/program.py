@@ -1,0 +1,185 @@
+"""``program``: a training step of JAX, traced for ``stablenum.diff``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import make_jaxpr, value_and_grad
+
+from stablenum.diagnosis.diff.play import Play, Visit
+from stablenum.settings_checks import check_callable
+from stablenum_jax._diagnosis.diff.player import Traced, play
+from stablenum_jax._diagnosis.replay.inputs import Call, call_of
+from stablenum_jax._diagnosis.replay.jax_internals import quietly, with_own_lines_in_backward
+from stablenum_jax._trees.leaves import is_floating
+
+__all__ = ["Program", "program"]
+
+
+def program(
+    loss_fn: Callable[..., Any],
+    params: Any,
+    *args: Any,
+    optimizer: Any = None,
+    compute: Any = None,
+) -> Program:
+    """Return a program for :func:`stablenum.diff`.
+
+    Args:
+        loss_fn: called with ``(params, *args)``. If it returns a floating-point scalar, alone or first in a
+            tuple, the gradients follow, and with ``optimizer`` one update; anything else is compared as it is.
+        params: a pytree of arrays, or a model of flax.nnx or equinox.
+        *args: the batch, and whatever else ``loss_fn`` takes.
+        optimizer: an optax transformation, whose update follows the gradients.
+        compute: the format to which the floating-point parameters and arguments are cast; None for none.
+
+    Returns:
+        The program. Nothing runs before the comparison, and no object of the caller's is changed.
+
+    Raises:
+        TypeError: an argument has a wrong type.
+    """
+    check_callable("loss_fn", loss_fn, "a function that returns the loss")
+    if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TypeError(
+            "program(optimizer=...) must be an optax transformation or None; "
+            f"got {type(optimizer).__name__}."
+        )
+    return Program(loss_fn, params, args, optimizer, compute)
+
+
+class Program:
+    """A training step of JAX, or any function of arrays. Made by :func:`program`."""
+
+    framework = "jax"
+
+    def __init__(
+        self, loss_fn: Callable[..., Any], params: Any, args: tuple[Any, ...], optimizer: Any, compute: Any
+    ) -> None:
+        self._loss_fn, self._params, self._args = loss_fn, params, args
+        self._optimizer, self._compute = optimizer, compute
+        self._traced: Traced | None = None
+
+    def parameters(self) -> Mapping[str, Any]:
+        """Return the parameters and buffers by name, as arrays of NumPy."""
+        leaves = self._call().leaves
+        return {
+            leaf.name: np.asarray(leaf.data).astype(np.float64)
+            for leaf in leaves
+            if leaf.role in ("parameter", "buffer") and is_floating(leaf.data)
+        }
+
+    def play(
+        self,
+        visit: Visit,
+        *,
+        wide: bool = True,
+        weights: Mapping[str, Any] | None = None,
+        noise: float = 0.0,
+        replace: Mapping[int, Any] | None = None,
+    ) -> Play:
+        """Evaluate the program once; see ``stablenum.diagnosis.diff.play.Program``."""
+        if self._traced is None:
+            self._traced = quietly(lambda: with_own_lines_in_backward(self._trace))
+        traced = self._traced
+        return quietly(
+            lambda: play(
+                traced, wide=wide, weights=weights or {}, noise=noise, visit=visit, replace=replace or {}
+            )
+        )
+
+    # --- tracing ---
+
+    def _call(self) -> Call:
+        return call_of(self._loss_fn, (self._params, *self._args), {}, (0,))
+
+    def _trace(self) -> Traced:
+        call = self._call()
+        data = [leaf.data for leaf in call.leaves]
+        meaning: list[tuple[str, str]] = []
+        chosen = [i for i, leaf in enumerate(call.leaves) if leaf.differentiated]
+
+        def run(*arrays: Any) -> list[Any]:
+            meaning.clear()
+            out = jax.eval_shape(lambda *xs: _arrays_of(call(self._cast(xs))), *arrays)
+            if not _is_loss(out):
+                named = _named(call(self._cast(arrays)))
+                meaning.extend(("output", name) for name, _ in named)
+                return [x for _, x in named]
+            loss, gradients = self._differentiated(call, chosen, arrays)
+            found = [("loss", "loss", loss)]
+            names = [call.leaves[i].name for i in chosen]
+            found += [("gradient", n, g) for n, g in zip(names, gradients, strict=True)]
+            if self._optimizer is not None:
+                own = [arrays[i] for i in chosen]
+                found += [("updated", n, p) for n, p in zip(names, self._update(gradients, own), strict=True)]
+            meaning.extend((kind, name) for kind, name, _ in found)
+            return [x for _, _, x in found]
+
+        closed = make_jaxpr(run)(*data)
+        return Traced(closed, call.leaves, tuple(meaning))
+
+    def _cast(self, arrays: Any) -> list[Any]:
+        if self._compute is None:
+            return list(arrays)
+        return [x.astype(self._compute) if is_floating(x) else x for x in arrays]
+
+    def _differentiated(self, call: Call, chosen: list[int], arrays: Any) -> tuple[Any, list[Any]]:
+        def loss_of(parts: list[Any]) -> Any:
+            given = list(arrays)
+            for i, part in zip(chosen, parts, strict=True):
+                given[i] = part
+            return _first(call(self._cast(given)))
+
+        return value_and_grad(loss_of)([arrays[i] for i in chosen])
+
+    def _update(self, gradients: list[Any], own: list[Any]) -> list[Any]:
+        import optax
+
+        call = self._call()
+        chosen = [i for i, leaf in enumerate(call.leaves) if leaf.differentiated]
+
+        def tree(parts: list[Any]) -> Any:
+            given = [leaf.data for leaf in call.leaves]
+            for i, part in zip(chosen, parts, strict=True):
+                given[i] = part
+            return _trained(call.rebuild(given)[0][0])
+
+        params = tree(own)
+        state = self._optimizer.init(params)
+        updates, _ = self._optimizer.update(tree(gradients), state, params)
+        return [x for x in jax.tree.leaves(optax.apply_updates(params, updates)) if is_floating(x)]
+
+
+def _trained(model: Any) -> Any:
+    """Return the pytree that an optimizer works on."""
+    import sys
+
+    nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
+    if nnx is not None and isinstance(model, nnx.Module):
+        return nnx.state(model, nnx.Param)
+    if equinox is not None and isinstance(model, equinox.Module):
+        return equinox.filter(model, equinox.is_inexact_array)
+    return model
+
+
+def _first(out: Any) -> Any:
+    return out[0] if isinstance(out, tuple) and out else out
+
+
+def _is_loss(out: Any) -> bool:
+    first = _first(out)
+    return getattr(first, "shape", None) == () and jnp.issubdtype(first.dtype, jnp.floating)
+
+
+def _arrays_of(out: Any) -> Any:
+    return jax.tree.map(jnp.asarray, out)
+
+
+def _named(out: Any) -> list[tuple[str, Any]]:
+    paths, _ = jax.tree_util.tree_flatten_with_path(out)
+    return [(f"output{jax.tree_util.keystr(path)}", jnp.asarray(x)) for path, x in paths]

@@ -1,0 +1,326 @@
+"""Play a tape: evaluate the recorded calls again, in float64 or as they were, with the same or other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stablenum.diagnosis.diff.play import Play, Visit
+from stablenum.diagnosis.replay.operations import MOVING
+from stablenum.diagnosis.replay.trace import Step, Trace
+from stablenum_torch._diagnosis.diff.decompositions import decomposition_of
+from stablenum_torch._diagnosis.diff.tape import Entry, Mark, Place, Tape, last_uses
+from stablenum_torch._diagnosis.replay.naming import operation_name
+from stablenum_torch._diagnosis.replay.schemas import (
+    Operation,
+    describe,
+    numbers_in,
+    options_in,
+    tensors_in,
+    written_by,
+)
+from stablenum_torch._diagnosis.replay.tensor_values import TensorValues
+
+__all__ = ["play"]
+
+_WIDE = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
+_STILL = (*MOVING, "full", "cast", "copy", "where", "masked_fill")
+
+
+def play(
+    tape: Tape,
+    *,
+    wide: bool,
+    weights: Mapping[str, Any],
+    noise: float,
+    visit: Visit,
+    replace: Mapping[int, Any],
+) -> Play:
+    """Evaluate a tape; see ``stablenum.diagnosis.diff.play``."""
+    with torch.no_grad():
+        player = _Player(tape, wide, weights, noise, visit, replace)
+        player.run()
+    return Play(player.trace, tuple(player.results))
+
+
+class _Nothing:
+    """A snapshot that keeps nothing: what is written here is a copy."""
+
+    def keep_memory(self, tensor: Tensor) -> None: ...
+
+    def keep_tensor(self, tensor: Tensor) -> None: ...
+
+
+class _Player(TorchDispatchMode):
+    def __init__(
+        self,
+        tape: Tape,
+        wide: bool,
+        weights: Mapping[str, Any],
+        noise: float,
+        visit: Visit,
+        replace: Mapping[int, Any],
+    ) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self.results: list[tuple[str, str, int]] = []
+        self._tape, self._wide, self._weights = tape, wide, weights
+        self._noise, self._visit, self._replace = noise, visit, replace
+        self._names: dict[int, tuple[str, str]] = {}
+        self._values = TensorValues(self.trace, _Nothing(), self._names)  # type: ignore[arg-type]
+        self._bases: dict[int, Tensor] = {}
+        self._seen = 0  # values that have been shown
+        self._context: Step
+        self._opened = ""
+        self._steps: dict[int, int] = {}  # recorded step -> the step here
+        self._generator = torch.Generator().manual_seed(20260)
+
+    def run(self) -> None:
+        """Play all entries."""
+        last = last_uses(self._tape.entries)
+        for index, entry in enumerate(self._tape.entries):
+            if isinstance(entry, Mark):
+                tensor = self._tensor(entry.place)
+                self.results.append((entry.kind, entry.name, self._known(tensor)))
+            else:
+                self._context = entry.step
+                self._evaluate(entry)
+                self._steps[entry.step.index] = len(self.trace.steps) - 1
+            for storage in last.get(index, ()):
+                self._bases.pop(storage, None)
+
+    # --- entries ---
+
+    def _evaluate(self, entry: Entry) -> None:
+        args, kwargs = self._given(entry.args), self._given(entry.kwargs)
+        if any(r.drawn is not None for r in (*entry.results, *entry.written)):
+            self._draw(entry, args)
+            return
+        try:
+            with self:
+                out = entry.func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError):
+            if not self._wide or entry.written:
+                raise
+            out = self._as_recorded(entry)
+        for result, tensor in zip(entry.results, _made(out, entry, args, kwargs)):
+            if result.place.storage not in self._bases:
+                self._bases[result.place.storage] = self._laid_out(tensor, result.place)
+
+    def _draw(self, entry: Entry, args: Sequence[Any]) -> None:
+        """Give the results of a call that drew random numbers what was drawn."""
+        inputs = [self._known(t) for t in tensors_in(args)]
+        outputs, written = [], set()
+        for result in (*entry.written, *entry.results):
+            if result.drawn is None:
+                continue
+            if result.shared:
+                tensor = self._tensor(result.place)
+                tensor.copy_(result.drawn)
+                written.add(id(tensor))
+            else:
+                drawn = result.drawn.to(self._dtype(result.drawn.dtype))
+                if entry.operation.name == "native_dropout" and drawn.is_floating_point():
+                    drawn = args[0] * entry.results[1].drawn / (1 - args[1])
+                self._bases[result.place.storage] = self._laid_out(drawn, result.place)
+                tensor = self._tensor(result.place)
+            outputs.append(tensor)
+        self._step(entry.operation, "dropout", inputs, outputs, written, ((), {}))
+
+    def _as_recorded(self, entry: Entry) -> Any:
+        """Evaluate an operation that has no float64 kernel in its own format."""
+        args, kwargs = self._given(entry.args, narrow=True), self._given(entry.kwargs, narrow=True)
+        out = entry.func(*args, **kwargs)
+        wide = [t.to(self._dtype(t.dtype)) for t in tensors_in(out)]
+        inputs = [self._known(t) for t in tensors_in((self._given(entry.args), self._given(entry.kwargs)))]
+        self._step(entry.operation, "", inputs, wide, set(), (args, kwargs))
+        return wide
+
+    # --- tensors ---
+
+    def _dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return _WIDE.get(dtype, dtype) if self._wide else dtype
+
+    def _given(self, tree: Any, *, narrow: bool = False) -> Any:
+        if isinstance(tree, Place):
+            tensor = self._tensor(tree)
+            return tensor.to(tree.dtype) if narrow else tensor
+        if isinstance(tree, torch.dtype):
+            return tree if narrow else self._dtype(tree)
+        if isinstance(tree, tuple | list):
+            return type(tree)(self._given(x, narrow=narrow) for x in tree)
+        if isinstance(tree, dict):
+            return {k: self._given(x, narrow=narrow) for k, x in tree.items()}
+        return tree
+
+    def _tensor(self, place: Place) -> Tensor:
+        base = self._bases.get(place.storage)
+        new = base is None
+        if base is None:
+            base = self._bases[place.storage] = self._from_outside(place.storage)
+        tensor = torch.as_strided(base, place.shape, place.strides, place.offset)
+        if new or place.storage in self._tape.outside:
+            name = self._tape.names.get(place)
+            if name is not None:
+                self._names[id(tensor)] = name
+                self._values.of(tensor)
+                del self._names[id(tensor)]
+        return tensor
+
+    def _from_outside(self, storage: int) -> Tensor:
+        tensor = self._tape.outside[storage]
+        size = tensor.untyped_storage().nbytes() // tensor.element_size()
+        whole = torch.as_strided(tensor, (size,), (1,), 0)
+        base = whole.to(self._dtype(whole.dtype), copy=True)
+        for place, (_, name) in self._tape.names.items():
+            if place.storage == storage and name in self._weights:
+                target = torch.as_strided(base, place.shape, place.strides, place.offset)
+                target.copy_(torch.as_tensor(self._weights[name]).reshape(place.shape))
+        return base
+
+    def _laid_out(self, tensor: Tensor, place: Place) -> Tensor:
+        """Return a tensor of a storage in which the result lies where it was recorded."""
+        if (tensor.storage_offset(), tuple(tensor.shape), tensor.stride()) == (
+            place.offset, place.shape, place.strides,
+        ):  # fmt: skip
+            return tensor
+        size = place.offset + 1 + sum((n - 1) * s for n, s in zip(place.shape, place.strides))
+        base = tensor.new_zeros(max(size, 0))
+        there = torch.as_strided(base, place.shape, place.strides, place.offset)
+        there.copy_(tensor.reshape(place.shape))
+        self._values.note(there, self._known(tensor), written=False, uninitialised=False)
+        return base
+
+    def _known(self, tensor: Tensor) -> int:
+        found = self._values.of(tensor).id
+        self._show(found, tensor)
+        return found
+
+    def _show(self, value: int, tensor: Tensor) -> None:
+        if value >= self._seen:
+            self._seen = value + 1
+            self._visit(value, tensor)
+
+    # --- operations ---
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        operation = describe(func)
+        if self._wide and operation.name in ("_softmax", "_log_softmax"):
+            args = (*args[:2], False)
+        parts = decomposition_of(func, operation.name) if self._wide else None
+        if parts is not None:
+            opened = self._open(parts, func, operation, args, kwargs)
+            if opened is not None:
+                return opened
+        given = [] if operation.shapes_only else list(tensors_in((args, kwargs)))
+        written = written_by(operation, args, kwargs)
+        skipped = {id(t) for t in written} if operation.overwrites else set()
+        inputs = [self._known(t) for t in given if id(t) not in skipped]
+        for tensor in written:
+            self._values.before_write(tensor)
+        out = func(*args, **kwargs)
+        ids = {id(t) for t in written}
+        outputs = written + [t for t in tensors_in(out) if id(t) not in ids]
+        self._step(operation, "", inputs, outputs, ids, (args, kwargs))
+        return out
+
+    def _open(
+        self,
+        parts: Callable[..., Any],
+        func: Callable[..., Any],
+        operation: Operation,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Evaluate an operation as a function of simpler ones; None if that gives something else."""
+        outer, self._opened = self._opened, self._opened or operation_name(operation.name, "")
+        steps, values = len(self.trace.steps), len(self.trace.values)
+        try:
+            with self:
+                made = parts(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, TypeError, AttributeError):
+            made = None
+        finally:
+            self._opened = outer
+        if written_by(operation, args, kwargs):
+            return made
+        whole = func(*args, **kwargs)
+        ours, theirs = list(tensors_in(made)), list(tensors_in(whole))
+        for i, tensor in enumerate(theirs):
+            same = i < len(ours) and ours[i].shape == tensor.shape and _close(ours[i], tensor)
+            if same and not self._noise:
+                self._values.note(tensor, self._known(ours[i]), written=False, uninitialised=False)
+            elif same:
+                tensor.copy_(ours[i])
+                self._values.note(tensor, self._known(ours[i]), written=False, uninitialised=False)
+            else:
+                inputs = [self._known(t) for t in tensors_in((args, kwargs))]
+                self._step(operation, "", inputs, [tensor], set(), (args, kwargs))
+        return whole
+
+    def _step(
+        self,
+        operation: Operation,
+        name: str,
+        inputs: Sequence[int],
+        outputs: Sequence[Tensor],
+        written: set[int],
+        call: tuple[tuple[Any, ...], dict[str, Any]],
+    ) -> None:
+        of = self._context
+        own = operation_name(operation.name, "")
+        still = own in _STILL
+        computed = [t for t in outputs if t.is_floating_point()] if not still else []
+        for tensor in computed if self._noise else ():
+            sign = torch.randint(0, 2, tensor.shape, generator=self._generator).to(tensor) * 2 - 1
+            tensor.mul_(1 + self._noise * sign)
+        ids = [self.trace.add_value() for _ in outputs]
+        for tensor, value in zip(outputs, ids):
+            if value in self._replace:
+                tensor.copy_(torch.as_tensor(self._replace[value]).reshape(tensor.shape))
+            self._values.note(tensor, value, written=id(tensor) in written, uninitialised=operation.empty)
+        forward = None if of.forward is None else self._steps.get(of.forward)
+        self.trace.add_step(
+            name or self._opened or (of.operation if own not in MOVING else own),
+            inputs=inputs,
+            outputs=ids,
+            primitive=f"{own}" if still or self._opened else operation.full,
+            phase=of.phase,
+            scalars=list(numbers_in(call)),
+            module=of.module,
+            place=of.place,
+            frames=of.frames,
+            forward=forward,
+            library=of.library,
+            options=of.options or options_in(operation, *call),
+        )
+        for tensor, value in zip(outputs, ids):
+            self._show(value, tensor)
+
+
+def _made(out: Any, entry: Entry, args: Any, kwargs: Any) -> list[Tensor]:
+    written = {id(t) for t in written_by(entry.operation, args, kwargs)}
+    return [t for t in tensors_in(out) if id(t) not in written]
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if not a.is_floating_point():
+        return bool((a == b).all())
+    scale = b.abs().nan_to_num(0, 0, 0).max() if b.numel() else 0.0
+    return bool(((a - b).abs().nan_to_num(0, 0, 0) <= 1e-9 * scale + 1e-300).all())

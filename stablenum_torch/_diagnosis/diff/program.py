@@ -1,0 +1,206 @@
+"""``program``: a training step of PyTorch, recorded for ``stablenum.diff``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from stablenum.diagnosis.diff.play import Play, Visit
+from stablenum.interrupts import and_restore
+from stablenum.settings_checks import check_callable
+from stablenum_torch._diagnosis.diff.player import play
+from stablenum_torch._diagnosis.diff.tape import Tape, Taping
+from stablenum_torch._diagnosis.replay.inputs import Surroundings, look_around
+from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
+from stablenum_torch._diagnosis.replay.public_calls import PublicFunctions
+from stablenum_torch._diagnosis.replay.run import eager
+from stablenum_torch._diagnosis.replay.schemas import tensors_in
+from stablenum_torch._diagnosis.replay.snapshot import Snapshot
+
+__all__ = ["Program", "program"]
+
+
+def program(
+    loss_fn: Callable[..., Any],
+    *args: Any,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
+    compute: torch.dtype | None = None,
+) -> Program:
+    """Return a program for :func:`stablenum.diff`.
+
+    Args:
+        loss_fn: called with ``args``. If it returns a floating-point scalar, the backward pass follows, and
+            with ``optimizer`` one step; anything else is compared as it is.
+        *args: the batch, and whatever else ``loss_fn`` takes.
+        model: the model, which gives modules and parameters their names; found by itself if ``loss_fn``
+            reaches only one.
+        optimizer: steps after the backward pass.
+        compute: the format of autocast; None for none.
+
+    Returns:
+        The program. Nothing runs before the comparison, which leaves model, optimizer and generators as they
+        were.
+
+    Raises:
+        TypeError: an argument has a wrong type.
+    """
+    check_callable("loss_fn", loss_fn, "a function that returns the loss")
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(f"program(model=...) must be a torch.nn.Module or None; got {type(model).__name__}.")
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"program(optimizer=...) must be a torch.optim.Optimizer or None; got {type(optimizer).__name__}."
+        )
+    if compute is not None and not isinstance(compute, torch.dtype):
+        raise TypeError(f"program(compute=...) must be a torch.dtype or None; got {compute!r}.")
+    return Program(loss_fn, args, model, optimizer, compute)
+
+
+class Program:
+    """A training step of PyTorch, or any function of tensors. Made by :func:`program`."""
+
+    framework = "torch"
+
+    def __init__(
+        self,
+        loss_fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        model: nn.Module | None,
+        optimizer: Optimizer | None,
+        compute: torch.dtype | None,
+    ) -> None:
+        self._loss_fn, self._args, self._compute = loss_fn, args, compute
+        self._model, self._optimizer = model, optimizer
+        self._tape: Tape | None = None
+        self._around: Surroundings | None = None
+
+    def parameters(self) -> Mapping[str, Any]:
+        """Return the parameters and buffers by name, as arrays of NumPy."""
+        found = self._found()
+        named = {**found.parameters, **found.buffers}
+        return {
+            name: t.detach().cpu().double().numpy() for name, t in named.items() if t.is_floating_point()
+        }
+
+    def play(
+        self,
+        visit: Visit,
+        *,
+        wide: bool = True,
+        weights: Mapping[str, Any] | None = None,
+        noise: float = 0.0,
+        replace: Mapping[int, Any] | None = None,
+    ) -> Play:
+        """Evaluate the program once; see ``stablenum.diagnosis.diff.play.Program``."""
+        if self._tape is None:
+            self._tape = self._record()
+        return play(
+            self._tape, wide=wide, weights=weights or {}, noise=noise, visit=visit, replace=replace or {}
+        )
+
+    def _found(self) -> Surroundings:
+        if self._around is None:
+            self._around = look_around(self._loss_fn, self._args, {}, self._model, self._optimizer)
+        return self._around
+
+    # --- recording ---
+
+    def _record(self) -> Tape:
+        around = self._found()
+        snapshot = Snapshot(around.objects)
+        return and_restore(lambda: self._recorded(around, snapshot), snapshot.restore)
+
+    def _recorded(self, around: Surroundings, snapshot: Snapshot) -> Tape:
+        for tensor in (*around.parameters.values(), *around.buffers.values()):
+            snapshot.keep_tensor(tensor)  # which clears its gradient
+        recorder = Taping(snapshot, around.names, ModulePaths(around.model), _call_user.__code__)
+        recorder.contexts.on_update = None
+        with (
+            warnings.catch_warnings(),
+            eager(),
+            _without_fused_rnn(around),
+            torch.enable_grad(),
+            recorder,
+            PublicFunctions(recorder),
+        ):
+            warnings.simplefilter("ignore")
+            with self._autocast():
+                out = _call_user(self._loss_fn, self._args)
+            self._mark_outputs(recorder, out)
+            loss = _loss(out)
+            if loss is not None:
+                self._backward(recorder, around, loss)
+        return recorder.tape
+
+    def _autocast(self) -> Any:
+        if self._compute is None:
+            return torch.autocast("cpu", enabled=False)
+        found = self._found()
+        tensors = [*found.parameters.values(), *tensors_in(self._args)]
+        device = tensors[0].device.type if tensors else "cpu"
+        return torch.autocast(device, dtype=self._compute)
+
+    def _mark_outputs(self, recorder: Taping, out: Any) -> None:
+        if _loss(out) is not None:
+            recorder.mark("loss", "loss", _loss(out))
+            return
+        for name, tensor in _named("output", out):
+            recorder.mark("output", name, tensor)
+
+    def _backward(self, recorder: Taping, around: Surroundings, loss: Tensor) -> None:
+        done = recorder.contexts.accumulated or recorder.roots or recorder.gradients
+        if not done:
+            torch.autograd.backward(loss)
+        for name, p in around.parameters.items():
+            if p.grad is not None:
+                recorder.mark("gradient", name, p.grad)
+        if self._optimizer is not None:
+            _step(self._optimizer)
+            for name, p in around.parameters.items():
+                if p.requires_grad:
+                    recorder.mark("updated", name, p)
+
+
+def _call_user(loss_fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    # The stack is read up to this function.
+    return loss_fn(*args)
+
+
+def _step(optimizer: Optimizer) -> None:
+    optimizer.step()
+
+
+def _loss(out: Any) -> Tensor | None:
+    """Return the loss: a floating-point scalar with a graph, alone or first in a tuple."""
+    if isinstance(out, Tensor) and out.numel() == 1 and out.requires_grad and out.is_floating_point():
+        return out
+    return None
+
+
+def _named(name: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(tree, Tensor):
+        yield name, tree
+    elif isinstance(tree, Mapping):
+        for key, x in tree.items():
+            yield from _named(f"{name}[{key!r}]", x)
+    elif isinstance(tree, list | tuple):
+        for i, x in enumerate(tree):
+            yield from _named(f"{name}[{i}]", x)
+
+
+def _without_fused_rnn(around: Surroundings) -> Any:
+    """Return a context in which recurrent layers run operation by operation."""
+    recurrent = any(isinstance(m, nn.RNNBase) for top in around.modules.values() for m in top.modules())
+    if recurrent:
+        return torch.backends.mkldnn.flags(enabled=False)
+    return warnings.catch_warnings()
+
+
+_ = np

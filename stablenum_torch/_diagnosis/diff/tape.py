@@ -1,0 +1,198 @@
+"""The tape: every call of an aten operation, with the memory that it reads and writes.
+
+Tensors are kept as places in numbered storages rather than as objects, so that views and writes in place come
+out the same when the tape is played with other numbers or in another format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stablenum.diagnosis.replay.trace import Step
+from stablenum_torch._diagnosis.replay.contexts import Context
+from stablenum_torch._diagnosis.replay.recorder import Recorder
+from stablenum_torch._diagnosis.replay.schemas import Operation, tensors_in
+from stablenum_torch._diagnosis.replay.tensor_memory import Storage
+
+__all__ = ["Entry", "Mark", "Place", "Taping"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tensor as a place in a storage."""
+
+    storage: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A tensor that a call returned or wrote.
+
+    Attributes:
+        place: where it lies.
+        shared: whether its memory existed before the call.
+        drawn: its contents, if the call drew random numbers.
+    """
+
+    place: Place
+    shared: bool
+    drawn: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Entry:
+    """One call.
+
+    Attributes:
+        func: the operation.
+        args, kwargs: its arguments, with a ``Place`` for each tensor.
+        results: what it returned.
+        written: what it wrote.
+        step: the step in the recorder's trace, which has the source line, the module and the phase.
+    """
+
+    func: Callable[..., Any]
+    operation: Operation
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[Result]
+    written: list[Result]
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A tensor that is a result of the program at this point of the tape."""
+
+    kind: str
+    name: str
+    place: Place
+
+
+@dataclass
+class Tape:
+    """The calls and marks in order of execution, and the tensors that existed before.
+
+    Attributes:
+        entries: as they ran.
+        outside: storage -> a tensor of it that existed before the recording.
+        names: storage -> the role and the name of each place of it that has one.
+    """
+
+    entries: list[Entry | Mark] = field(default_factory=list)
+    outside: dict[int, Tensor] = field(default_factory=dict)
+    names: dict[Place, tuple[str, str]] = field(default_factory=dict)
+
+
+class Taping(Recorder):
+    """A recorder that also keeps the tape."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.tape = Tape()
+        self._numbers: dict[int, tuple[Storage, int]] = {}
+
+    def mark(self, kind: str, name: str, tensor: Tensor) -> None:
+        """Note that a tensor is a result of the program."""
+        self.values.of(tensor)
+        self.tape.entries.append(Mark(kind, name, self._place(tensor)))
+
+    def _record(
+        self,
+        func: Callable[..., Any],
+        operation: Operation,
+        context: Context,
+        before: Any,
+        call: tuple[tuple[Any, ...], dict[str, Any]],
+        result: Any,
+        *,
+        makes_node: bool,
+    ) -> None:
+        first = len(self.trace.steps)
+        args, kwargs = self._placed(call[0]), self._placed(call[1])
+        written = [self._result(func, t, shared=True, drawn=True) for t in before.written]
+        ids = {id(t) for t in before.written}
+        returned = [t for t in tensors_in(result) if id(t) not in ids]
+        shared = [self.values.memory.find(t) is not None for t in returned]
+        super()._record(func, operation, context, before, call, result, makes_node=makes_node)
+        results = [self._result(func, t, shared=s, drawn=not s) for t, s in zip(returned, shared)]
+        step = self.trace.steps[first]
+        self.tape.entries.append(Entry(func, operation, args, kwargs, results, written, step))
+
+    def _result(self, func: Any, tensor: Tensor, *, shared: bool, drawn: bool) -> Result:
+        random = drawn and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        return Result(self._place(tensor), shared, tensor.detach().clone() if random else None)
+
+    def _placed(self, tree: Any) -> Any:
+        if isinstance(tree, Tensor):
+            return self._place(tree)
+        if isinstance(tree, tuple | list):
+            return type(tree)(self._placed(x) for x in tree)
+        if isinstance(tree, dict):
+            return {k: self._placed(x) for k, x in tree.items()}
+        return tree
+
+    def _place(self, tensor: Tensor) -> Place:
+        memory = self.values.memory
+        storage = memory.find(tensor)
+        if storage is None:
+            storage = memory.add(tensor, outside=True)
+        known = self._numbers.get(id(storage))
+        if known is None:
+            number = len(self._numbers)
+            self._numbers[id(storage)] = (storage, number)
+            if storage.outside:
+                self.tape.outside[number] = tensor.detach()
+        else:
+            number = known[1]
+        place = Place(
+            number, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+        )
+        if storage.outside and place not in self.tape.names:
+            name = self.name_of(tensor)
+            if name is not None:
+                self.tape.names[place] = name
+        return place
+
+    def name_of(self, tensor: Tensor) -> tuple[str, str] | None:
+        """Return the role and the name of a tensor that the recorder knows by name."""
+        return self._names.get(id(tensor))
+
+
+def last_uses(entries: Sequence[Entry | Mark]) -> dict[int, list[int]]:
+    """Return, for each position in the tape, the storages that are not used after it."""
+    last: dict[int, int] = {}
+    for index, entry in enumerate(entries):
+        for place in places_of(entry):
+            last[place.storage] = index
+    found: dict[int, list[int]] = {}
+    for storage, index in last.items():
+        found.setdefault(index, []).append(storage)
+    return found
+
+
+def places_of(entry: Entry | Mark) -> list[Place]:
+    """Return all places that an entry names."""
+    if isinstance(entry, Mark):
+        return [entry.place]
+    return [*_places_in((entry.args, entry.kwargs)), *(r.place for r in (*entry.results, *entry.written))]
+
+
+def _places_in(tree: Any) -> list[Place]:
+    if isinstance(tree, Place):
+        return [tree]
+    if isinstance(tree, tuple | list):
+        return [p for x in tree for p in _places_in(x)]
+    if isinstance(tree, dict):
+        return [p for x in tree.values() for p in _places_in(x)]
+    return []
