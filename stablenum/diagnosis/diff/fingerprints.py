@@ -22,7 +22,7 @@ class Fingerprint(NamedTuple):
     Attributes:
         count: how many entries there are.
         total, absolute, squares, signed: the sums of x, |x|, x^2 and x |x|.
-        least, greatest: the extremes.
+        least, greatest: the extremes, with 0 among the entries.
         floating: whether the array holds floating-point numbers.
         bad: whether any entry is NaN.
     """
@@ -42,7 +42,9 @@ class Fingerprint(NamedTuple):
         """Whether the array has no entries, or only copies of one round number, by which nothing is known."""
         if not self.count:
             return True
-        return self.least == self.greatest and self.least * 5040 == round(self.least * 5040)
+        mean = self.total / self.count
+        equal = abs(self.squares - mean * mean * self.count) <= 1e-15 * self.squares
+        return equal and abs(mean * 5040 - round(mean * 5040)) < 1e-9
 
 
 def fingerprint(array: Any) -> Fingerprint:
@@ -72,16 +74,20 @@ def fingerprint(array: Any) -> Fingerprint:
         float(size.sum()),
         float((x * x).sum()),
         float((x * size).sum()),
-        float(x.min()),
-        float(x.max()),
+        min(float(x.min()), 0.0),
+        max(float(x.max()), 0.0),
         floating,
         bad,
     )
 
 
 def distance(a: Fingerprint, b: Fingerprint) -> float:
-    """Return the largest relative difference of two fingerprints; infinite for another number of entries."""
-    if a.count != b.count or a.bad != b.bad:
+    """Return the largest relative difference of two fingerprints, infinite if only one has entries or a NaN.
+
+    All that is compared is continuous: a zero that became a rounding error changes nothing, so the number of
+    entries is left out.
+    """
+    if a.bad != b.bad or bool(a.count) != bool(b.count):
         return float("inf")
     if not a.count:
         return 0.0

@@ -27,6 +27,7 @@ from stablenum_jax._diagnosis.replay.phases import assign_phases
 __all__ = ["Traced", "play"]
 
 _DTYPES = ("new_dtype", "preferred_element_type", "dtype", "out_dtype", "accum_dtype", "float_dtype")
+_STILL = (*MOVING, "cast")
 # Scatters keep the jaxpr that combines two elements, in the format of the elements.
 _COMBINING = {
     "scatter-add": lax.add, "scatter_add": lax.add, "scatter-mul": lax.mul, "scatter_mul": lax.mul,
@@ -88,6 +89,8 @@ class _Player(Interpreter):
     noise: float = 0.0
     visit: Visit = lambda index, data: None
     replacing: Mapping[int, Any] = field(default_factory=dict)
+    moved: bool = False
+    moving: set[int] = field(default_factory=set)
     generator: Any = field(default_factory=lambda: np.random.default_rng(20260))
 
     # --- values ---
@@ -124,6 +127,7 @@ class _Player(Interpreter):
         cells = []
         for data in outputs:
             index = self.trace.add_value()
+            data = self._noisy(data)
             if index in self.replacing:
                 data = np.asarray(self.replacing[index]).reshape(np.shape(data))
             cells.append(Cell(data, index))
@@ -146,9 +150,20 @@ class _Player(Interpreter):
 
     # --- evaluation ---
 
+    def evaluate(self, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
+        moves = any(self._depends(c) for c in inputs)
+        before = len(self.trace.values)
+        self.moved = bool(self.noise) and moves and primitive_name(eqn.primitive.name) not in _STILL
+        try:
+            return super().evaluate(eqn, inputs, ctx)
+        finally:
+            self.moved = False
+            if moves:
+                self.moving.update(range(before, len(self.trace.values)))
+
     def compute(self, eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> list[Any]:
         if not self.wide:
-            return self._noisy(eqn, super().compute(eqn, inputs, params))
+            return super().compute(eqn, inputs, params)
         given = dict(eqn.params if params is None else params)
         name = eqn.primitive.name
         if name == "reduce_precision":
@@ -171,8 +186,8 @@ class _Player(Interpreter):
                 aval = jax.core.ShapedArray(eqn.outvars[0].aval.shape, _wide_dtype(eqn.outvars[0].aval.dtype))
                 plain = numpy_answer(name, inputs, given, aval)
                 if plain is not None:
-                    return self._noisy(eqn, [plain])
-            return self._noisy(eqn, [self._widened(o) for o in bind(eqn, inputs, given)])
+                    return [plain]
+            return [self._widened(o) for o in bind(eqn, inputs, given)]
 
     def _recorded(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         """Return the inputs in the formats of the program, for equations that have no float64 form."""
@@ -181,16 +196,16 @@ class _Player(Interpreter):
             for x, v in zip(inputs, eqn.invars, strict=True)
         ]
 
-    def _noisy(self, eqn: Any, outputs: list[Any]) -> list[Any]:
-        if not self.noise or primitive_name(eqn.primitive.name) in MOVING:
-            return outputs
-        found = []
-        for x in outputs:
-            if _is_float(x):
-                sign = self.generator.integers(0, 2, np.shape(x)) * 2 - 1
-                x = (np.asarray(x) * (1 + self.noise * sign)).astype(np.asarray(x).dtype)
-            found.append(x)
-        return found
+    def _noisy(self, data: Any) -> Any:
+        if not (self.moved and _is_float(data)):
+            return data
+        sign = self.generator.integers(0, 2, np.shape(data)) * 2 - 1
+        return (np.asarray(data) * (1 + self.noise * sign)).astype(np.asarray(data).dtype)
+
+    def _depends(self, cell: Cell) -> bool:
+        """Return whether a value depends on a parameter or an input: constants are given no noise."""
+        value = self.trace.values[cell.id]
+        return cell.id in self.moving or (value.producer is None and value.role not in ("constant", ""))
 
 
 def _is_float(x: Any) -> bool:

@@ -82,6 +82,7 @@ class _Player(TorchDispatchMode):
         self._context: Step
         self._opened = ""
         self._steps: dict[int, int] = {}  # recorded step -> the step here
+        self._moving: set[int] = set()
         self._generator = torch.Generator().manual_seed(20260)
 
     def run(self) -> None:
@@ -210,6 +211,11 @@ class _Player(TorchDispatchMode):
             self._seen = value + 1
             self._visit(value, tensor)
 
+    def _depends(self, value: int) -> bool:
+        """Return whether a value depends on a parameter or an input: constants are given no noise."""
+        found = self.trace.values[value]
+        return value in self._moving or (found.producer is None and found.role not in ("constant", ""))
+
     # --- operations ---
 
     def __torch_dispatch__(
@@ -287,10 +293,12 @@ class _Player(TorchDispatchMode):
         own = operation_name(operation.name, "")
         still = own in _STILL
         computed = [t for t in outputs if t.is_floating_point()] if not still else []
-        for tensor in computed if self._noise else ():
+        moves = any(self._depends(i) for i in inputs)
+        for tensor in computed if self._noise and moves else ():
             sign = torch.randint(0, 2, tensor.shape, generator=self._generator).to(tensor) * 2 - 1
             tensor.mul_(1 + self._noise * sign)
         ids = [self.trace.add_value() for _ in outputs]
+        self._moving.update(ids if moves else ())
         for tensor, value in zip(outputs, ids):
             if value in self._replace:
                 tensor.copy_(torch.as_tensor(self._replace[value]).reshape(tensor.shape))
