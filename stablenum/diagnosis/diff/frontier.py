@@ -7,11 +7,26 @@ from dataclasses import dataclass
 
 from stablenum.diagnosis.diff.matching import Matching
 from stablenum.diagnosis.diff.sides import Side
+from stablenum.diagnosis.replay.operations import MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["Frontier", "frontier"]
+__all__ = ["Frontier", "Start", "frontier"]
 
 _ORDER = ("forward", "backward", "update")
+_QUIET = (MOVING - SELECTING) | {"cast", "to"}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where one side begins to differ.
+
+    Attributes:
+        step: the first operation that differs, or, if ``missing``, the one after which it is missing.
+        missing: whether this side lacks the operation that the other side has.
+    """
+
+    step: Step
+    missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +34,12 @@ class Frontier:
     """Where two programs part.
 
     Attributes:
-        left, right: the first operation of each side that differs; None where a side has none.
+        left, right: where each side begins to differ; None where nothing of it leads to the difference.
         region_left, region_right: all operations from there to the values that differ.
     """
 
-    left: Step | None
-    right: Step | None
+    left: Start | None
+    right: Start | None
     region_left: tuple[Step, ...]
     region_right: tuple[Step, ...]
 
@@ -41,41 +56,107 @@ def frontier(
         phase: the phase of these results; what earlier phases computed is taken as equal.
     """
     pairs = list(differing)
-    a = _region(left, found.left, [i for i, _ in pairs], phase)
-    b = _region(right, found.right, [j for _, j in pairs], phase)
-    starts_a, starts_b = _starts(left, a), _starts(right, b)
-    first_a, first_b = _paired(left, right, found, starts_a, starts_b)
-    return Frontier(first_a, first_b, tuple(a), tuple(b))
+    a = _Region(left, found.left, [i for i, _ in pairs], phase)
+    b = _Region(right, found.right, [j for _, j in pairs], phase)
+    here, there, shared = _paired(found, a, b)
+    if here is None or there is None or not shared:
+        first, second = here and Start(here), there and Start(there)
+    else:
+        first, second = _compared(a, b, here, there, shared)
+    return Frontier(first, second, tuple(a.steps), tuple(b.steps))
 
 
-def _region(side: Side, known: Collection[int], results: Iterable[int], phase: str) -> list[Step]:
-    """Return the steps on the way to the results, back to values that are shared, in order."""
-    trace, seen, todo = side.trace, set[int](), list(results)
-    while todo:
-        producer = trace.values[todo.pop()].producer
-        if producer is None or producer in seen:
-            continue
-        step = trace.steps[producer]
-        if _ORDER.index(step.phase) < _ORDER.index(phase):
-            continue
-        seen.add(producer)
-        todo += [i for i in step.inputs if i not in known and not side.neutral(i)]
-    return [trace.steps[i] for i in sorted(seen)]
+class _Region:
+    """The steps of one side on the way to results that differ, back to values that are shared, in order."""
+
+    def __init__(self, side: Side, known: Collection[int], results: Iterable[int], phase: str) -> None:
+        self.side = side
+        trace, seen, todo = side.trace, set[int](), list(results)
+        while todo:
+            producer = trace.values[todo.pop()].producer
+            if producer is None or producer in seen:
+                continue
+            step = trace.steps[producer]
+            if _ORDER.index(step.phase) < _ORDER.index(phase):
+                continue
+            seen.add(producer)
+            todo += [i for i in step.inputs if i not in known and not side.neutral(i)]
+        self.steps = [trace.steps[i] for i in sorted(seen)]
+        self.readers: dict[int, list[Step]] = {}
+        for step in self.steps:
+            for value in step.inputs:
+                self.readers.setdefault(value, []).append(step)
+
+    def starts(self) -> list[Step]:
+        """Return the steps that read nothing from the region."""
+        made = {o for s in self.steps for o in s.outputs}
+        return [s for s in self.steps if not made.intersection(s.inputs)]
+
+    def next_to(self, step: Step) -> set[str]:
+        """Return the names of the operations that compute with what a step gives."""
+        todo, found, seen = list(step.outputs), set[str](), set[int]()
+        while todo:
+            for reader in self.readers.get(todo.pop(), ()):
+                if reader.index in seen:
+                    continue
+                seen.add(reader.index)
+                if kind(reader) in _QUIET:
+                    todo += reader.outputs
+                else:
+                    found.add(kind(reader))
+        return found
+
+    def producer(self, value: int) -> Step | None:
+        """Return the step that computed a value, past those that moved it."""
+        trace = self.side.trace
+        while True:
+            producer = trace.values[value].producer
+            if producer is None:
+                return None
+            step = trace.steps[producer]
+            if kind(step) not in _QUIET or not step.inputs:
+                return step
+            value = step.inputs[0]
 
 
-def _starts(side: Side, region: list[Step]) -> list[Step]:
-    """Return the steps of a region that read nothing from it."""
-    made = {o for s in region for o in s.outputs}
-    return [s for s in region if not made.intersection(s.inputs)]
+def kind(step: Step) -> str:
+    """Return the name of what a step computes, the same in both frameworks."""
+    name = step.operation if step.primitive.startswith("aten.") else step.primitive
+    return {"pow": "square", "integer_pow": "square", "amax": "max", "logistic": "sigmoid"}.get(name, name)
 
 
-def _paired(
-    left: Side, right: Side, found: Matching, a: list[Step], b: list[Step]
-) -> tuple[Step | None, Step | None]:
-    """Return the first pair of steps that read a common value; else the first of each side."""
-    for there in b:
+def _paired(found: Matching, a: _Region, b: _Region) -> tuple[Step | None, Step | None, set[int]]:
+    """Return the first pair of steps that read a common value, and the values that the right one reads of
+    it; the same operation on both sides comes first."""
+    starts_a, starts_b = a.starts(), b.starts()
+    pairs = []
+    for there in starts_b:
         shared = {i for value in there.inputs for i in found.right.get(value, ())}
-        here = next((s for s in a if shared.intersection(s.inputs)), None)
-        if here is not None:
-            return here, there
-    return (a[0] if a else None), (b[0] if b else None)
+        for here in starts_a:
+            common = shared.intersection(here.inputs)
+            if common:
+                pairs.append((kind(here) != kind(there), there.index, here.index, here, there, common))
+    if pairs:
+        _, _, _, here, there, common = min(pairs, key=lambda p: p[:3])
+        return here, there, common
+    return (starts_a[0] if starts_a else None), (starts_b[0] if starts_b else None), set()
+
+
+def _compared(
+    a: _Region, b: _Region, here: Step, there: Step, shared: set[int]
+) -> tuple[Start | None, Start | None]:
+    """Return the starts of the two sides; one may lack the operation that the other has."""
+    mine, theirs = kind(here), kind(there)
+    if mine != theirs:
+        if theirs in a.next_to(here) and mine not in b.next_to(there):
+            return Start(here), _after(b, there)
+        if mine in b.next_to(there) and theirs not in a.next_to(here):
+            return _after(a, here), Start(there)
+    return Start(here), Start(there)
+
+
+def _after(region: _Region, step: Step) -> Start:
+    """Return the step whose result a step reads: after it, an operation is missing."""
+    makers = [region.producer(i) for i in step.inputs if not region.side.neutral(i)]
+    found = max((m for m in makers if m is not None), key=lambda m: m.index, default=step)
+    return Start(found, missing=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from stablenum.diagnosis.replay.trace import Trace
+from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["Play", "Program", "Visit"]
 
@@ -32,9 +33,12 @@ class Program(Protocol):
 
     Attributes:
         framework: "torch" or "jax".
+        optimizer_at: the line that made the optimizer, for operations of the update that no line of the
+            user's called.
     """
 
     framework: str
+    optimizer_at: Place | None
 
     def parameters(self) -> Mapping[str, Any]:
         """Return the parameters and buffers by name, as arrays of NumPy."""

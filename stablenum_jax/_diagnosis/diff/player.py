@@ -66,21 +66,18 @@ def play(
         outputs = player.run(traced.closed.jaxpr, consts, inputs, Context())
     loss = [c.id for c, r in zip(outputs, traced.results, strict=True) if r is not None and r[0] == "loss"]
     assign_phases(player.trace, player.written, loss, [c.id for c in outputs])
-    _find_update(player, [c.id for c, r in zip(outputs, traced.results, strict=True) if r and r[0] == "gradient"])
     results = [(*r, c.id) for c, r in zip(outputs, traced.results, strict=True) if r is not None]
+    _find_update(player, results)
     return Play(player.trace, tuple(results))
 
 
-def _find_update(player: _Player, gradients: Sequence[int]) -> None:
-    """Set the phase of the steps after the gradients."""
-    late = set(gradients)
-    if not late:
+def _find_update(player: _Player, results: Sequence[tuple[str, str, int]]) -> None:
+    """Set the phase of the steps after the last gradient, if the program has an update."""
+    made = [player.trace.values[value].producer or 0 for kind, _, value in results if kind == "gradient"]
+    if not made or all(kind != "updated" for kind, _, _ in results):
         return
-    first = max((player.trace.values[g].producer or 0) for g in gradients)
-    for step in player.trace.steps:
-        if step.index > first and step.phase != "forward":
-            step.phase = "update"
-            step.forward = None
+    for step in player.trace.steps[max(made) + 1 :]:
+        step.phase, step.forward = "update", None
 
 
 @dataclass
@@ -111,7 +108,7 @@ class _Player(Interpreter):
         known = self._literals.get(id(literal))
         if known is None:
             data = literal.val
-            if self.wide and np.ndim(data) == 0 and _is_float(data):
+            if self.wide and np.ndim(data) == 0 and _is_float(data) and not np.iscomplexobj(data):
                 narrow = getattr(data, "dtype", None) == np.float32
                 number = float(data)
                 data = np.float64(exact_constant(number) if narrow else number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import make_jaxpr, value_and_grad
 
+from stablenum.diagnosis.diff.call_sites import argument_line
 from stablenum.diagnosis.diff.play import Play, Visit
+from stablenum.diagnosis.replay.values import Place
 from stablenum.settings_checks import check_callable
 from stablenum_jax._diagnosis.diff.player import Traced, play
 from stablenum_jax._diagnosis.replay.inputs import Call, call_of
@@ -49,7 +52,8 @@ def program(
             "program(optimizer=...) must be an optax transformation or None; "
             f"got {type(optimizer).__name__}."
         )
-    return Program(loss_fn, params, args, optimizer, compute)
+    made_at = argument_line(sys._getframe(1), "optimizer") if optimizer is not None else None
+    return Program(loss_fn, params, args, optimizer, compute, made_at)
 
 
 class Program:
@@ -58,8 +62,15 @@ class Program:
     framework = "jax"
 
     def __init__(
-        self, loss_fn: Callable[..., Any], params: Any, args: tuple[Any, ...], optimizer: Any, compute: Any
+        self,
+        loss_fn: Callable[..., Any],
+        params: Any,
+        args: tuple[Any, ...],
+        optimizer: Any,
+        compute: Any,
+        optimizer_at: Place | None = None,
     ) -> None:
+        self.optimizer_at = optimizer_at
         self._loss_fn, self._params, self._args = loss_fn, params, args
         self._optimizer, self._compute = optimizer, compute
         self._traced: Traced | None = None
@@ -157,8 +168,6 @@ class Program:
 
 def _trained(model: Any) -> Any:
     """Return the pytree that an optimizer works on."""
-    import sys
-
     nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
     if nnx is not None and isinstance(model, nnx.Module):
         return nnx.state(model, nnx.Param)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from stablenum.diagnosis.diff.call_sites import argument_line
 from stablenum.diagnosis.diff.play import Play, Visit
+from stablenum.diagnosis.replay.values import Place
 from stablenum.interrupts import and_restore
 from stablenum.settings_checks import check_callable
 from stablenum_torch._diagnosis.diff.player import play
@@ -60,7 +62,8 @@ def program(
         )
     if compute is not None and not isinstance(compute, torch.dtype):
         raise TypeError(f"program(compute=...) must be a torch.dtype or None; got {compute!r}.")
-    return Program(loss_fn, args, model, optimizer, compute)
+    made_at = argument_line(sys._getframe(1), "optimizer") if optimizer is not None else None
+    return Program(loss_fn, args, model, optimizer, compute, made_at)
 
 
 class Program:
@@ -75,7 +78,9 @@ class Program:
         model: nn.Module | None,
         optimizer: Optimizer | None,
         compute: torch.dtype | None,
+        optimizer_at: Place | None = None,
     ) -> None:
+        self.optimizer_at = optimizer_at
         self._loss_fn, self._args, self._compute = loss_fn, args, compute
         self._model, self._optimizer = model, optimizer
         self._tape: Tape | None = None
@@ -157,12 +162,12 @@ class Program:
     def _backward(self, recorder: Taping, around: Surroundings, loss: Tensor) -> None:
         done = recorder.contexts.accumulated or recorder.roots or recorder.gradients
         if not done:
-            torch.autograd.backward(loss)
+            _call_user(torch.autograd.backward, (loss,))
         for name, p in around.parameters.items():
             if p.grad is not None:
                 recorder.mark("gradient", name, p.grad)
         if self._optimizer is not None:
-            _step(self._optimizer)
+            _call_user(self._optimizer.step, ())
             for name, p in around.parameters.items():
                 if p.requires_grad:
                     recorder.mark("updated", name, p)
@@ -171,10 +176,6 @@ class Program:
 def _call_user(loss_fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     # The stack is read up to this function.
     return loss_fn(*args)
-
-
-def _step(optimizer: Optimizer) -> None:
-    optimizer.step()
 
 
 def _loss(out: Any) -> Tensor | None:
@@ -202,5 +203,3 @@ def _without_fused_rnn(around: Surroundings) -> Any:
         return torch.backends.mkldnn.flags(enabled=False)
     return warnings.catch_warnings()
 
-
-_ = np

@@ -120,18 +120,18 @@ class Taping(Recorder):
     ) -> None:
         first = len(self.trace.steps)
         args, kwargs = self._placed(call[0]), self._placed(call[1])
-        written = [self._result(func, t, shared=True, drawn=True) for t in before.written]
+        random = _is_random(func, call)
+        written = [self._result(t, shared=True, drawn=random) for t in before.written]
         ids = {id(t) for t in before.written}
         returned = [t for t in tensors_in(result) if id(t) not in ids]
         shared = [self.values.memory.find(t) is not None for t in returned]
         super()._record(func, operation, context, before, call, result, makes_node=makes_node)
-        results = [self._result(func, t, shared=s, drawn=not s) for t, s in zip(returned, shared)]
+        results = [self._result(t, shared=s, drawn=random and not s) for t, s in zip(returned, shared)]
         step = self.trace.steps[first]
         self.tape.entries.append(Entry(func, operation, args, kwargs, results, written, step))
 
-    def _result(self, func: Any, tensor: Tensor, *, shared: bool, drawn: bool) -> Result:
-        random = drawn and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-        return Result(self._place(tensor), shared, tensor.detach().clone() if random else None)
+    def _result(self, tensor: Tensor, *, shared: bool, drawn: bool) -> Result:
+        return Result(self._place(tensor), shared, tensor.detach().clone() if drawn else None)
 
     def _placed(self, tree: Any) -> Any:
         if isinstance(tree, Tensor):
@@ -167,6 +167,18 @@ class Taping(Recorder):
     def name_of(self, tensor: Tensor) -> tuple[str, str] | None:
         """Return the role and the name of a tensor that the recorder knows by name."""
         return self._names.get(id(tensor))
+
+
+def _is_random(func: Any, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Return whether a call draws random numbers; an attention without dropout does not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+        return False
+    args, kwargs = call
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[i] if i < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(given)
+    return True
 
 
 def last_uses(entries: Sequence[Entry | Mark]) -> dict[int, list[int]]:

@@ -79,7 +79,7 @@ class Contexts:
             public,
             library=seen.library,
         )
-        if context.place is None and self._last is not None:
+        if context.place is None and self._last is not None and not updating:
             context.place, context.frames = self._last.place, self._last.frames
         if not updating:
             self._last = context
