@@ -93,6 +93,8 @@ def distance(a: Fingerprint, b: Fingerprint) -> float:
         return 0.0
     first, second = max(a.absolute, b.absolute), max(a.squares, b.squares)
     extreme = max(abs(a.least), abs(a.greatest), abs(b.least), abs(b.greatest))
+    if not second:  # squares that vanish
+        second = extreme * extreme or 1.0
     return max(
         abs(a.total - b.total) / first,
         abs(a.absolute - b.absolute) / first,

@@ -36,7 +36,7 @@ class Use:
         name, shape: of the parameter.
         array: its values.
         kind: "matmul", "conv", "gather", "mul", "add" or "other".
-        at: the index of the step that first computes with it.
+        at: the index of the step that first computes with it, and its place among others that go in there.
         words: the parts of the name, without those that all names have.
     """
 
@@ -44,7 +44,7 @@ class Use:
     shape: tuple[int, ...]
     array: Any
     kind: str
-    at: int
+    at: tuple[int, ...]
     words: tuple[str, ...]
 
     @property
@@ -66,28 +66,36 @@ def uses_of(side: Side) -> list[Use]:
     for value in trace.values:
         if value.role != "parameter" or value.producer is not None or value.name not in arrays:
             continue
-        step = _first_use(value.id, reads)
-        if step is not None and all(u.name != value.name for u in found):
+        first = _first_use(value.id, reads)
+        if first is not None and all(u.name != value.name for u in found):
+            step, positions = first
             array = arrays[value.name]
             kind = _KINDS.get(_plain(step), "other")
-            found.append(Use(value.name, tuple(array.shape), array, kind, step.index, words_of(value.name)))
+            at = (step.index, *positions)
+            found.append(Use(value.name, tuple(array.shape), array, kind, at, words_of(value.name)))
     return sorted(found, key=lambda u: u.at)
 
 
-def _first_use(value: int, reads: dict[int, list[Step]]) -> Step | None:
-    """Return the first step that computes with a value or with what it was moved to."""
-    todo, uses, seen = [value], list[Step](), set[int]()
+def _first_use(value: int, reads: dict[int, list[Step]]) -> tuple[Step, tuple[int, ...]] | None:
+    """Return the first step that computes with a value or with what it was moved to, and the places that it
+    had when it was put together with others on the way."""
+    todo: list[tuple[int, tuple[int, ...]]] = [(value, ())]
+    uses, seen = list[tuple[int, tuple[int, ...], Step]](), set[int]()
     while todo:
-        at = todo.pop()
+        at, places = todo.pop()
         for step in reads.get(at, ()):
             if step.index in seen:
                 continue
             seen.add(step.index)
             if _plain(step) in _CARRIED or (_plain(step) in SELECTING and len(step.inputs) == 1):
-                todo += step.outputs
+                here = (step.inputs.index(at),) if len(step.inputs) > 1 else ()
+                todo += [(o, (*places, *here)) for o in step.outputs]
             else:
-                uses.append(step)
-    return min(uses, key=lambda s: s.index, default=None)
+                uses.append((step.index, places, step))
+    if not uses:
+        return None
+    _, places, step = min(uses, key=lambda u: u[:2])
+    return step, places
 
 
 def _plain(step: Step) -> str:

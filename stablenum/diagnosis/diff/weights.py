@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from stablenum.diagnosis.diff.gates import apart, stacked
 from stablenum.diagnosis.diff.layouts import layouts
-from stablenum.diagnosis.diff.parameter_uses import Use, words_of
+from stablenum.diagnosis.diff.origins import Origin
+from stablenum.diagnosis.diff.parameter_uses import Use
 
-__all__ = ["Origin", "UnmappedError", "WeightMap", "guessed"]
+__all__ = ["UnmappedError", "WeightMap", "guessed"]
 
 _MOST_PARTS = 16
 _SKIP = 8.0
@@ -19,51 +21,6 @@ _SKIP = 8.0
 
 class UnmappedError(ValueError):
     """Parameters of the two programs that do not correspond."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a parameter of the right side comes from.
-
-    Attributes:
-        names: the parameters of the left side; several are put together along ``axis`` of the result, or
-            added if ``axis`` is None.
-        part: (i, n, axis) for the i-th of n equal parts of the left parameter.
-        axes: the permutation of the axes before the reshape.
-        shape: that of the right parameter.
-        others: further permutations that fit.
-    """
-
-    names: tuple[str, ...]
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-    part: tuple[int, int, int] | None = None
-    axis: int | None = None
-    others: tuple[tuple[int, ...], ...] = ()
-
-    def of(self, arrays: Mapping[str, Any]) -> Any:
-        """Return the right side's array, given the left side's."""
-        made = [self._one(arrays[name]) for name in self.names]
-        if len(made) == 1:
-            return made[0].reshape(self.shape)
-        if self.axis is None:
-            return np.asarray(sum(made)).reshape(self.shape)
-        return np.concatenate(made, axis=self.axis).reshape(self.shape)
-
-    def _one(self, array: Any) -> Any:
-        x = np.asarray(array)
-        if self.part is not None:
-            i, n, axis = self.part
-            x = np.split(x, n, axis=axis)[i]
-        return x.transpose(self.axes) if len(self.axes) == x.ndim else x
-
-    def __str__(self) -> str:
-        said = " and ".join(self.names)
-        if self.part is not None:
-            said += f", part {self.part[0] + 1} of {self.part[1]}"
-        if self.axes != tuple(range(len(self.axes))):
-            said += ", transposed" if len(self.axes) == 2 else f", axes {self.axes}"
-        return said
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +55,12 @@ def guessed(left: Sequence[Use], right: Sequence[Use]) -> WeightMap:
             origins.update(_origins(ours, theirs))
         rest_left += ours if not theirs else []
         rest_right += theirs if not ours else []
+    for rule in (stacked, apart):
+        more = rule(rest_left, rest_right)
+        origins.update(more)
+        used = {name for origin in more.values() for name in origin.names}
+        rest_right = [u for u in rest_right if u.name not in more]
+        rest_left = [u for u in rest_left if u.name not in used]
     for use in list(rest_right):
         origin = _of_any(use, rest_left, left)
         if origin is not None:
@@ -228,5 +191,3 @@ def _in_one_way(origins: Mapping[str, Origin]) -> dict[str, Origin]:
         for name, o in origins.items()
     }
 
-
-_ = words_of

@@ -170,12 +170,12 @@ class _Player(Interpreter):
                 return [self._widened(o) for o in bind(eqn, self._recorded(eqn, inputs), given)]
         for key in _DTYPES:
             if given.get(key) is not None and _is_float_dtype(given[key]):
-                given[key] = np.dtype(np.float64)
+                given[key] = _wide_dtype(given[key])
         if name in _COMBINING:
             number = jax.ShapeDtypeStruct((), _wide_dtype(eqn.outvars[0].aval.dtype))
             given["update_jaxpr"] = jax.make_jaxpr(_COMBINING[name])(number, number).jaxpr
         if name == "convert_element_type" and _is_float_dtype(given["new_dtype"]):
-            return [np.asarray(inputs[0]).astype(np.float64)]
+            return [np.asarray(inputs[0]).astype(_wide_dtype(eqn.params["new_dtype"]))]
         with context_of(eqn), jax.enable_x64(True):
             if "jaxpr" in given or "call_jaxpr" in given:
                 return [self._widened(o) for o in super().compute(eqn, self._recorded(eqn, inputs), params)]
