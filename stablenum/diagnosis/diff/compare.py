@@ -1,48 +1,243 @@
-"""``diff``: compare two programs."""
+"""``diff``: compare two programs, and find the first operation at which they part."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from stablenum.diagnosis.diff.frontier import Frontier, frontier
+from stablenum.diagnosis.diff.frontier import Frontier, Start, frontier
+from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.diff.matching import Matching, matched
+from stablenum.diagnosis.diff.origins import Origin
 from stablenum.diagnosis.diff.parameter_uses import uses_of
 from stablenum.diagnosis.diff.play import Program
+from stablenum.diagnosis.diff.report import Difference, DiffReport, Location, Off
+from stablenum.diagnosis.diff.results import Group, groups_of
+from stablenum.diagnosis.diff.rounding import Rounding, rounding_of
 from stablenum.diagnosis.diff.sides import Side, measured
-from stablenum.diagnosis.diff.weights import WeightMap, guessed
+from stablenum.diagnosis.diff.weights import UnmappedError, WeightMap, guessed
+from stablenum.diagnosis.replay.trace import Step
+from stablenum.errors import bad_field, bad_type
+
+__all__ = ["compared", "diff"]
+
+Weights: TypeAlias = "str | Mapping[str, str] | Callable[[Mapping[str, Any]], Mapping[str, Any]]"
 
 
-def compared(left: Program, right: Program) -> Any:
-    a = measured(left)
-    b0 = measured(right, noise=False)
-    weights = guessed(uses_of(a), uses_of(b0))
-    carried = weights.of(left.parameters())
-    b = measured(right, weights=carried)
-    found = matched(a, b)
-    return a, b, found, weights, differing(a, b, weights)
+def diff(left: Any, right: Any, *, weights: Weights = "match", steps: int = 1) -> DiffReport:
+    """Compare two programs, of one framework or two, and name the first operation at which they part.
+
+    Both programs are recorded once and evaluated again in float64, where rounding errors are about 1e-12 of
+    a value and a difference of the programs stands far above them. Values are matched by their contents,
+    independently of layout, names and order. Nothing of the programs' own objects is changed.
+
+    Args:
+        left, right: made by ``stablenum_torch.program`` or ``stablenum_jax.program``. The left one is the
+            reference: the right one is evaluated with its parameters.
+        weights: "match" finds out which parameter corresponds to which; ``{right name: left name}`` gives
+            it; a function from the left arrays to the right ones, both by name, gives the arrays;
+            "as they are" leaves both alone.
+        steps: how many training steps follow one another, with the same arguments.
+
+    Returns:
+        The report. Its ``verdict`` is "the same" if the results are equal bit for bit as the programs are
+        run operation by operation, "the same in exact arithmetic" if only rounding distinguishes them, and
+        "different" otherwise.
+
+    Raises:
+        TypeError: an argument has a wrong type.
+        ValueError: parameters that do not correspond; results that do not; ``steps`` below 1.
+    """
+    for name, given in (("left", left), ("right", right)):
+        if not (hasattr(given, "play") and hasattr(given, "parameters")):
+            raise bad_type(name, "a program made by stablenum_torch.program or stablenum_jax.program", given)
+    if isinstance(steps, bool) or not isinstance(steps, int):
+        raise bad_type("steps", "a whole number", steps)
+    if steps < 1:
+        raise bad_field("steps", "at least 1", steps)
+    comparison = compared(left, right, weights, steps)
+    return comparison.report()
 
 
-def differing(a: Side, b: Side, weights: WeightMap) -> list[tuple[str, str, int, int, float]]:
-    """Return the results that differ: kind, right name, the two values, and the relative difference."""
-    ours = {(k, n): v for k, n, v in a.play.results}
-    found = []
-    for kind, name, value in b.play.results:
-        theirs = b.arrays[value]
-        if kind in ("loss", "output"):
-            mine = next((v for (k, n), v in ours.items() if k == kind), None)
-            if mine is None: continue
-            other, size = a.arrays[mine].reshape(theirs.shape), None
-        else:
-            origin = weights.origins[name]
-            mine = ours.get((kind, origin.names[0]))
-            if mine is None: continue
-            arrays = {n: a.arrays[ours[kind, n]] for n in origin.names}
-            other = origin.of(arrays)
-        scale = np.abs(other).max() or 1.0
-        error = float(np.abs(other - theirs).max() / scale)
-        tol = a.tolerance[mine] + b.tolerance[value]
-        if error > 10*tol:
-            found.append((kind, name, mine, value, error))
-    return found
+def compared(left: Program, right: Program, weights: Weights = "match", steps: int = 1) -> _Comparison:
+    """Return the comparison from which the report is made."""
+    a = measured(left, steps=steps)
+    mapped, carried = _carried(a, right, weights)
+    return _Comparison(a, measured(right, weights=carried, steps=steps), mapped, carried, steps)
+
+
+class _Comparison:
+    """Two sides, the values that they share, and their results."""
+
+    def __init__(
+        self, left: Side, right: Side, weights: WeightMap, carried: Mapping[str, Any] | None, steps: int
+    ) -> None:
+        self.left, self.right, self.weights, self.carried = left, right, weights, carried
+        self.steps = steps
+        self.found: Matching = matched(left, right)
+        self.groups = groups_of(left, right, weights)
+
+    def report(self) -> DiffReport:
+        """Return the report."""
+        differences = self.differences()
+        off = None if differences else self._rounding()
+        same = off is not None and self._equal()
+        verdict = "different" if differences else "the same" if same else "the same in exact arithmetic"
+        return DiffReport(
+            verdict=verdict,
+            differences=tuple(differences),
+            weights={name: str(origin) for name, origin in self.weights.origins.items()},
+            left_off=off[0] if off and not same else None,
+            right_off=off[1] if off and not same else None,
+            matched=(_share(self.left, self.found.left), _share(self.right, self.found.right)),
+        )
+
+    def differences(self) -> list[Difference]:
+        """Return where the programs part, the first place first."""
+        group = next((g for g in self.groups if g.differing), None)
+        return [] if group is None else [self._difference(group)]
+
+    def frontier(self, group: Group) -> Frontier:
+        """Return where the results of a group begin to differ."""
+        pairs = [(p.left.value, p.right.value) for p in group.differing]
+        return frontier(self.left, self.right, self.found, pairs, group.since)
+
+    def _difference(self, group: Group) -> Difference:
+        found = self.frontier(group)
+        worst = max(group.differing, key=lambda p: p.error)
+        phase = {"gradient": "backward", "updated": "update"}.get(group.kind, "forward")
+        return Difference(
+            left=_location(found.left, self.left, phase),
+            right=_location(found.right, self.right, phase),
+            result=_named(group.kind, worst.left.name),
+            step=group.step,
+            error=worst.error,
+            allowed=worst.allowed,
+        )
+
+    def _rounding(self) -> tuple[Off, Off]:
+        left = rounding_of(self.left.program, None, self.steps)
+        right = rounding_of(self.right.program, self.carried, self.steps)
+        return _off(left, self.left), _off(right, self.right)
+
+    def _equal(self) -> bool:
+        """Return whether the results are equal bit for bit, as the programs are."""
+        return False
+
+
+# --- weights --------------------------------------------------------------------------------------------------
+
+
+def _carried(a: Side, right: Program, weights: Weights) -> tuple[WeightMap, Mapping[str, Any] | None]:
+    """Return the map of the parameters, and the arrays that the right program is given."""
+    arrays = a.program.parameters()
+    if isinstance(weights, str) and weights not in ("match", "as they are"):
+        raise bad_field("weights", "'match', 'as they are', a dict or a function", weights)
+    if isinstance(weights, Mapping):
+        mapped = _given(weights, arrays, right.parameters())
+        return mapped, mapped.of(arrays)
+    if callable(weights):
+        made = {name: np.asarray(x, np.float64) for name, x in weights(arrays).items()}
+        _check_made(made, right.parameters())
+        return _guess(a, right, strict=False), made
+    if weights == "as they are":
+        return _guess(a, right, strict=False), None
+    if not isinstance(weights, str):
+        raise bad_type("weights", "'match', 'as they are', a dict or a function", weights)
+    mapped = _guess(a, right, strict=True)
+    return mapped, mapped.of(arrays)
+
+
+def _guess(a: Side, right: Program, *, strict: bool) -> WeightMap:
+    try:
+        return guessed(uses_of(a), uses_of(measured(right, noise=False)))
+    except UnmappedError:
+        if strict:
+            raise
+        return WeightMap({})
+
+
+def _given(weights: Mapping[str, str], left: Mapping[str, Any], right: Mapping[str, Any]) -> WeightMap:
+    origins = {}
+    for name, source in weights.items():
+        for side, known, asked in (("right", right, name), ("left", left, source)):
+            if asked not in known:
+                raise ValueError(
+                    f"weights names {asked!r}, which is no parameter of the {side} program. "
+                    f"Its parameters are {', '.join(list(known)[:12])}."
+                )
+        ways = layouts(tuple(left[source].shape), tuple(right[name].shape), "matmul")
+        if not ways:
+            raise ValueError(
+                f"weights maps {source!r} {list(left[source].shape)} to {name!r} {list(right[name].shape)}: "
+                "no transposition or reshape does that. Give a function from the left arrays to the right ones."
+            )
+        origins[name] = Origin((source,), tuple(right[name].shape), ways[0], others=tuple(ways[1:]))
+    return WeightMap(origins)
+
+
+def _check_made(made: Mapping[str, Any], right: Mapping[str, Any]) -> None:
+    for name, x in made.items():
+        if name not in right:
+            raise ValueError(
+                f"the function given as weights returns {name!r}, which is no parameter of the right program. "
+                f"Its parameters are {', '.join(list(right)[:12])}."
+            )
+        if x.size != right[name].size:
+            raise ValueError(
+                f"the function given as weights returns {name!r} with the shape {list(x.shape)}; the right "
+                f"program has {list(right[name].shape)}."
+            )
+
+
+# --- what is shown ----------------------------------------------------------------------------------------
+
+
+def _location(start: Start | None, side: Side, phase: str) -> Location | None:
+    if start is None:
+        return None
+    step = start.step
+    place = step.place
+    if phase == "update" and (place is None or step.phase != "update"):
+        place = side.program.optimizer_at
+    return Location(
+        where=_where(place),
+        operation=None if start.missing else _operation(step),
+        module=step.module,
+        phase=phase,
+        code="" if place is None else place.code,
+    )
+
+
+def _operation(step: Step) -> str:
+    return f"{step.library}: {step.operation}" if step.library else step.operation
+
+
+def _where(place: Any) -> str:
+    if place is None:
+        return "?"
+    short = os.path.relpath(place.file) if os.path.isabs(place.file) else place.file
+    return f"{place.file if short.startswith('..') else short}:{place.line}"
+
+
+def _named(kind: str, name: str) -> str:
+    return {"gradient": f"gradient of {name}", "updated": f"{name} after the update"}.get(kind, name)
+
+
+def _off(found: Rounding, side: Side) -> Off:
+    step = found.step
+    place = None if step is None else step.place
+    return Off(
+        error=found.error,
+        where="" if place is None else _where(place),
+        operation="" if step is None else _operation(step),
+        added=found.added,
+    )
+
+
+def _share(side: Side, found: Mapping[int, Any]) -> tuple[int, int]:
+    telling = [i for i in range(len(side.prints)) if not side.neutral(i)]
+    return sum(i in found for i in telling), len(telling)

@@ -12,7 +12,6 @@ from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["Frontier", "Start", "frontier"]
 
-_ORDER = ("forward", "backward", "update")
 _QUIET = (MOVING - SELECTING) | {"cast", "to"}
 
 
@@ -45,7 +44,7 @@ class Frontier:
 
 
 def frontier(
-    left: Side, right: Side, found: Matching, differing: Iterable[tuple[int, int]], phase: str
+    left: Side, right: Side, found: Matching, differing: Iterable[tuple[int, int]], since: tuple[int, int]
 ) -> Frontier:
     """Return where the results that differ begin to differ.
 
@@ -53,11 +52,12 @@ def frontier(
         left, right: the sides.
         found: the values that they share.
         differing: pairs of results that are not equal.
-        phase: the phase of these results; what earlier phases computed is taken as equal.
+        since: for each side, the step up to which everything is taken as equal, because the results that
+            follow from it are.
     """
     pairs = list(differing)
-    a = _Region(left, found.left, [i for i, _ in pairs], phase)
-    b = _Region(right, found.right, [j for _, j in pairs], phase)
+    a = _Region(left, found.left, [i for i, _ in pairs], since[0])
+    b = _Region(right, found.right, [j for _, j in pairs], since[1])
     here, there, shared = _paired(found, a, b)
     if here is None or there is None or not shared:
         first, second = here and Start(here), there and Start(there)
@@ -69,16 +69,16 @@ def frontier(
 class _Region:
     """The steps of one side on the way to results that differ, back to values that are shared, in order."""
 
-    def __init__(self, side: Side, known: Collection[int], results: Iterable[int], phase: str) -> None:
+    def __init__(self, side: Side, known: Collection[int], results: Iterable[int], since: int) -> None:
         self.side = side
         trace, seen, todo = side.trace, set[int](), list(results)
         while todo:
             producer = trace.values[todo.pop()].producer
             if producer is None or producer in seen:
                 continue
-            step = trace.steps[producer]
-            if _ORDER.index(step.phase) < _ORDER.index(phase):
+            if producer <= since:
                 continue
+            step = trace.steps[producer]
             seen.add(producer)
             todo += [i for i in step.inputs if i not in known and not side.neutral(i)]
         self.steps = [trace.steps[i] for i in sorted(seen)]

@@ -32,6 +32,12 @@ class Origin:
     stacked: bool = False
     others: tuple[tuple[int, ...], ...] = ()
 
+    @property
+    def invertible(self) -> bool:
+        """Whether gradients and updates of the two sides correspond as the parameters do: those of a sum do
+        not."""
+        return len(self.names) == 1 or self.stacked or self.axis is not None
+
     def of(self, arrays: Mapping[str, Any]) -> Any:
         """Return the right side's array, given the left side's."""
         made = [self._one(arrays[name]) for name in self.names]

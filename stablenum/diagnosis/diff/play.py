@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from stablenum.diagnosis.replay.trace import Trace
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["Play", "Program", "Visit"]
+__all__ = ["KINDS", "Play", "Program", "Result", "Visit"]
+
+# What is compared, in the order in which it is computed.
+KINDS = ("loss", "output", "gradient", "updated")
 
 # Called with every value's index and array, as soon as the value exists.
 Visit: TypeAlias = Callable[[int, Any], None]
+
+
+class Result(NamedTuple):
+    """A value that is compared.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        name: that of the parameter, or of the output.
+        value: its index in the trace.
+        step: the number of the training step, from 1.
+    """
+
+    kind: str
+    name: str
+    value: int
+    step: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +40,13 @@ class Play:
 
     Attributes:
         trace: the operations; the same in every play of a program.
-        results: kind ("loss", "output", "gradient", "updated"), name, and index of the value.
+        results: what is compared, in the order in which it was computed.
+        keys: value -> what identifies it in a play of another width, where operations are opened or not.
     """
 
     trace: Trace
-    results: tuple[tuple[str, str, int], ...]
+    results: tuple[Result, ...]
+    keys: Mapping[int, Hashable] = field(default_factory=dict)
 
 
 class Program(Protocol):
@@ -51,6 +72,7 @@ class Program(Protocol):
         weights: Mapping[str, Any] | None = None,
         noise: float = 0.0,
         replace: Mapping[int, Any] | None = None,
+        steps: int = 1,
     ) -> Play:
         """Evaluate the program once.
 
@@ -60,4 +82,5 @@ class Program(Protocol):
             weights: arrays that take the place of parameters and buffers.
             noise: the relative size of the noise that is put on the result of every computation.
             replace: arrays that take the place of values, by index.
+            steps: how many training steps follow one another, with the same arguments.
         """

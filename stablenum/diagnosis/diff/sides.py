@@ -12,7 +12,7 @@ from stablenum.diagnosis.diff.fingerprints import Fingerprint, distance, fingerp
 from stablenum.diagnosis.diff.play import Play, Program
 from stablenum.diagnosis.replay.trace import Trace
 
-__all__ = ["NOISE", "Side", "arrays_of", "measured"]
+__all__ = ["NOISE", "Side", "arrays_of", "host", "measured"]
 
 # The size of the noise that shows how a value depends on rounding: thousands of float64's roundings.
 NOISE = 1e-12
@@ -58,22 +58,23 @@ def measured(
     weights: Mapping[str, Any] | None = None,
     replace: Mapping[int, Any] | None = None,
     noise: bool = True,
+    steps: int = 1,
 ) -> Side:
     """Evaluate a program in float64, and once more with noise."""
     prints: list[Fingerprint] = []
-    play = program.play(_into(prints), weights=weights, replace=replace)
+    play = program.play(_into(prints), weights=weights, replace=replace, steps=steps)
     side = Side(program, play, prints)
-    kept = {value for _, _, value in play.results}
+    kept = {r.value for r in play.results}
     if noise:
         moved: list[Fingerprint] = []
-        program.play(_into(moved), weights=weights, replace=replace, noise=NOISE)
+        program.play(_into(moved), weights=weights, replace=replace, steps=steps, noise=NOISE)
         side.tolerance = [
             _FACTOR * min(distance(a, b), 1e3) + _FLOOR for a, b in zip(prints, moved, strict=True)
         ]
     else:
         side.tolerance = [_FLOOR * 10] * len(prints)
     side.depends = _depends(play.trace)
-    side.arrays = arrays_of(program, kept, weights=weights, replace=replace)
+    side.arrays = arrays_of(program, kept, weights=weights, replace=replace, steps=steps)
     return side
 
 
@@ -84,15 +85,16 @@ def arrays_of(
     weights: Mapping[str, Any] | None = None,
     replace: Mapping[int, Any] | None = None,
     wide: bool = True,
+    steps: int = 1,
 ) -> dict[int, Any]:
     """Return some values of another evaluation."""
     asked, found = frozenset(wanted), dict[int, Any]()
 
     def visit(index: int, data: Any) -> None:
         if index in asked:
-            found[index] = _host(data).copy()
+            found[index] = host(data).copy()
 
-    program.play(visit, weights=weights, replace=replace, wide=wide)
+    program.play(visit, weights=weights, replace=replace, wide=wide, steps=steps)
     return found
 
 
@@ -100,12 +102,12 @@ def _into(prints: list[Fingerprint]) -> Any:
     def visit(index: int, data: Any) -> None:
         while len(prints) <= index:
             prints.append(Fingerprint(0))
-        prints[index] = fingerprint(_host(data))
+        prints[index] = fingerprint(host(data))
 
     return visit
 
 
-def _host(data: Any) -> Any:
+def host(data: Any) -> Any:
     """Return an array of NumPy."""
     if hasattr(data, "detach"):
         data = data.detach().cpu()

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from stablenum.diagnosis.diff.exact_constants import exact_constant
-from stablenum.diagnosis.diff.play import Play, Visit
+from stablenum.diagnosis.diff.play import Play, Result, Visit
 from stablenum.diagnosis.replay.operations import MOVING
 from stablenum.diagnosis.replay.trace import Step
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
@@ -37,11 +37,11 @@ _COMBINING = {
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A jaxpr, its arguments, and the meaning of its results: kind and name of each that is compared."""
+    """A jaxpr, its arguments, and the meaning of its results: kind, name and step of each."""
 
     closed: Any
     leaves: tuple[Leaf, ...]
-    results: tuple[tuple[str, str] | None, ...]
+    results: tuple[tuple[str, str, int], ...]
 
 
 def play(
@@ -64,20 +64,24 @@ def play(
         inputs = [player.outside(x, leaf.role, leaf.name) for x, leaf in zip(given, traced.leaves, strict=True)]
         consts = [player.constant(c) for c in traced.closed.consts]
         outputs = player.run(traced.closed.jaxpr, consts, inputs, Context())
-    loss = [c.id for c, r in zip(outputs, traced.results, strict=True) if r is not None and r[0] == "loss"]
+    results = tuple(
+        Result(kind, name, cell.id, step)
+        for cell, (kind, name, step) in zip(outputs, traced.results, strict=True)
+    )
+    loss = [r.value for r in results if r.kind == "loss"]
     assign_phases(player.trace, player.written, loss, [c.id for c in outputs])
-    results = [(*r, c.id) for c, r in zip(outputs, traced.results, strict=True) if r is not None]
     _find_update(player, results)
-    return Play(player.trace, tuple(results))
+    return Play(player.trace, results, {v.id: v.id for v in player.trace.values})
 
 
-def _find_update(player: _Player, results: Sequence[tuple[str, str, int]]) -> None:
-    """Set the phase of the steps after the last gradient, if the program has an update."""
-    made = [player.trace.values[value].producer or 0 for kind, _, value in results if kind == "gradient"]
-    if not made or all(kind != "updated" for kind, _, _ in results):
-        return
-    for step in player.trace.steps[max(made) + 1 :]:
-        step.phase, step.forward = "update", None
+def _find_update(player: _Player, results: Sequence[Result]) -> None:
+    """Set the phase of the steps between the last gradient and the last update of each training step."""
+    made = player.trace.values
+    for number in {r.step for r in results if r.kind == "updated"}:
+        gradients = [made[r.value].producer or 0 for r in results if r[0::3] == ("gradient", number)]
+        updates = [made[r.value].producer or 0 for r in results if r[0::3] == ("updated", number)]
+        for step in player.trace.steps[max(gradients, default=0) + 1 : max(updates, default=0) + 1]:
+            step.phase, step.forward = "update", None
 
 
 @dataclass

@@ -73,7 +73,7 @@ class Program:
         self.optimizer_at = optimizer_at
         self._loss_fn, self._params, self._args = loss_fn, params, args
         self._optimizer, self._compute = optimizer, compute
-        self._traced: Traced | None = None
+        self._traced: dict[int, Traced] = {}
 
     def parameters(self) -> Mapping[str, Any]:
         """Return the parameters and buffers by name, as arrays of NumPy."""
@@ -92,11 +92,12 @@ class Program:
         weights: Mapping[str, Any] | None = None,
         noise: float = 0.0,
         replace: Mapping[int, Any] | None = None,
+        steps: int = 1,
     ) -> Play:
         """Evaluate the program once; see ``stablenum.diagnosis.diff.play.Program``."""
-        if self._traced is None:
-            self._traced = quietly(lambda: with_own_lines_in_backward(self._trace))
-        traced = self._traced
+        if steps not in self._traced:
+            self._traced[steps] = quietly(lambda: with_own_lines_in_backward(lambda: self._trace(steps)))
+        traced = self._traced[steps]
         return quietly(
             lambda: play(
                 traced, wide=wide, weights=weights or {}, noise=noise, visit=visit, replace=replace or {}
@@ -108,31 +109,40 @@ class Program:
     def _call(self) -> Call:
         return call_of(self._loss_fn, (self._params, *self._args), {}, (0,))
 
-    def _trace(self) -> Traced:
+    def _trace(self, steps: int) -> Traced:
         call = self._call()
         data = [leaf.data for leaf in call.leaves]
-        meaning: list[tuple[str, str]] = []
-        chosen = [i for i, leaf in enumerate(call.leaves) if leaf.differentiated]
+        meaning: list[tuple[str, str, int]] = []
 
         def run(*arrays: Any) -> list[Any]:
-            meaning.clear()
-            out = jax.eval_shape(lambda *xs: _arrays_of(call(self._cast(xs))), *arrays)
-            if not _is_loss(out):
-                named = _named(call(self._cast(arrays)))
-                meaning.extend(("output", name) for name, _ in named)
-                return [x for _, x in named]
-            loss, gradients = self._differentiated(call, chosen, arrays)
-            found = [("loss", "loss", loss)]
-            names = [call.leaves[i].name for i in chosen]
-            found += [("gradient", n, g) for n, g in zip(names, gradients, strict=True)]
-            if self._optimizer is not None:
-                own = [arrays[i] for i in chosen]
-                found += [("updated", n, p) for n, p in zip(names, self._update(gradients, own), strict=True)]
-            meaning.extend((kind, name) for kind, name, _ in found)
-            return [x for _, _, x in found]
+            found = self._steps(call, list(arrays), steps)
+            meaning[:] = [(kind, name, step) for kind, name, step, _ in found]
+            return [x for *_, x in found]
 
         closed = make_jaxpr(run)(*data)
         return Traced(closed, call.leaves, tuple(meaning))
+
+    def _steps(self, call: Call, arrays: list[Any], steps: int) -> list[tuple[str, str, int, Any]]:
+        """Return kind, name, step and array of all results."""
+        out = jax.eval_shape(lambda *xs: jax.tree.map(jnp.asarray, call(self._cast(xs))), *arrays)
+        if not _is_loss(out):
+            return [("output", name, 1, x) for name, x in _named(call(self._cast(arrays)))]
+        chosen = [i for i, leaf in enumerate(call.leaves) if leaf.differentiated]
+        names = [call.leaves[i].name for i in chosen]
+        found: list[tuple[str, str, int, Any]] = []
+        state: Any = None
+        for step in range(1, steps + 1):
+            loss, gradients = self._differentiated(call, chosen, arrays)
+            found.append(("loss", "loss", step, loss))
+            found += [("gradient", n, step, g) for n, g in zip(names, gradients, strict=True)]
+            if self._optimizer is None:
+                continue
+            own = [arrays[i] for i in chosen]
+            updated, state = self._update(call, chosen, gradients, own, state)
+            found += [("updated", n, step, p) for n, p in zip(names, updated, strict=True)]
+            for i, p in zip(chosen, updated, strict=True):
+                arrays[i] = p
+        return found
 
     def _cast(self, arrays: Any) -> list[Any]:
         if self._compute is None:
@@ -148,11 +158,10 @@ class Program:
 
         return value_and_grad(loss_of)([arrays[i] for i in chosen])
 
-    def _update(self, gradients: list[Any], own: list[Any]) -> list[Any]:
+    def _update(
+        self, call: Call, chosen: list[int], gradients: list[Any], own: list[Any], state: Any
+    ) -> tuple[list[Any], Any]:
         import optax
-
-        call = self._call()
-        chosen = [i for i, leaf in enumerate(call.leaves) if leaf.differentiated]
 
         def tree(parts: list[Any]) -> Any:
             given = [leaf.data for leaf in call.leaves]
@@ -161,9 +170,10 @@ class Program:
             return _trained(call.rebuild(given)[0][0])
 
         params = tree(own)
-        state = self._optimizer.init(params)
-        updates, _ = self._optimizer.update(tree(gradients), state, params)
-        return [x for x in jax.tree.leaves(optax.apply_updates(params, updates)) if is_floating(x)]
+        state = self._optimizer.init(params) if state is None else state
+        updates, state = self._optimizer.update(tree(gradients), state, params)
+        new = optax.apply_updates(params, updates)
+        return [x for x in jax.tree.leaves(new) if is_floating(x)], state
 
 
 def _trained(model: Any) -> Any:
@@ -183,10 +193,6 @@ def _first(out: Any) -> Any:
 def _is_loss(out: Any) -> bool:
     first = _first(out)
     return getattr(first, "shape", None) == () and jnp.issubdtype(first.dtype, jnp.floating)
-
-
-def _arrays_of(out: Any) -> Any:
-    return jax.tree.map(jnp.asarray, out)
 
 
 def _named(out: Any) -> list[tuple[str, Any]]:

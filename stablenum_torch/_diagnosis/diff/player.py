@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stablenum.diagnosis.diff.play import Play, Visit
+from stablenum.diagnosis.diff.play import Play, Result, Visit
 from stablenum.diagnosis.replay.operations import MOVING
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_torch._diagnosis.diff.decompositions import decomposition_of
@@ -49,7 +49,7 @@ def play(
     with torch.no_grad():
         player = _Player(tape, wide, weights, noise, visit, replace)
         player.run()
-    return Play(player.trace, tuple(player.results))
+    return Play(player.trace, tuple(player.results), player.keys)
 
 
 class _Nothing:
@@ -72,7 +72,8 @@ class _Player(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.trace = Trace()
-        self.results: list[tuple[str, str, int]] = []
+        self.results: list[Result] = []
+        self.keys: dict[int, tuple[int, int]] = {}
         self._tape, self._wide, self._weights = tape, wide, weights
         self._noise, self._visit, self._replace = noise, visit, replace
         self._names: dict[int, tuple[str, str]] = {}
@@ -91,10 +92,12 @@ class _Player(TorchDispatchMode):
         for index, entry in enumerate(self._tape.entries):
             if isinstance(entry, Mark):
                 tensor = self._tensor(entry.place)
-                self.results.append((entry.kind, entry.name, self._known(tensor)))
+                self.results.append(Result(entry.kind, entry.name, self._known(tensor), entry.step))
             else:
                 self._context = entry.step
                 self._evaluate(entry)
+                for number, result in enumerate((*entry.written, *entry.results)):
+                    self.keys.setdefault(self._known(self._tensor(result.place)), (index, number))
                 self._steps[entry.step.index] = len(self.trace.steps) - 1
             for storage in last.get(index, ()):
                 self._bases.pop(storage, None)
@@ -203,6 +206,8 @@ class _Player(TorchDispatchMode):
 
     def _known(self, tensor: Tensor) -> int:
         found = self._values.of(tensor).id
+        if found in self._replace and found >= self._seen:
+            tensor.copy_(torch.as_tensor(self._replace[found]).reshape(tensor.shape))
         self._show(found, tensor)
         return found
 

@@ -83,7 +83,7 @@ class Program:
         self.optimizer_at = optimizer_at
         self._loss_fn, self._args, self._compute = loss_fn, args, compute
         self._model, self._optimizer = model, optimizer
-        self._tape: Tape | None = None
+        self._tapes: dict[int, Tape] = {}
         self._around: Surroundings | None = None
 
     def parameters(self) -> Mapping[str, Any]:
@@ -102,12 +102,18 @@ class Program:
         weights: Mapping[str, Any] | None = None,
         noise: float = 0.0,
         replace: Mapping[int, Any] | None = None,
+        steps: int = 1,
     ) -> Play:
         """Evaluate the program once; see ``stablenum.diagnosis.diff.play.Program``."""
-        if self._tape is None:
-            self._tape = self._record()
+        if steps not in self._tapes:
+            self._tapes[steps] = self._record(steps)
         return play(
-            self._tape, wide=wide, weights=weights or {}, noise=noise, visit=visit, replace=replace or {}
+            self._tapes[steps],
+            wide=wide,
+            weights=weights or {},
+            noise=noise,
+            visit=visit,
+            replace=replace or {},
         )
 
     def _found(self) -> Surroundings:
@@ -117,12 +123,12 @@ class Program:
 
     # --- recording ---
 
-    def _record(self) -> Tape:
+    def _record(self, steps: int) -> Tape:
         around = self._found()
         snapshot = Snapshot(around.objects)
-        return and_restore(lambda: self._recorded(around, snapshot), snapshot.restore)
+        return and_restore(lambda: self._recorded(around, snapshot, steps), snapshot.restore)
 
-    def _recorded(self, around: Surroundings, snapshot: Snapshot) -> Tape:
+    def _recorded(self, around: Surroundings, snapshot: Snapshot, steps: int) -> Tape:
         for tensor in (*around.parameters.values(), *around.buffers.values()):
             snapshot.keep_tensor(tensor)  # which clears its gradient
         recorder = Taping(snapshot, around.names, ModulePaths(around.model), _call_user.__code__)
@@ -136,12 +142,13 @@ class Program:
             PublicFunctions(recorder),
         ):
             warnings.simplefilter("ignore")
-            with self._autocast():
-                out = _call_user(self._loss_fn, self._args)
-            self._mark_outputs(recorder, out)
-            loss = _loss(out)
-            if loss is not None:
-                self._backward(recorder, around, loss)
+            for step in range(1, steps + 1):
+                with self._autocast():
+                    out = _call_user(self._loss_fn, self._args)
+                self._mark_outputs(recorder, out, step)
+                loss = _loss(out)
+                if loss is not None:
+                    self._backward(recorder, around, loss, step)
         return recorder.tape
 
     def _autocast(self) -> Any:
@@ -152,25 +159,28 @@ class Program:
         device = tensors[0].device.type if tensors else "cpu"
         return torch.autocast(device, dtype=self._compute)
 
-    def _mark_outputs(self, recorder: Taping, out: Any) -> None:
-        if _loss(out) is not None:
-            recorder.mark("loss", "loss", _loss(out))
+    def _mark_outputs(self, recorder: Taping, out: Any, step: int) -> None:
+        loss = _loss(out)
+        if loss is not None:
+            recorder.mark("loss", "loss", loss, step)
             return
         for name, tensor in _named("output", out):
-            recorder.mark("output", name, tensor)
+            recorder.mark("output", name, tensor, step)
 
-    def _backward(self, recorder: Taping, around: Surroundings, loss: Tensor) -> None:
+    def _backward(self, recorder: Taping, around: Surroundings, loss: Tensor, step: int) -> None:
+        for p in around.parameters.values() if step > 1 else ():
+            p.grad = None
         done = recorder.contexts.accumulated or recorder.roots or recorder.gradients
         if not done:
             _call_user(torch.autograd.backward, (loss,))
         for name, p in around.parameters.items():
             if p.grad is not None:
-                recorder.mark("gradient", name, p.grad)
+                recorder.mark("gradient", name, p.grad, step)
         if self._optimizer is not None:
             _call_user(self._optimizer.step, ())
             for name, p in around.parameters.items():
                 if p.requires_grad:
-                    recorder.mark("updated", name, p)
+                    recorder.mark("updated", name, p, step)
 
 
 def _call_user(loss_fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -180,6 +190,7 @@ def _call_user(loss_fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 def _loss(out: Any) -> Tensor | None:
     """Return the loss: a floating-point scalar with a graph, alone or first in a tuple."""
+    out = out[0] if isinstance(out, tuple) and out else out
     if isinstance(out, Tensor) and out.numel() == 1 and out.requires_grad and out.is_floating_point():
         return out
     return None

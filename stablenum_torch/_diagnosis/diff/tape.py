@@ -77,6 +77,7 @@ class Mark:
     kind: str
     name: str
     place: Place
+    step: int
 
 
 @dataclass
@@ -102,10 +103,10 @@ class Taping(Recorder):
         self.tape = Tape()
         self._numbers: dict[int, tuple[Storage, int]] = {}
 
-    def mark(self, kind: str, name: str, tensor: Tensor) -> None:
+    def mark(self, kind: str, name: str, tensor: Tensor, step: int) -> None:
         """Note that a tensor is a result of the program."""
         self.values.of(tensor)
-        self.tape.entries.append(Mark(kind, name, self._place(tensor)))
+        self.tape.entries.append(Mark(kind, name, self._place(tensor), step))
 
     def _record(
         self,

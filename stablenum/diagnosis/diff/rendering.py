@@ -1,0 +1,92 @@
+"""A report of a comparison as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stablenum.diagnosis.diff.report import DiffReport, Difference, Location, Off
+
+__all__ = ["as_rich", "as_text"]
+
+_MOST_WEIGHTS = 8
+
+
+def as_text(report: DiffReport) -> str:
+    """Return the report as plain text."""
+    return "\n".join(text for text, _ in _lines(report))
+
+
+def as_rich(report: DiffReport) -> Iterator[Any]:
+    """Return the report as lines for a terminal."""
+    from rich.text import Text
+
+    for text, style in _lines(report):
+        yield Text(text, style=style)
+
+
+def _lines(report: DiffReport) -> Iterator[tuple[str, str]]:
+    yield _headline(report), "bold green" if report.ok else "bold red"
+    for side, off in (("left", report.left_off), ("right", report.right_off)):
+        if off is not None:
+            yield _off(side, off), ""
+    for number, difference in enumerate(report.differences, 1):
+        yield "", ""
+        yield _title(number, difference), "bold"
+        yield _side("left", difference.left), ""
+        yield _side("right", difference.right), ""
+        for cause in difference.causes:
+            tried = "confirmed" if cause.confirmed else "likely"
+            yield f"  why ({tried}, {cause.code}): {cause.sentence}", ""
+            if cause.evidence:
+                yield f"    {cause.evidence}", "dim"
+            yield f"    {cause.remedy}", ""
+    yield "", ""
+    yield from ((line, "dim") for line in _facts(report))
+
+
+def _headline(report: DiffReport) -> str:
+    if report.ok:
+        return f"The two programs are {report.verdict}."
+    first = report.differences[0]
+    at = f" of step {first.step}" if first.step > 1 else ""
+    return (
+        f"The two programs differ: {first.result}{at}, by {first.error:.2g} of its size in float64, where "
+        f"rounding explains {first.allowed:.1g}."
+    )
+
+
+def _title(number: int, difference: Difference) -> str:
+    name = "First difference" if number == 1 else f"Difference {number}, independent of those before"
+    place = difference.left or difference.right
+    return f"{name}, {place.phase}:" if place is not None else f"{name}:"
+
+
+def _side(name: str, location: Location | None) -> str:
+    if location is None:
+        return f"  {name:<6} nothing leads to it"
+    what = location.operation or "no such operation after"
+    module = f" in {location.module}" if location.module else ""
+    shown = f"  {name:<6} {location.where}  {what}{module}"
+    return f"{shown}\n           {location.code}" if location.code else shown
+
+
+def _off(side: str, off: Off) -> str:
+    shown = f"  {side:<6} off its float64 twin by {off.error:.1e}"
+    if off.where:
+        shown += f"; {off.operation} ({off.where}) rounds most, by {off.added:.1e}"
+    return shown
+
+
+def _facts(report: DiffReport) -> Iterator[str]:
+    (a, of_a), (b, of_b) = report.matched
+    yield f"Values that the other side has too: {a} of {of_a} on the left, {b} of {of_b} on the right."
+    shown = list(report.weights.items())
+    if shown:
+        yield f"Weights of the right program, {len(shown)}:"
+    for name, origin in shown[:_MOST_WEIGHTS]:
+        yield f"  {name} <- {origin}"
+    if len(shown) > _MOST_WEIGHTS:
+        yield f"  and {len(shown) - _MOST_WEIGHTS} more (all of them with --json)"
+    yield from report.notes

@@ -1,0 +1,141 @@
+"""The results of two programs side by side: losses, gradients and updated parameters, and which differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stablenum.diagnosis.diff.play import Result
+from stablenum.diagnosis.diff.sides import Side
+from stablenum.diagnosis.diff.weights import WeightMap
+
+__all__ = ["Group", "Pair", "groups_of"]
+
+# A result is compared element by element, which the noise moves more than it moves a sum.
+_FACTOR = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One result on both sides.
+
+    Attributes:
+        left, right: what is compared.
+        error: the largest difference of an element, relative to the largest element.
+        allowed: what rounding in float64 explains.
+    """
+
+    left: Result
+    right: Result
+    error: float
+    allowed: float
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two differ by more than rounding."""
+        return not self.error <= self.allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All results of one kind and training step.
+
+    Attributes:
+        kind, step: as in ``Result``.
+        pairs: the results.
+        since: for each side, the last step of its trace that an earlier group of results comes from.
+    """
+
+    kind: str
+    step: int
+    pairs: tuple[Pair, ...]
+    since: tuple[int, int]
+
+    @property
+    def differing(self) -> list[Pair]:
+        """The results that differ."""
+        return [p for p in self.pairs if p.differs]
+
+
+def groups_of(left: Side, right: Side, weights: WeightMap) -> list[Group]:
+    """Return the results by training step and kind, in the order in which they are computed.
+
+    Raises:
+        ValueError: the programs have no result of the same kind, or outputs that do not correspond.
+    """
+    keys = list(dict.fromkeys((r.step, r.kind) for r in right.play.results))
+    found, since = list[Group](), (-1, -1)
+    for step, kind in keys:
+        mine = [r for r in left.play.results if (r.step, r.kind) == (step, kind)]
+        theirs = [r for r in right.play.results if (r.step, r.kind) == (step, kind)]
+        pairs = _pairs(left, right, mine, theirs, weights)
+        if pairs:
+            found.append(Group(kind, step, tuple(pairs), since))
+            since = (_last(left, mine), _last(right, theirs))
+    if not found:
+        kinds = [", ".join(sorted({r.kind for r in s.play.results})) or "nothing" for s in (left, right)]
+        raise ValueError(
+            f"the two programs have no results in common: the left one gives {kinds[0]}, the right one "
+            f"{kinds[1]}. Return a loss (a floating-point scalar) from both, or outputs from both."
+        )
+    return found
+
+
+def _last(side: Side, results: Sequence[Result]) -> int:
+    makers = (side.trace.values[r.value].producer for r in results)
+    return max((m for m in makers if m is not None), default=-1)
+
+
+def _pairs(
+    left: Side, right: Side, mine: Sequence[Result], theirs: Sequence[Result], weights: WeightMap
+) -> list[Pair]:
+    if theirs and theirs[0].kind in ("loss", "output"):
+        if len(mine) != len(theirs):
+            return []
+        return [_output(left, right, a, b) for a, b in zip(mine, theirs, strict=True)]
+    named = {r.name: r for r in mine}
+    found = []
+    for b in theirs:
+        origin = weights.origins.get(b.name)
+        if origin is None or any(n not in named for n in origin.names) or not origin.invertible:
+            continue
+        arrays = {n: left.arrays[named[n].value] for n in origin.names}
+        a = named[origin.names[0]]
+        found.append(_pair(left, right, a, b, origin.of(arrays)))
+    return found
+
+
+def _output(left: Side, right: Side, a: Result, b: Result) -> Pair:
+    mine, theirs = left.arrays[a.value], right.arrays[b.value]
+    if mine.size != theirs.size:
+        raise ValueError(
+            f"{a.kind} {a.name} has the shape {list(mine.shape)} on the left and {list(theirs.shape)} on the "
+            "right. Give both programs the same batch, and return the same outputs in the same order."
+        )
+    if mine.shape != theirs.shape and sorted(mine.shape) == sorted(theirs.shape):
+        mine = _turned(mine, theirs)
+    return _pair(left, right, a, b, mine.reshape(theirs.shape))
+
+
+def _turned(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Return the transpose that is nearest to the other array."""
+    from stablenum.diagnosis.diff.layouts import layouts
+
+    ways = layouts(tuple(mine.shape), tuple(theirs.shape), "other")
+    turned = [mine.transpose(w).reshape(theirs.shape) for w in ways]
+    return min(turned, key=lambda x: float(np.abs(x - theirs).max()), default=mine)
+
+
+def _pair(left: Side, right: Side, a: Result, b: Result, mine: np.ndarray) -> Pair:
+    theirs = right.arrays[b.value]
+    allowed = _FACTOR * (left.tolerance[a.value] + right.tolerance[b.value])
+    if not mine.size:
+        return Pair(a, b, 0.0, allowed)
+    if not np.array_equal(np.isnan(mine), np.isnan(theirs)):
+        return Pair(a, b, float("inf"), allowed)
+    size = max(float(np.nanmax(np.abs(mine))), float(np.nanmax(np.abs(theirs)))) or 1.0
+    with np.errstate(invalid="ignore"):
+        gap = np.nan_to_num(np.abs(mine - theirs), nan=0.0)
+    return Pair(a, b, float(gap.max()) / size, allowed)
