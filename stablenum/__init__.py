@@ -5,6 +5,8 @@ This package is the core. It holds every decision rule, written once over array 
 package loads no array library.
 """
 
+from typing import TYPE_CHECKING
+
 from stablenum.errors import NonFiniteError
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, Observation, decide, init_guard
@@ -14,7 +16,7 @@ from stablenum.guard.statedict import StatisticsNotLoadedWarning
 from stablenum.old_pickles import install as install_old_names
 from stablenum.precision.delayed_scaling import DelayedScaling, DelayedScalingState
 from stablenum.precision.policy import Policy, PolicyRule
-from stablenum.public_names import present
+from stablenum.public_names import imported_later, present
 from stablenum.rules.clipping import (
     AdaGC,
     AdaptiveGradClip,
@@ -35,6 +37,10 @@ from stablenum.rules.loss_scale import (
 )
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
 
+if TYPE_CHECKING:
+    from stablenum.diagnosis.diff.compare import diff
+    from stablenum.diagnosis.diff.report import DiffReport
+
 __all__ = [
     "AdaGC",
     "AdaptiveGradClip",
@@ -46,6 +52,7 @@ __all__ = [
     "Decision",
     "DelayedScaling",
     "DelayedScalingState",
+    "DiffReport",
     "DynamicLossScale",
     "EscalatePrecision",
     "GuardConfig",
@@ -67,6 +74,7 @@ __all__ = [
     "Worst",
     "ZClip",
     "decide",
+    "diff",
     "init_guard",
 ]
 
@@ -74,3 +82,11 @@ __version__ = "0.1.0"
 
 install_old_names()
 __dir__ = present(globals())
+if not TYPE_CHECKING:
+    __getattr__ = imported_later(
+        globals(),
+        {
+            "DiffReport": "stablenum.diagnosis.diff.report",
+            "diff": "stablenum.diagnosis.diff.compare",
+        },
+    )

@@ -16,6 +16,7 @@ __all__ = ["app", "main"]
 
 # Maps each module that a subcommand imports to the distribution that provides it. All are in the extra "cli".
 _EXPLAIN_NEEDS = {"rich": "rich", "typer": "typer"}
+_DIFF_NEEDS = {**_EXPLAIN_NEEDS, "numpy": "numpy"}
 _NEEDS = {
     **_EXPLAIN_NEEDS,
     "matplotlib": "matplotlib",
@@ -28,22 +29,24 @@ _MODULES = {
     "compare": "compare.command",
     "explain": "explain.command",
     "checkup": "explain.checkup_command",
+    "diff": "diff.command",
 }
+_OWN_NEEDS = {"explain": _EXPLAIN_NEEDS, "checkup": _EXPLAIN_NEEDS, "diff": _DIFF_NEEDS}
 
 
 def main() -> None:
     """Run the command, or exit with code 2 and a message if a library of the extra ``cli`` is missing."""
-    running = sys.argv[1] if sys.argv[1:2] in (["explain"], ["checkup"]) else ""
-    needs = _EXPLAIN_NEEDS if running else _NEEDS
+    running = sys.argv[1] if len(sys.argv) > 1 and sys.argv[1] in _OWN_NEEDS else ""
+    needs = _OWN_NEEDS.get(running, _NEEDS)
     missing = sorted(name for module, name in needs.items() if importlib.util.find_spec(module) is None)
     if missing:
         sys.stderr.write(f"stablenum: the command needs {', '.join(missing)}: pip install 'stablenum[cli]'\n")
         sys.exit(2)
-    if running:  # these commands run the user's script, so the process environment stays unchanged
+    if running:  # these commands run the user's programs, so the process environment stays unchanged
         app(running)(prog_name="stablenum")
         return
     _keep_quiet()
-    app("compare", "explain", "checkup")(prog_name="stablenum")
+    app("compare", "explain", "checkup", "diff")(prog_name="stablenum")
 
 
 def app(*names: str) -> Typer:

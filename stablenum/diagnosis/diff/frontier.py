@@ -93,17 +93,17 @@ class _Region:
         return [s for s in self.steps if not made.intersection(s.inputs)]
 
     def next_to(self, step: Step) -> set[str]:
-        """Return the names of the operations that compute with what a step gives."""
+        """Return the functions that compute with what the function that a step belongs to gives."""
         todo, found, seen = list(step.outputs), set[str](), set[int]()
         while todo:
             for reader in self.readers.get(todo.pop(), ()):
                 if reader.index in seen:
                     continue
                 seen.add(reader.index)
-                if kind(reader) in _QUIET:
+                if kind(reader) in _QUIET or reader.operation == step.operation:
                     todo += reader.outputs
                 else:
-                    found.add(kind(reader))
+                    found.add(_called(reader))
         return found
 
     def producer(self, value: int) -> Step | None:
@@ -123,6 +123,13 @@ def kind(step: Step) -> str:
     """Return the name of what a step computes, the same in both frameworks."""
     name = step.operation if step.primitive.startswith("aten.") else step.primitive
     return {"pow": "square", "integer_pow": "square", "amax": "max", "logistic": "sigmoid"}.get(name, name)
+
+
+def _called(step: Step) -> str:
+    """Return the function that the user called, the same in both frameworks."""
+    return {"masked_fill": "where", "integer_pow": "pow", "square": "pow", "to": "cast"}.get(
+        step.operation, step.operation
+    )
 
 
 def _paired(found: Matching, a: _Region, b: _Region) -> tuple[Step | None, Step | None, set[int]]:
@@ -146,7 +153,7 @@ def _compared(
     a: _Region, b: _Region, here: Step, there: Step, shared: set[int]
 ) -> tuple[Start | None, Start | None]:
     """Return the starts of the two sides; one may lack the operation that the other has."""
-    mine, theirs = kind(here), kind(there)
+    mine, theirs = _called(here), _called(there)
     if mine != theirs:
         if theirs in a.next_to(here) and mine not in b.next_to(there):
             return Start(here), _after(b, there)

@@ -143,6 +143,7 @@ class Program:
         ):
             warnings.simplefilter("ignore")
             for step in range(1, steps + 1):
+                _begin(recorder, around)
                 with self._autocast():
                     out = _call_user(self._loss_fn, self._args)
                 self._mark_outputs(recorder, out, step)
@@ -168,8 +169,6 @@ class Program:
             recorder.mark("output", name, tensor, step)
 
     def _backward(self, recorder: Taping, around: Surroundings, loss: Tensor, step: int) -> None:
-        for p in around.parameters.values() if step > 1 else ():
-            p.grad = None
         done = recorder.contexts.accumulated or recorder.roots or recorder.gradients
         if not done:
             _call_user(torch.autograd.backward, (loss,))
@@ -186,6 +185,15 @@ class Program:
 def _call_user(loss_fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     # The stack is read up to this function.
     return loss_fn(*args)
+
+
+def _begin(recorder: Taping, around: Surroundings) -> None:
+    """Forget the backward pass of the last step."""
+    for p in around.parameters.values():
+        p.grad = None
+    recorder.contexts.accumulated = False
+    recorder.roots.clear()
+    recorder.gradients.clear()
 
 
 def _loss(out: Any) -> Tensor | None:

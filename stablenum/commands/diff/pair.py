@@ -1,0 +1,75 @@
+"""Load a file that defines the two programs of a comparison."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from stablenum.diagnosis.diff.play import Program
+
+__all__ = ["load_pair"]
+
+
+def load_pair(path: Path) -> tuple[Program, Program]:
+    """Return what ``left()`` and ``right()`` of a file return.
+
+    Raises:
+        typer.BadParameter: the file cannot be run, defines no such function, or one of them fails or returns
+            something else than a program.
+    """
+    module = _module(path)
+    return _side(module, path, "left"), _side(module, path, "right")
+
+
+def _module(path: Path) -> Any:
+    if not path.is_file():
+        raise typer.BadParameter(f"{path} is no file.", param_hint="PAIR.py")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise typer.BadParameter(f"{path} is no Python file.", param_hint="PAIR.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))  # as if the file were run
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _failed(path, "the file", error) from error
+    return module
+
+
+def _side(module: Any, path: Path, name: str) -> Program:
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise typer.BadParameter(
+            f"{path} must define a function {name}() that returns a program made by stablenum_torch.program or "
+            "stablenum_jax.program.",
+            param_hint="PAIR.py",
+        )
+    try:
+        made = function()
+    except Exception as error:
+        raise _failed(path, f"{name}()", error) from error
+    if not (hasattr(made, "play") and hasattr(made, "parameters")):
+        raise typer.BadParameter(
+            f"{name}() in {path} must return a program made by stablenum_torch.program or "
+            f"stablenum_jax.program; it returns {type(made).__name__}.",
+            param_hint="PAIR.py",
+        )
+    found: Program = made
+    return found
+
+
+def _failed(path: Path, what: str, error: Exception) -> typer.BadParameter:
+    line = ""
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code.co_filename == str(path):
+            line = f", line {at.tb_lineno}"
+        at = at.tb_next
+    return typer.BadParameter(
+        f"{what} in {path} failed{line}: {type(error).__name__}: {error}", param_hint="PAIR.py"
+    )
