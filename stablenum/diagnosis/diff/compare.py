@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from stablenum.diagnosis.diff.frontier import Frontier, Start, frontier
+from stablenum.diagnosis.diff.arrangement import chain_of, first_rearranged
+from stablenum.diagnosis.diff.causes import Scene, causes_of
+from stablenum.diagnosis.diff.frontier import Frontier, Start, frontier, kind
 from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.diff.matching import Matching, matched
 from stablenum.diagnosis.diff.origins import Origin
@@ -17,7 +21,7 @@ from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.report import Difference, DiffReport, Location, Off
 from stablenum.diagnosis.diff.results import Group, groups_of
 from stablenum.diagnosis.diff.rounding import Rounding, rounding_of
-from stablenum.diagnosis.diff.sides import Side, measured
+from stablenum.diagnosis.diff.sides import Side, arrays_of, measured
 from stablenum.diagnosis.diff.weights import UnmappedError, WeightMap, guessed
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.errors import bad_field, bad_type
@@ -103,7 +107,27 @@ class _Comparison:
     def frontier(self, group: Group) -> Frontier:
         """Return where the results of a group begin to differ."""
         pairs = [(p.left.value, p.right.value) for p in group.differing]
-        return frontier(self.left, self.right, self.found, pairs, group.since)
+        found = frontier(self.left, self.right, self.found, pairs, group.since)
+        return self._rearranged(found) or found
+
+    def _rearranged(self, found: Frontier) -> Frontier | None:
+        """Return the frontier at the operations that put what the first operations read in another order; None
+        if they do not."""
+        here, there = found.left, found.right
+        if here is None or there is None or here.missing or there.missing or kind(there.step) != "matmul":
+            return None
+        for j in there.step.inputs:
+            for i in set(self.found.right.get(j, ())).intersection(here.step.inputs):
+                a = chain_of(self.left.trace, i, kind)
+                b = chain_of(self.right.trace, j, kind)
+                arrays_a = arrays_of(self.left.program, a, steps=self.steps)
+                arrays_b = arrays_of(self.right.program, b, weights=self.carried, steps=self.steps)
+                mine = first_rearranged(a, arrays_a, arrays_b.values())
+                theirs = first_rearranged(b, arrays_b, arrays_a.values())
+                starts = [_maker(self.left, mine), _maker(self.right, theirs)]
+                if any(starts):
+                    return replace(found, left=starts[0] or here, right=starts[1] or there)
+        return None
 
     def _difference(self, group: Group) -> Difference:
         found = self.frontier(group)
@@ -116,7 +140,30 @@ class _Comparison:
             step=group.step,
             error=worst.error,
             allowed=worst.allowed,
+            causes=causes_of(self._scene(found, group)),
         )
+
+    def _scene(self, found: Frontier, group: Group) -> Scene:
+        def arrays(wanted: Iterable[int]) -> Mapping[int, Any]:
+            return arrays_of(self.right.program, wanted, weights=self.carried, steps=self.steps)
+
+        def agrees(side: str, values: Mapping[int, Any]) -> bool:
+            return self._agrees(group, side, values)
+
+        return Scene(self.left, self.right, found, group, self.found.right, arrays, agrees)
+
+    def _agrees(self, group: Group, side: str, values: Mapping[int, Any]) -> bool:
+        """Return whether the results of a group agree if values of a side are replaced."""
+        given = self.carried if side == "right" else None
+        old: Side = getattr(self, side)
+        wanted = [r.value for r in old.play.results if (r.kind, r.step) == (group.kind, group.step)]
+        arrays = arrays_of(old.program, wanted, weights=given, replace=values, steps=self.steps)
+        new = copy.copy(old)
+        new.arrays = {**old.arrays, **arrays}
+        sides = (self.left, new) if side == "right" else (new, self.right)
+        groups = groups_of(*sides, self.weights)
+        same = next(g for g in groups if (g.kind, g.step) == (group.kind, group.step))
+        return not same.differing
 
     def _rounding(self) -> tuple[Off, Off]:
         left = rounding_of(self.left.program, None, self.steps)
@@ -126,6 +173,11 @@ class _Comparison:
     def _equal(self) -> bool:
         """Return whether the results are equal bit for bit, as the programs are."""
         return False
+
+
+def _maker(side: Side, value: int | None) -> Start | None:
+    producer = None if value is None else side.trace.values[value].producer
+    return None if producer is None else Start(side.trace.steps[producer])
 
 
 # --- weights --------------------------------------------------------------------------------------------------

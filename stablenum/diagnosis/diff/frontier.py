@@ -10,8 +10,9 @@ from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.operations import MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["Frontier", "Start", "frontier"]
+__all__ = ["Frontier", "Start", "frontier", "kind"]
 
+_PLAIN = {"add", "sub", "mul", "div", "where", "cast", "sum"}
 _QUIET = (MOVING - SELECTING) | {"cast", "to"}
 
 
@@ -134,7 +135,7 @@ def _called(step: Step) -> str:
 
 def _paired(found: Matching, a: _Region, b: _Region) -> tuple[Step | None, Step | None, set[int]]:
     """Return the first pair of steps that read a common value, and the values that the right one reads of
-    it; the same operation on both sides comes first."""
+    it. A pair of the same function comes first, then one of the same operation."""
     starts_a, starts_b = a.starts(), b.starts()
     pairs = []
     for there in starts_b:
@@ -142,11 +143,17 @@ def _paired(found: Matching, a: _Region, b: _Region) -> tuple[Step | None, Step 
         for here in starts_a:
             common = shared.intersection(here.inputs)
             if common:
-                pairs.append((kind(here) != kind(there), there.index, here.index, here, there, common))
+                pairs.append((_unlike(here, there), there.index, here.index, here, there, common))
     if pairs:
         _, _, _, here, there, common = min(pairs, key=lambda p: p[:3])
         return here, there, common
     return (starts_a[0] if starts_a else None), (starts_b[0] if starts_b else None), set()
+
+
+def _unlike(here: Step, there: Step) -> int:
+    """Return 0 for the same function, 1 for the same operation, 2 for neither."""
+    functions = {_called(here), kind(here)} & {_called(there), kind(there)} - _PLAIN
+    return 0 if functions else 1 if kind(here) == kind(there) else 2
 
 
 def _compared(
@@ -154,7 +161,7 @@ def _compared(
 ) -> tuple[Start | None, Start | None]:
     """Return the starts of the two sides; one may lack the operation that the other has."""
     mine, theirs = _called(here), _called(there)
-    if mine != theirs:
+    if mine != theirs and _unlike(here, there) == 2:
         if theirs in a.next_to(here) and mine not in b.next_to(there):
             return Start(here), _after(b, there)
         if mine in b.next_to(there) and theirs not in a.next_to(here):
