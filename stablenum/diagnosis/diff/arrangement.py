@@ -32,9 +32,7 @@ def chain_of(trace: Trace, value: int, called: Callable[[Step], str]) -> list[in
         chain.append(step.inputs[0])
 
 
-def first_rearranged(
-    chain: Iterable[int], arrays: Mapping[int, Any], others: Iterable[Any]
-) -> int | None:
+def first_rearranged(chain: Iterable[int], arrays: Mapping[int, Any], others: Iterable[Any]) -> int | None:
     """Return the first value of a chain that lies in an order that no value of the other chain has.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from stablenum.diagnosis.diff.remedies import REMEDIES
 from stablenum.diagnosis.diff.report import Cause
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.sides import Side
+from stablenum.diagnosis.diff.update_causes import Update, cause_of_updates
 from stablenum.diagnosis.diff.variants import Variant, variants_of
 from stablenum.diagnosis.replay.trace import Step
 
@@ -37,6 +38,7 @@ class Scene:
         shared: value of the right side -> values of the left side that are equal to it.
         arrays: of the right side: returns the arrays of some values.
         agrees: evaluates a side with some values replaced, and returns whether the results agree.
+        updates: returns what both sides make of each parameter.
     """
 
     left: Side
@@ -46,11 +48,12 @@ class Scene:
     shared: Mapping[int, Iterable[int]]
     arrays: Callable[[Iterable[int]], Mapping[int, Any]]
     agrees: Callable[[str, Mapping[int, Any]], bool]
+    updates: Callable[[], Sequence[Update]]
 
 
 def causes_of(scene: Scene) -> tuple[Cause, ...]:
     """Return the causes, the most likely first."""
-    for rule in (_by_variant, _by_constant, _by_structure):
+    for rule in (_of_updates, _by_variant, _by_constant, _by_structure):
         cause = rule(scene)
         if cause is not None:
             return (cause,)
@@ -58,9 +61,7 @@ def causes_of(scene: Scene) -> tuple[Cause, ...]:
 
 
 def _cause(code: str, sentence: str, evidence: str, *, confirmed: bool) -> Cause:
-    return Cause(
-        code=code, sentence=sentence, evidence=evidence, remedy=REMEDIES[code], confirmed=confirmed
-    )
+    return Cause(code=code, sentence=sentence, evidence=evidence, remedy=REMEDIES[code], confirmed=confirmed)
 
 
 # --- a known function ------------------------------------------------------------------------------------
@@ -80,17 +81,13 @@ def _by_variant(scene: Scene) -> Cause | None:
         if array.size > _MOST_ELEMENTS:
             continue
         tried = [(v, fingerprint(v.values)) for v in variants_of(array)]
-        a = _recognised(tried, mine)
-        b = _recognised(tried, theirs)
-        if there.missing:
-            b = tried[0][0]
-        if here.missing:
-            a = tried[0][0]
-        if a is not None and b is not None and (a.family, a.setting) != (b.family, b.setting):
-            code = _code_of(a, b)
+        a = [tried[0][0]] if here.missing else _recognised(tried, mine)
+        b = [tried[0][0]] if there.missing else _recognised(tried, theirs)
+        pair = _unlike(a, b)
+        if pair is not None:
             return _cause(
-                code,
-                f"the left program computes {a}, the right one {b}.",
+                _code_of(*pair),
+                f"the left program computes {pair[0]}, the right one {pair[1]}.",
                 "Both formulas were evaluated on what the operation reads; each gives the value of its side.",
                 confirmed=True,
             )
@@ -104,12 +101,25 @@ def _prints(side: Side, region: Iterable[Step], start: Start) -> list[Fingerprin
     return [side.prints[o] for s in near for o in s.outputs if side.prints[o].count]
 
 
-def _recognised(tried: list[tuple[Variant, Fingerprint]], wanted: list[Fingerprint]) -> Variant | None:
-    """Return the variant that gives the last of the values that any variant gives."""
-    for mark in reversed(wanted):
-        for variant, own in tried[1:]:
-            if own.count and distance(own, mark) < _SAME and not own.simple:
-                return variant
+def _recognised(tried: list[tuple[Variant, Fingerprint]], wanted: list[Fingerprint]) -> list[Variant]:
+    """Return the variants that give one of the values, the last value first."""
+    return [
+        variant
+        for mark in reversed(wanted)
+        for variant, own in tried[1:]
+        if own.count and not own.simple and distance(own, mark) < _SAME
+    ]
+
+
+def _unlike(a: Sequence[Variant], b: Sequence[Variant]) -> tuple[Variant, Variant] | None:
+    """Return a variant of each side: two of one family with other settings, else two functions of elements."""
+    for here in a:
+        for there in b:
+            if here.family == there.family and here.setting != there.setting:
+                return here, there
+    simple = [[v for v in side if not any(k == "axis" for k, _ in v.setting)] for side in (a, b)]
+    if simple[0] and simple[1] and simple[0][0].family != simple[1][0].family:
+        return simple[0][0], simple[1][0]
     return None
 
 
@@ -190,6 +200,21 @@ def _code_of_constant(step: Step, group: Group) -> str:
     if "cross_entropy" in step.operation:
         return "label_smoothing"
     return "scale"
+
+
+# --- an update -------------------------------------------------------------------------------------------
+
+
+def _of_updates(scene: Scene) -> Cause | None:
+    if scene.group.kind != "updated":
+        return None
+    names = [
+        s.library or s.operation
+        for region in (scene.found.region_left, scene.found.region_right)
+        for s in region[:20]
+    ]
+    found = cause_of_updates(scene.updates(), names)
+    return None if found is None else _cause(*found, confirmed=True)
 
 
 # --- what is missing -------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from stablenum.diagnosis.diff.report import Difference, DiffReport, Location, Of
 from stablenum.diagnosis.diff.results import Group, groups_of
 from stablenum.diagnosis.diff.rounding import Rounding, rounding_of
 from stablenum.diagnosis.diff.sides import Side, arrays_of, measured
+from stablenum.diagnosis.diff.update_causes import Update
 from stablenum.diagnosis.diff.weights import UnmappedError, WeightMap, guessed
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.errors import bad_field, bad_type
@@ -150,7 +151,31 @@ class _Comparison:
         def agrees(side: str, values: Mapping[int, Any]) -> bool:
             return self._agrees(group, side, values)
 
-        return Scene(self.left, self.right, found, group, self.found.right, arrays, agrees)
+        def updates() -> list[Update]:
+            return self._updates(group)
+
+        return Scene(self.left, self.right, found, group, self.found.right, arrays, agrees, updates)
+
+    def _updates(self, group: Group) -> list[Update]:
+        """Return what both sides make of each parameter in the layout of the right side."""
+        mine = {(r.kind, r.name, r.step): self.left.arrays[r.value] for r in self.left.play.results}
+        theirs = {(r.kind, r.name, r.step): self.right.arrays[r.value] for r in self.right.play.results}
+        start_left, start_right = self.left.program.parameters(), dict(self.right.program.parameters())
+        start_right.update(self.carried or {})
+        found = []
+        for pair in group.pairs:
+            name, step = pair.right.name, group.step
+            origin = self.weights.origins[name]
+            new = origin.of({n: mine["updated", n, step] for n in origin.names})
+            gradient = theirs.get(("gradient", name, step))
+            if step > 1:
+                before = origin.of({n: mine["updated", n, step - 1] for n in origin.names})
+                other = theirs["updated", name, step - 1]
+            else:
+                before, other = origin.of(start_left), start_right[name].reshape(origin.shape)
+            if gradient is not None:
+                found.append(Update(before, gradient, new - before, theirs["updated", name, step] - other))
+        return found
 
     def _agrees(self, group: Group, side: str, values: Mapping[int, Any]) -> bool:
         """Return whether the results of a group agree if values of a side are replaced."""

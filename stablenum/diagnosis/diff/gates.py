@@ -88,7 +88,9 @@ def _siblings(
     if mine is None:
         return []
     beside = weights[mine.name]
-    return [next((u for u in free if u.words[-1:] == ("bias",) and _plain(u) == _plain(w)), None) for w in beside]
+    return [
+        next((u for u in free if u.words[-1:] == ("bias",) and _plain(u) == _plain(w)), None) for w in beside
+    ]
 
 
 def _plain(use: Use) -> tuple[str, ...]:

@@ -25,9 +25,7 @@ def layouts(given: tuple[int, ...], wanted: tuple[int, ...], kind: str) -> tuple
     """
     if len(given) > 5:
         return (tuple(range(len(given))),) if _regroups(given, wanted) else ()
-    found = [
-        p for p in itertools.permutations(range(len(given))) if _regroups([given[i] for i in p], wanted)
-    ]
+    found = [p for p in itertools.permutations(range(len(given))) if _regroups([given[i] for i in p], wanted)]
     usual = _usual(len(given), kind)
     return tuple(sorted(found, key=lambda p: (p not in usual, usual.index(p) if p in usual else 0)))
 

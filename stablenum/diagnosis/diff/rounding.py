@@ -84,5 +84,3 @@ def _error(narrow: Any, wide: Any) -> float:
         return 0.0
     scale = float(np.abs(wide[finite]).max()) or 1.0
     return float(np.abs(narrow[finite] - wide[finite]).max()) / scale
-
-

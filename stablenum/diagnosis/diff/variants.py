@@ -67,10 +67,16 @@ def _over_rows(x: Any, axes: tuple[int, ...]) -> Iterator[Variant]:
         for epsilon in _EPSILONS:
             told = (("epsilon", epsilon), ("correction", correction), at)
             yield Variant("layer_norm", (*told, ("placed", "inside")), centered / np.sqrt(variance + epsilon))
-            yield Variant("layer_norm", (*told, ("placed", "outside")), centered / (np.sqrt(variance) + epsilon))
+            yield Variant(
+                "layer_norm", (*told, ("placed", "outside")), centered / (np.sqrt(variance) + epsilon)
+            )
     for epsilon in _EPSILONS:
-        yield Variant("rms_norm", (("epsilon", epsilon), at, ("placed", "inside")), x / np.sqrt(squares + epsilon))
-        yield Variant("rms_norm", (("epsilon", epsilon), at, ("placed", "outside")), x / (np.sqrt(squares) + epsilon))
+        yield Variant(
+            "rms_norm", (("epsilon", epsilon), at, ("placed", "inside")), x / np.sqrt(squares + epsilon)
+        )
+        yield Variant(
+            "rms_norm", (("epsilon", epsilon), at, ("placed", "outside")), x / (np.sqrt(squares) + epsilon)
+        )
     if len(axes) == 1:
         shifted = np.where(np.isneginf(x), -np.inf, x - x.max(axis=axes, keepdims=True))
         total = np.exp(shifted).sum(axis=axes, keepdims=True)

@@ -190,4 +190,3 @@ def _in_one_way(origins: Mapping[str, Origin]) -> dict[str, Origin]:
         name: replace(o, axes=way, others=tuple({o.axes, *o.others} - {way})) if way in o.others else o
         for name, o in origins.items()
     }
-

@@ -58,10 +58,14 @@ def play(
     with jax.enable_x64(wide):
         data = [weights.get(leaf.name, leaf.data) for leaf in traced.leaves]
         given = [
-            x if x is leaf.data else np.asarray(x).reshape(leaf.data.shape).astype(leaf.data.dtype if not wide else None)
+            x
+            if x is leaf.data
+            else np.asarray(x).reshape(leaf.data.shape).astype(leaf.data.dtype if not wide else None)
             for x, leaf in zip(data, traced.leaves, strict=True)
         ]
-        inputs = [player.outside(x, leaf.role, leaf.name) for x, leaf in zip(given, traced.leaves, strict=True)]
+        inputs = [
+            player.outside(x, leaf.role, leaf.name) for x, leaf in zip(given, traced.leaves, strict=True)
+        ]
         consts = [player.constant(c) for c in traced.closed.consts]
         outputs = player.run(traced.closed.jaxpr, consts, inputs, Context())
     results = tuple(
@@ -101,6 +105,9 @@ class _Player(Interpreter):
 
     def outside(self, data: Any, role: str, name: str = "") -> Cell:
         cell = super().outside(self._widened(data), role, name)
+        if cell.id in self.replacing:
+            new = np.asarray(self.replacing[cell.id]).reshape(np.shape(cell.data))
+            cell = Cell(new.astype(np.asarray(cell.data).dtype), cell.id)
         self.visit(cell.id, cell.data)
         return cell
 

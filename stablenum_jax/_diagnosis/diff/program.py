@@ -49,8 +49,7 @@ def program(
     check_callable("loss_fn", loss_fn, "a function that returns the loss")
     if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise TypeError(
-            "program(optimizer=...) must be an optax transformation or None; "
-            f"got {type(optimizer).__name__}."
+            f"program(optimizer=...) must be an optax transformation or None; got {type(optimizer).__name__}."
         )
     made_at = argument_line(sys._getframe(1), "optimizer") if optimizer is not None else None
     return Program(loss_fn, params, args, optimizer, compute, made_at)

@@ -90,9 +90,7 @@ class Program:
         """Return the parameters and buffers by name, as arrays of NumPy."""
         found = self._found()
         named = {**found.parameters, **found.buffers}
-        return {
-            name: t.detach().cpu().double().numpy() for name, t in named.items() if t.is_floating_point()
-        }
+        return {name: t.detach().cpu().double().numpy() for name, t in named.items() if t.is_floating_point()}
 
     def play(
         self,
@@ -221,4 +219,3 @@ def _without_fused_rnn(around: Surroundings) -> Any:
     if recurrent:
         return torch.backends.mkldnn.flags(enabled=False)
     return warnings.catch_warnings()
-
