@@ -45,8 +45,8 @@ def _side(module: Any, path: Path, name: str) -> Program:
     function = getattr(module, name, None)
     if not callable(function):
         raise typer.BadParameter(
-            f"{path} must define a function {name}() that returns a program made by stablenum_torch.program or "
-            "stablenum_jax.program.",
+            f"{path} must define a function {name}() that returns a program made by stablenum_torch.program "
+            "or stablenum_jax.program.",
             param_hint="PAIR.py",
         )
     try:

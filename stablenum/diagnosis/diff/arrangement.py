@@ -1,8 +1,9 @@
 """Find where two programs begin to arrange the same numbers in another order.
 
 A fingerprint does not see the order of a value's entries, so that layouts need not agree. An operation that
-mixes entries, such as a product of matrices, does: if it reads the same numbers on both sides and gives others,
-the numbers may lie differently. Then the difference is made by the reshape or transposition before it.
+mixes entries, such as a product of matrices, does: if it reads the same numbers on both sides and gives
+others, the numbers may lie differently. Then the difference is made by the reshape or transposition before
+it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def first_rearranged(chain: Iterable[int], arrays: Mapping[int, Any], others: It
     """
     known = list(others)
     for value in reversed(list(chain)):
-        if all(not same_arrangement(arrays[value], x) for x in known):
+        alike = [x for x in known if _axes(x) == _axes(arrays[value])]
+        if alike and all(not same_arrangement(arrays[value], x) for x in alike):
             return value
     return None
 
@@ -64,6 +66,10 @@ def same_arrangement(a: Any, b: Any) -> bool:
             return False
         profiles = [p for p in profiles if p is not same]
     return True
+
+
+def _axes(x: Any) -> list[int]:
+    return sorted(n for n in np.shape(x) if n != 1)
 
 
 def _profile(x: np.ndarray, axis: int) -> np.ndarray:

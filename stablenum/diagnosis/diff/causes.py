@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.fingerprints import Fingerprint, distance, fingerprint
 from stablenum.diagnosis.diff.frontier import Frontier, Start
 from stablenum.diagnosis.diff.remedies import REMEDIES
-from stablenum.diagnosis.diff.report import Cause
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.diff.update_causes import Update, cause_of_updates
@@ -22,7 +22,7 @@ __all__ = ["Scene", "causes_of"]
 
 # A formula of NumPy and an operation agree up to so much.
 _SAME = 1e-7
-_MOST_TRIALS = 12
+_MOST_TRIALS = 16
 _MOST_ELEMENTS = 2**20
 _NORMS = ("norm", "normalize", "standard", "sqrt", "var", "std")
 
@@ -88,7 +88,7 @@ def _by_variant(scene: Scene) -> Cause | None:
             return _cause(
                 _code_of(*pair),
                 f"the left program computes {pair[0]}, the right one {pair[1]}.",
-                "Both formulas were evaluated on what the operation reads; each gives the value of its side.",
+                "Both formulas were evaluated on what the operation reads; each gives its side's value.",
                 confirmed=True,
             )
     return None
@@ -98,7 +98,7 @@ def _prints(side: Side, region: Iterable[Step], start: Start) -> list[Fingerprin
     """Return the fingerprints of what the function that a step belongs to computes."""
     place, operation = start.step.place, start.step.operation
     near = [s for s in region if s.place == place or s.operation == operation][:40]
-    return [side.prints[o] for s in near for o in s.outputs if side.prints[o].count]
+    return [side.prints[o] for s in near for o in s.outputs if side.prints[o].entries]
 
 
 def _recognised(tried: list[tuple[Variant, Fingerprint]], wanted: list[Fingerprint]) -> list[Variant]:
@@ -107,12 +107,12 @@ def _recognised(tried: list[tuple[Variant, Fingerprint]], wanted: list[Fingerpri
         variant
         for mark in reversed(wanted)
         for variant, own in tried[1:]
-        if own.count and not own.simple and distance(own, mark) < _SAME
+        if own.entries and not own.simple and distance(own, mark) < _SAME
     ]
 
 
 def _unlike(a: Sequence[Variant], b: Sequence[Variant]) -> tuple[Variant, Variant] | None:
-    """Return a variant of each side: two of one family with other settings, else two functions of elements."""
+    """Return a variant of each side: of one family with other settings, else functions of elements."""
     for here in a:
         for there in b:
             if here.family == there.family and here.setting != there.setting:
@@ -150,24 +150,32 @@ def _code_of(a: Variant, b: Variant) -> str:
 def _by_constant(scene: Scene) -> Cause | None:
     """Give one side a constant of the other side, and see whether the results agree then."""
     mine, theirs = _numbers(scene, "left"), _numbers(scene, "right")
-    trials = 0
-    for side, own, other in (("right", theirs, mine), ("left", mine, theirs)):
-        for value, (number, step) in own.items():
-            if value < 0 or number in {n for n, _ in other.values()}:
-                continue
-            for new in dict.fromkeys(n for n, _ in other.values() if n not in {x for x, _ in own.values()}):
-                trials += 1
-                if trials > _MOST_TRIALS:
-                    return None
-                if scene.agrees(side, {value: np.float64(new)}):
-                    left, right = (new, number) if side == "right" else (number, new)
-                    return _cause(
-                        _code_of_constant(step, scene.group),
-                        f"the left program uses {left:g}, the right one {right:g} in {step.operation}.",
-                        f"With {new:g} in place of {number:g} on the {side}, the results agree.",
-                        confirmed=True,
-                    )
+    trials = sorted(
+        (_strangeness(number, new), side, value, number, new, step.index, step)
+        for side, own, other in (("right", theirs, mine), ("left", mine, theirs))
+        for value, (number, step) in own.items()
+        for new in {n for n, _ in other.values()} - {n for n, _ in own.values()}
+        if value >= 0 and number not in {n for n, _ in other.values()}
+    )
+    for *_, side, value, number, new, _, step in trials[:_MOST_TRIALS]:
+        if scene.agrees(side, {value: np.float64(new)}):
+            left, right = (new, number) if side == "right" else (number, new)
+            return _cause(
+                _code_of_constant(step, scene.group),
+                f"the left program uses {left:g}, the right one {right:g} in {step.operation}.",
+                f"With {new:g} in place of {number:g} on the {side}, the results agree.",
+                confirmed=True,
+            )
     return None
+
+
+def _strangeness(number: float, new: float) -> float:
+    """Return how unlikely it is that one number was meant to be the other: small ones are epsilons, and whole
+    ones are axes and sizes."""
+    if 0 < number < 1e-2 and 0 < new < 1e-2:
+        return 0.0
+    whole = (number == round(number)) + (new == round(new))
+    return 1.0 + whole + (number * new <= 0)
 
 
 def _numbers(scene: Scene, name: str) -> dict[int, tuple[float, Step]]:
@@ -184,10 +192,10 @@ def _numbers(scene: Scene, name: str) -> dict[int, tuple[float, Step]]:
         for value in step.inputs:
             known = side.trace.values[value]
             mark = side.prints[value]
-            if known.role == "constant" and mark.count == 1:
+            if known.role == "constant" and mark.entries == 1:
                 found[value] = (mark.total, step)
         for number in step.scalars:
-            if not side.program.framework == "jax" and number == number and abs(number) < 1e30:
+            if side.program.framework != "jax" and number == number and abs(number) < 1e30:
                 found[-len(found) - 1] = (number, step)
     return found
 
@@ -195,10 +203,10 @@ def _numbers(scene: Scene, name: str) -> dict[int, tuple[float, Step]]:
 def _code_of_constant(step: Step, group: Group) -> str:
     if group.kind == "updated":
         return "epsilon_value" if step.primitive == "add" else "scale"
-    if any(n in step.operation for n in _NORMS) or step.primitive == "add":
-        return "epsilon_value"
     if "cross_entropy" in step.operation:
         return "label_smoothing"
+    if any(n in step.operation for n in _NORMS) or step.primitive == "add":
+        return "epsilon_value"
     return "scale"
 
 
@@ -234,7 +242,7 @@ def _by_structure(scene: Scene) -> Cause | None:
         return _cause(
             "head_split_order",
             "the same numbers are put in another order.",
-            "Both sides read equal numbers here; afterwards no axis of the one corresponds to one of the other.",
+            "Both sides read equal numbers; afterwards no axis of the one corresponds to one of the other.",
             confirmed=False,
         )
     for words, code in _BY_OPERATION:

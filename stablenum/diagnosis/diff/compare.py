@@ -12,13 +12,15 @@ import numpy as np
 
 from stablenum.diagnosis.diff.arrangement import chain_of, first_rearranged
 from stablenum.diagnosis.diff.causes import Scene, causes_of
-from stablenum.diagnosis.diff.frontier import Frontier, Start, frontier, kind
+from stablenum.diagnosis.diff.differences import Difference, Location, Off
+from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
+from stablenum.diagnosis.diff.frontier import Frontier, Start, frontier, kind, last_of_line
 from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.diff.matching import Matching, matched
 from stablenum.diagnosis.diff.origins import Origin
 from stablenum.diagnosis.diff.parameter_uses import uses_of
 from stablenum.diagnosis.diff.play import Program
-from stablenum.diagnosis.diff.report import Difference, DiffReport, Location, Off
+from stablenum.diagnosis.diff.report import DiffReport
 from stablenum.diagnosis.diff.results import Group, groups_of
 from stablenum.diagnosis.diff.rounding import Rounding, rounding_of
 from stablenum.diagnosis.diff.sides import Side, arrays_of, measured
@@ -112,8 +114,8 @@ class _Comparison:
         return self._rearranged(found) or found
 
     def _rearranged(self, found: Frontier) -> Frontier | None:
-        """Return the frontier at the operations that put what the first operations read in another order; None
-        if they do not."""
+        """Return the frontier at the operations that put what the first operations read in another order;
+        None if there are none."""
         here, there = found.left, found.right
         if here is None or there is None or here.missing or there.missing or kind(there.step) != "matmul":
             return None
@@ -149,7 +151,7 @@ class _Comparison:
             return arrays_of(self.right.program, wanted, weights=self.carried, steps=self.steps)
 
         def agrees(side: str, values: Mapping[int, Any]) -> bool:
-            return self._agrees(group, side, values)
+            return self._meets(found, side, values) or self._agrees(group, side, values)
 
         def updates() -> list[Update]:
             return self._updates(group)
@@ -176,6 +178,21 @@ class _Comparison:
             if gradient is not None:
                 found.append(Update(before, gradient, new - before, theirs["updated", name, step] - other))
         return found
+
+    def _meets(self, found: Frontier, side: str, values: Mapping[int, Any]) -> bool:
+        """Return whether the line at which a side begins to differ gives the other side's value if some values
+        are replaced. Results need not agree then: further lines may have the same fault."""
+        own: Side = getattr(self, side)
+        other = self.left if side == "right" else self.right
+        ends = last_of_line(own, getattr(found, side), getattr(found, f"region_{side}"))
+        name = "left" if side == "right" else "right"
+        there = last_of_line(other, getattr(found, name), getattr(found, f"region_{name}"))
+        if ends is None or there is None:
+            return False
+        given = self.carried if side == "right" else None
+        new = arrays_of(own.program, [ends], weights=given, replace=values, steps=self.steps)[ends]
+        allowed = own.tolerance[ends] + other.tolerance[there]
+        return distance(fingerprint(new), other.prints[there]) <= allowed
 
     def _agrees(self, group: Group, side: str, values: Mapping[int, Any]) -> bool:
         """Return whether the results of a group agree if values of a side are replaced."""
@@ -205,7 +222,7 @@ def _maker(side: Side, value: int | None) -> Start | None:
     return None if producer is None else Start(side.trace.steps[producer])
 
 
-# --- weights --------------------------------------------------------------------------------------------------
+# --- weights ------------------------------------------------------------
 
 
 def _carried(a: Side, right: Program, weights: Weights) -> tuple[WeightMap, Mapping[str, Any] | None]:
@@ -250,7 +267,7 @@ def _given(weights: Mapping[str, str], left: Mapping[str, Any], right: Mapping[s
         if not ways:
             raise ValueError(
                 f"weights maps {source!r} {list(left[source].shape)} to {name!r} {list(right[name].shape)}: "
-                "no transposition or reshape does that. Give a function from the left arrays to the right ones."
+                "no transposition or reshape does that. Give a function from the left arrays to the right."
             )
         origins[name] = Origin((source,), tuple(right[name].shape), ways[0], others=tuple(ways[1:]))
     return WeightMap(origins)
@@ -260,7 +277,7 @@ def _check_made(made: Mapping[str, Any], right: Mapping[str, Any]) -> None:
     for name, x in made.items():
         if name not in right:
             raise ValueError(
-                f"the function given as weights returns {name!r}, which is no parameter of the right program. "
+                f"the function given as weights returns {name!r}, which the right program does not have. "
                 f"Its parameters are {', '.join(list(right)[:12])}."
             )
         if x.size != right[name].size:
@@ -270,7 +287,7 @@ def _check_made(made: Mapping[str, Any], right: Mapping[str, Any]) -> None:
             )
 
 
-# --- what is shown ----------------------------------------------------------------------------------------
+# --- what is shown ------------------------------------------------------------
 
 
 def _location(start: Start | None, side: Side, phase: str) -> Location | None:

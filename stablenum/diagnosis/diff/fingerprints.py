@@ -20,14 +20,14 @@ class Fingerprint(NamedTuple):
     They are the same for a transposed, reshaped, padded or broadcast-free copy of the array.
 
     Attributes:
-        count: how many entries there are.
+        entries: how many there are.
         total, absolute, squares, signed: the sums of x, |x|, x^2 and x |x|.
         least, greatest: the extremes, with 0 among the entries.
         floating: whether the array holds floating-point numbers.
         bad: whether any entry is NaN.
     """
 
-    count: int
+    entries: int
     total: float = 0.0
     absolute: float = 0.0
     squares: float = 0.0
@@ -40,10 +40,10 @@ class Fingerprint(NamedTuple):
     @property
     def simple(self) -> bool:
         """Whether the array has no entries, or only copies of one round number, by which nothing is known."""
-        if not self.count:
+        if not self.entries:
             return True
-        mean = self.total / self.count
-        equal = abs(self.squares - mean * mean * self.count) <= 1e-15 * self.squares
+        mean = self.total / self.entries
+        equal = abs(self.squares - mean * mean * self.entries) <= 1e-15 * self.squares
         return equal and abs(mean * 5040 - round(mean * 5040)) < 1e-9
 
 
@@ -87,9 +87,9 @@ def distance(a: Fingerprint, b: Fingerprint) -> float:
     All that is compared is continuous: a zero that became a rounding error changes nothing, so the number of
     entries is left out.
     """
-    if a.bad != b.bad or bool(a.count) != bool(b.count):
+    if a.bad != b.bad or bool(a.entries) != bool(b.entries):
         return float("inf")
-    if not a.count:
+    if not a.entries:
         return 0.0
     first, second = max(a.absolute, b.absolute), max(a.squares, b.squares)
     extreme = max(abs(a.least), abs(a.greatest), abs(b.least), abs(b.greatest))

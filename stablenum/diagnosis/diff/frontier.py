@@ -10,7 +10,7 @@ from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.operations import MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["Frontier", "Start", "frontier", "kind"]
+__all__ = ["Frontier", "Start", "frontier", "kind", "last_of_line"]
 
 _PLAIN = {"add", "sub", "mul", "div", "where", "cast", "sum"}
 _QUIET = (MOVING - SELECTING) | {"cast", "to"}
@@ -61,7 +61,8 @@ def frontier(
     b = _Region(right, found.right, [j for _, j in pairs], since[1])
     here, there, shared = _paired(found, a, b)
     if here is None or there is None or not shared:
-        first, second = here and Start(here), there and Start(there)
+        first = None if here is None else Start(here)
+        second = None if there is None else Start(there)
     else:
         first, second = _compared(a, b, here, there, shared)
     return Frontier(first, second, tuple(a.steps), tuple(b.steps))
@@ -128,7 +129,7 @@ def kind(step: Step) -> str:
 
 def _called(step: Step) -> str:
     """Return the function that the user called, the same in both frameworks."""
-    return {"masked_fill": "where", "integer_pow": "pow", "square": "pow", "to": "cast"}.get(
+    return {"masked_fill": "where", "integer_pow": "pow", "square": "pow", "to": "cast", "rsqrt": "sqrt"}.get(
         step.operation, step.operation
     )
 
@@ -174,3 +175,13 @@ def _after(region: _Region, step: Step) -> Start:
     makers = [region.producer(i) for i in step.inputs if not region.side.neutral(i)]
     found = max((m for m in makers if m is not None), key=lambda m: m.index, default=step)
     return Start(found, missing=True)
+
+
+def last_of_line(side: Side, start: Start | None, region: Iterable[Step]) -> int | None:
+    """Return the last telling value that the function at a start computes; None if there is none."""
+    if start is None:
+        return None
+    of_it = [s for s in region if s.place == start.step.place and s.operation == start.step.operation]
+    near = [s for s in of_it if s.index < start.step.index + 60]
+    values = [o for s in near for o in s.outputs if not side.neutral(o)]
+    return values[-1] if values else None

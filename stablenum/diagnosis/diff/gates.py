@@ -32,8 +32,7 @@ def apart(left: Sequence[Use], right: Sequence[Use]) -> dict[str, Origin]:
             free = [u for u in free if u not in parts]
     biases = [u for u in left if len(u.shape) == 1]
     for bias in biases:
-        parts = _siblings(bias, left, weights, free)
-        origins.update(_split(bias, parts, 0))
+        origins.update(_split(bias, _siblings(bias, left, weights, free), 0))
     return _with_twins(origins, biases)
 
 

@@ -29,11 +29,11 @@ def matched(left: Side, right: Side) -> Matching:
     """Return the values of the two sides that have the same fingerprint, up to rounding."""
     found = Matching()
     rows = sorted(
-        (math.log(p.absolute), i) for i, p in enumerate(left.prints) if p.count and not left.neutral(i)
+        (math.log(p.absolute), i) for i, p in enumerate(left.prints) if p.entries and not left.neutral(i)
     )
     sizes = [size for size, _ in rows]
     for j, mark in enumerate(right.prints):
-        if not mark.count or right.neutral(j):
+        if not mark.entries or right.neutral(j):
             continue
         width = right.tolerance[j] + 1e-3
         size = math.log(mark.absolute)

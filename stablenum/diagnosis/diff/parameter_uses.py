@@ -13,10 +13,10 @@ from stablenum.diagnosis.replay.trace import Step
 __all__ = ["Use", "uses_of"]
 
 # Primitives that hand a parameter on.
-_CARRIED = frozenset(
-    "reshape transpose broadcast clone cast to copy slice index squeeze expand stack cat broadcast_in_dim"
-    .split()
-)  # fmt: skip
+_CARRIED = frozenset({
+    "broadcast", "broadcast_in_dim", "cast", "cat", "clone", "copy", "expand", "index", "reshape", "slice",
+    "squeeze", "stack", "to", "transpose",
+})  # fmt: skip
 _KINDS = {
     "matmul": "matmul", "conv": "conv", "convolution": "conv", "gather": "gather", "embedding": "gather",
     "index": "gather", "mul": "mul", "add": "add", "sub": "add", "div": "mul",
@@ -62,17 +62,17 @@ def uses_of(side: Side) -> list[Use]:
         if step.phase == "forward":
             for value in step.inputs:
                 reads.setdefault(value, []).append(step)
-    found = []
-    for value in trace.values:
-        if value.role != "parameter" or value.producer is not None or value.name not in arrays:
+    found: list[Use] = []
+    for known in trace.values:
+        if known.role != "parameter" or known.producer is not None or known.name not in arrays:
             continue
-        first = _first_use(value.id, reads)
-        if first is not None and all(u.name != value.name for u in found):
+        first = _first_use(known.id, reads)
+        if first is not None and all(u.name != known.name for u in found):
             step, positions = first
-            array = arrays[value.name]
+            array = arrays[known.name]
             kind = _KINDS.get(_plain(step), "other")
             at = (step.index, *positions)
-            found.append(Use(value.name, tuple(array.shape), array, kind, at, words_of(value.name)))
+            found.append(Use(known.name, tuple(array.shape), array, kind, at, words_of(known.name)))
     return sorted(found, key=lambda u: u.at)
 
 

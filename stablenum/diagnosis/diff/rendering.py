@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from stablenum.diagnosis.diff.report import DiffReport, Difference, Location, Off
+from stablenum.diagnosis.diff.differences import Difference, Location, Off
 
 __all__ = ["as_rich", "as_text"]
 
 _MOST_WEIGHTS = 8
 
 
-def as_text(report: DiffReport) -> str:
+class Shown(Protocol):
+    """What the renderings show."""
+
+    @property
+    def verdict(self) -> str:
+        """The verdict."""
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """Where the programs part."""
+
+    @property
+    def weights(self) -> Mapping[str, str]:
+        """Where each parameter comes from."""
+
+    @property
+    def left_off(self) -> Off | None:
+        """The rounding of the left side."""
+
+    @property
+    def right_off(self) -> Off | None:
+        """The rounding of the right side."""
+
+    @property
+    def matched(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """How many values are shared."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be compared."""
+
+
+def as_text(report: Shown) -> str:
     """Return the report as plain text."""
     return "\n".join(text for text, _ in _lines(report))
 
 
-def as_rich(report: DiffReport) -> Iterator[Any]:
+def as_rich(report: Shown) -> Iterator[Any]:
     """Return the report as lines for a terminal."""
     from rich.text import Text
 
@@ -26,8 +57,8 @@ def as_rich(report: DiffReport) -> Iterator[Any]:
         yield Text(text, style=style)
 
 
-def _lines(report: DiffReport) -> Iterator[tuple[str, str]]:
-    yield _headline(report), "bold green" if report.ok else "bold red"
+def _lines(report: Shown) -> Iterator[tuple[str, str]]:
+    yield _headline(report), "bold green" if (not report.differences) else "bold red"
     for side, off in (("left", report.left_off), ("right", report.right_off)):
         if off is not None:
             yield _off(side, off), ""
@@ -46,8 +77,8 @@ def _lines(report: DiffReport) -> Iterator[tuple[str, str]]:
     yield from ((line, "dim") for line in _facts(report))
 
 
-def _headline(report: DiffReport) -> str:
-    if report.ok:
+def _headline(report: Shown) -> str:
+    if not report.differences:
         return f"The two programs are {report.verdict}."
     first = report.differences[0]
     at = f" of step {first.step}" if first.step > 1 else ""
@@ -79,7 +110,7 @@ def _off(side: str, off: Off) -> str:
     return shown
 
 
-def _facts(report: DiffReport) -> Iterator[str]:
+def _facts(report: Shown) -> Iterator[str]:
     (a, of_a), (b, of_b) = report.matched
     yield f"Values that the other side has too: {a} of {of_a} on the left, {b} of {of_b} on the right."
     shown = list(report.weights.items())

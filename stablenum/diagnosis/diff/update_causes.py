@@ -1,4 +1,4 @@
-"""Name the cause of a difference between two updates, from the numbers alone: what is the difference made of?"""
+"""Name the cause of a difference between two updates from the numbers: what is the difference made of?"""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _decay(updates: Sequence[Update], unlike: Sequence[Update]) -> tuple[str, st
     if len(unlike) < len(updates):
         return (
             "decay_excluded",
-            f"one side decays {len(unlike)} of the {len(updates)} parameters, which the other side leaves out.",
+            f"only one side decays {len(unlike)} of the {len(updates)} parameters.",
             evidence,
         )
     return ("decay_coupling", "the two sides decay the weights by another amount.", evidence)
@@ -63,17 +63,25 @@ def _decay(updates: Sequence[Update], unlike: Sequence[Update]) -> tuple[str, st
 
 def _factor(unlike: Sequence[Update], names: Sequence[str]) -> tuple[str, str, str] | None:
     """The update of one side is a multiple of that of the other."""
+    if not unlike:
+        return None
+    clips = any("clip" in n or n in ("norm", "clamp") for n in names)
+    added = [_ratio(u.left - u.right, u.gradient) for u in unlike]
+    if clips and all(f is not None for f in added):
+        evidence = "The updates differ by a multiple of the gradient."
+        own = [f for f in added if f is not None]
+        if max(own) - min(own) <= 1e-3 * max(abs(f) for f in own):
+            return ("clip_missing", "only one side clips the gradients, or to another norm.", evidence)
+        return ("clip_per_tensor", "one side clips each tensor by itself.", evidence)
     fits = [_ratio(u.left, u.right) for u in unlike]
-    if not fits or any(f is None for f in fits):
+    if any(f is None for f in fits):
         return None
     factors = [f for f in fits if f is not None]
-    clips = any("clip" in n or n == "norm" for n in names)
     spread = max(factors) / min(factors) - 1 if min(factors) > 0 else math.inf
     if spread > _EXACT:
         return (
             "clip_per_tensor",
-            f"the updates of the parameters differ by factors from {min(factors):.4g} to {max(factors):.4g}: "
-            "one side scales each tensor by itself.",
+            f"each update differs by a factor of its own, from {min(factors):.4g} to {max(factors):.4g}.",
             "Within each tensor the factor is the same.",
         )
     factor = factors[0]
@@ -101,12 +109,13 @@ def _epsilon(unlike: Sequence[Update]) -> tuple[str, str, str] | None:
     order = np.argsort(size)
     quarter = max(ratio.size // 4, 1)
     small, large = float(ratio[order[:quarter]].mean()), float(ratio[order[-quarter:]].mean())
-    if small < 4 * large:
+    rises = np.diff(ratio[order]) > 1e-9 * float(ratio.max())
+    if small < 4 * large or rises.mean() > 0.1:
         return None
     return (
         "adam_epsilon_placement",
         "the updates differ most where the gradients are small, as an epsilon does.",
-        f"For the smallest quarter of the gradients they differ by {small:.2g}, for the largest by {large:.2g}.",
+        f"For the smallest quarter of the gradients by {small:.2g}, for the largest by {large:.2g}.",
     )
 
 

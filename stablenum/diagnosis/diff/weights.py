@@ -1,4 +1,4 @@
-"""Carry the parameters of the left program over to the right one: find which is which, and in which layout."""
+"""Carry the parameters of the left program over to the right one: which is which, and in which layout."""
 
 from __future__ import annotations
 

@@ -33,8 +33,9 @@ def program(
     """Return a program for :func:`stablenum.diff`.
 
     Args:
-        loss_fn: called with ``(params, *args)``. If it returns a floating-point scalar, alone or first in a
-            tuple, the gradients follow, and with ``optimizer`` one update; anything else is compared as it is.
+        loss_fn: called with ``(params, *args)``. If it returns a floating-point scalar, alone or first in
+            a tuple, the gradients follow, and with ``optimizer`` one update. Anything else is compared as
+            it is.
         params: a pytree of arrays, or a model of flax.nnx or equinox.
         *args: the batch, and whatever else ``loss_fn`` takes.
         optimizer: an optax transformation, whose update follows the gradients.

@@ -1,4 +1,4 @@
-"""Operations that are opened into their parts, so that the parts can be matched with those of other programs."""
+"""Operations that are opened into their parts, so that the parts can be matched with other programs."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 
 __all__ = ["decomposition_of"]
 
-_OPENED = frozenset(
-    "addmm addmv baddbmm native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit "
-    "_fused_rms_norm gelu silu _softmax _log_softmax nll_loss_forward nll_loss2d_forward mse_loss "
-    "binary_cross_entropy binary_cross_entropy_with_logits huber_loss smooth_l1_loss linalg_vector_norm "
-    "addcmul addcdiv lerp native_layer_norm_backward "
-    "native_group_norm_backward native_batch_norm_backward gelu_backward tanh_backward sigmoid_backward "
-    "silu_backward _softmax_backward_data _log_softmax_backward_data upsample_bilinear2d "
-    "upsample_nearest2d var_mean var std logsumexp mean elu hardswish softplus mish glu "
-    "log_sigmoid_forward prelu".split()
-)
+_OPENED = frozenset({
+    "_fused_rms_norm", "_log_softmax", "_log_softmax_backward_data", "_native_batch_norm_legit", "_softmax",
+    "_softmax_backward_data", "addcdiv", "addcmul", "addmm", "addmv", "baddbmm", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "elu", "gelu", "gelu_backward", "glu", "hardswish", "huber_loss",
+    "lerp", "linalg_vector_norm", "log_sigmoid_forward", "logsumexp", "mean", "mish", "mse_loss",
+    "native_batch_norm", "native_batch_norm_backward", "native_group_norm", "native_group_norm_backward",
+    "native_layer_norm", "native_layer_norm_backward", "nll_loss2d_forward", "nll_loss_forward", "prelu",
+    "sigmoid_backward", "silu", "silu_backward", "smooth_l1_loss", "softplus", "std", "tanh_backward",
+    "upsample_bilinear2d", "upsample_nearest2d", "var", "var_mean",
+})  # fmt: skip
 
 
 def decomposition_of(func: Any, name: str) -> Callable[..., Any] | None:
-    """Return a function of simpler operations that computes the same; None if the operation is not opened."""
+    """Return a function of simpler operations that computes the same; None if there is none."""
     if name in _OWN:
         return _OWN[name]
     if name not in _OPENED:

@@ -1,4 +1,4 @@
-"""Play a tape: evaluate the recorded calls again, in float64 or as they were, with the same or other weights."""
+"""Play a tape: evaluate the recorded calls again, in float64 or as they were."""
 
 from __future__ import annotations
 
@@ -261,7 +261,6 @@ class _Player(TorchDispatchMode):
     ) -> Any:
         """Evaluate an operation as a function of simpler ones; None if that gives something else."""
         outer, self._opened = self._opened, self._opened or operation_name(operation.name, "")
-        steps, values = len(self.trace.steps), len(self.trace.values)
         try:
             with self:
                 made = parts(*args, **kwargs)
