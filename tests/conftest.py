@@ -28,7 +28,9 @@ for name, value in COMPILED.items():
     jax.config.update(name, value)
 
 # Programs that tests run in separate processes, not test modules.
-collect_ignore = ["scripts", "silent/jax", "silent/torch", "unseen/jax", "unseen/torch"]
+collect_ignore = [
+    "pairs/blind", "pairs/tuned", "scripts", "silent/jax", "silent/torch", "unseen/jax", "unseen/torch",
+]  # fmt: skip
 
 hypothesis.settings.register_profile(
     "ci", derandomize=True, database=None, deadline=None, max_examples=25, stateful_step_count=25

@@ -67,7 +67,7 @@ def _failed(path: Path, what: str, error: Exception) -> typer.BadParameter:
     line = ""
     at = error.__traceback__
     while at is not None:
-        if at.tb_frame.f_code.co_filename == str(path):
+        if Path(at.tb_frame.f_code.co_filename) == path.resolve():
             line = f", line {at.tb_lineno}"
         at = at.tb_next
     return typer.BadParameter(

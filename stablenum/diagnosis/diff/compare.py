@@ -180,8 +180,8 @@ class _Comparison:
         return found
 
     def _meets(self, found: Frontier, side: str, values: Mapping[int, Any]) -> bool:
-        """Return whether the line at which a side begins to differ gives the other side's value if some values
-        are replaced. Results need not agree then: further lines may have the same fault."""
+        """Return whether the line at which a side begins to differ gives the other side's value if some
+        values are replaced. The results need not agree then: further lines may have the same fault."""
         own: Side = getattr(self, side)
         other = self.left if side == "right" else self.right
         ends = last_of_line(own, getattr(found, side), getattr(found, f"region_{side}"))

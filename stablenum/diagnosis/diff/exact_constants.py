@@ -14,6 +14,7 @@ from functools import lru_cache
 __all__ = ["exact_constant"]
 
 _DIGITS = 6  # float32 holds any decimal number of so many digits
+_LARGEST = 2048  # with larger numbers, a ratio is found for every float32
 
 
 @lru_cache(maxsize=4096)
@@ -61,10 +62,10 @@ def _ratios(x: float) -> list[float]:
         y = x**power
         for numerator in range(1, 17):
             denominator = round(numerator / y) if y > 1e-9 else 0
-            if 0 < denominator < 10**6:
+            if 0 < denominator < _LARGEST:
                 found.append((numerator / denominator) ** (1 / power))
         for denominator in range(1, 17):
             numerator = round(y * denominator)
-            if 0 < numerator < 10**6:
+            if 0 < numerator < _LARGEST:
                 found.append((numerator / denominator) ** (1 / power))
     return found

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.diff.origins import Origin
 from stablenum.diagnosis.diff.parameter_uses import Use
 
-__all__ = ["apart", "stacked"]
+__all__ = ["apart", "stacked", "with_twins"]
 
 _COUNTS = (4, 3, 2, 6, 8)
 # The parts of a recurrent layer's name that tell the weights of the input from those of the state.
@@ -18,8 +18,7 @@ _TWINS = {"ih": "hh", "hh": "ih", "i": "h", "h": "i"}
 def apart(left: Sequence[Use], right: Sequence[Use]) -> dict[str, Origin]:
     """Return origins for parameters of the right side that are parts of one on the left, in the order of use.
 
-    The weights come first. Their biases go where the weights went; a bias that is left over is added to its
-    twin, since a recurrent layer of PyTorch has two biases for one sum.
+    The weights come first, and their biases go where the weights went.
     """
     origins: dict[str, Origin] = {}
     weights: dict[str, list[Use]] = {}
@@ -33,7 +32,7 @@ def apart(left: Sequence[Use], right: Sequence[Use]) -> dict[str, Origin]:
     biases = [u for u in left if len(u.shape) == 1]
     for bias in biases:
         origins.update(_split(bias, _siblings(bias, left, weights, free), 0))
-    return _with_twins(origins, biases)
+    return origins
 
 
 def stacked(left: Sequence[Use], right: Sequence[Use]) -> dict[str, Origin]:
@@ -110,12 +109,18 @@ def _split(whole: Use, parts: Sequence[Use | None], axis: int) -> dict[str, Orig
     return found
 
 
-def _with_twins(origins: dict[str, Origin], biases: Sequence[Use]) -> dict[str, Origin]:
-    """Add each part of a bias that went nowhere to the same part of its twin."""
+def with_twins(origins: Mapping[str, Origin], left: Sequence[Use]) -> dict[str, Origin]:
+    """Add each part of a bias that went nowhere to the same part of its twin.
+
+    A recurrent layer of PyTorch has two biases for one sum.
+    """
+    origins = dict(origins)
+    biases = [u for u in left if len(u.shape) == 1]
     went = {(o.names[0], o.part[0] if o.part else 0): name for name, o in origins.items()}
     for bias in biases:
         twin = next((u for u in biases if _is_twin(bias, u)), None)
-        count = next((o.part[1] for o in origins.values() if o.part and twin and o.names[0] == twin.name), 0)
+        parts = [o.part for o in origins.values() if twin is not None and o.names[0] == twin.name]
+        count = next((p[1] if p else 1 for p in parts), 0)
         for i in range(count):
             target = went.get((twin.name, i)) if twin else None
             if target is not None and (bias.name, i) not in went:

@@ -47,7 +47,8 @@ class Origin:
             return np.stack(made).reshape(self.shape)
         if self.axis is None:
             return np.asarray(sum(made)).reshape(self.shape)
-        return np.concatenate(made, axis=self.axis).reshape(self.shape)
+        piece = [n // len(made) if i == self.axis else n for i, n in enumerate(self.shape)]
+        return np.concatenate([x.reshape(piece) for x in made], axis=self.axis)
 
     def _one(self, array: Any) -> Any:
         x = np.asarray(array)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.gates import apart, stacked
+from stablenum.diagnosis.diff.gates import apart, stacked, with_twins
 from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.diff.origins import Origin
 from stablenum.diagnosis.diff.parameter_uses import Use
@@ -69,7 +69,7 @@ def guessed(left: Sequence[Use], right: Sequence[Use]) -> WeightMap:
             rest_right.remove(use)
     if rest_right:
         raise UnmappedError(_message(rest_right, rest_left))
-    return WeightMap(_in_one_way(origins))
+    return WeightMap(_in_one_way(with_twins(origins, left)))
 
 
 def _message(right: Sequence[Use], left: Sequence[Use]) -> str:
@@ -160,13 +160,13 @@ def _origins(ours: Sequence[Use], theirs: Sequence[Use]) -> dict[str, Origin]:
                 )
         return found
     whole, count = theirs[0], len(ours)
-    axis = _split_axis(whole.shape, count) or 0
-    piece = tuple(n // count if i == axis else n for i, n in enumerate(whole.shape))
-    ways = layouts(ours[0].shape, piece, whole.kind)
-    if not ways:
-        return {}
     names = tuple(u.name for u in ours)
-    return {whole.name: Origin(names, whole.shape, ways[0], axis=axis, others=ways[1:])}
+    for axis in dict.fromkeys([_split_axis(whole.shape, count) or 0, *range(len(whole.shape))]):
+        piece = tuple(n // count if i == axis else n for i, n in enumerate(whole.shape))
+        ways = layouts(ours[0].shape, piece, whole.kind) if whole.shape[axis] % count == 0 else ()
+        if ways:
+            return {whole.name: Origin(names, whole.shape, ways[0], axis=axis, others=ways[1:])}
+    return {}
 
 
 def _of_any(use: Use, rest: Sequence[Use], all_of_them: Sequence[Use]) -> Origin | None:

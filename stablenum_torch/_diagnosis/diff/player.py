@@ -171,7 +171,7 @@ class _Player(TorchDispatchMode):
         new = base is None
         if base is None:
             base = self._bases[place.storage] = self._from_outside(place.storage)
-        tensor = torch.as_strided(base, place.shape, place.strides, place.offset)
+        tensor = torch.as_strided(_typed(base, place), place.shape, place.strides, place.offset)
         if new or place.storage in self._tape.outside:
             name = self._tape.names.get(place)
             if name is not None:
@@ -324,6 +324,15 @@ class _Player(TorchDispatchMode):
         )
         for tensor, value in zip(outputs, ids):
             self._show(value, tensor)
+
+
+def _typed(base: Tensor, place: Place) -> Tensor:
+    """Return a tensor of the storage whose elements are complex or real as those of the place are."""
+    if base.is_complex() == place.dtype.is_complex:
+        return base
+    size = base.untyped_storage().nbytes() // base.element_size()
+    whole = torch.as_strided(base, (size,), (1,), 0)
+    return torch.view_as_real(whole).reshape(-1) if base.is_complex() else whole.view(torch.complex128)
 
 
 def _made(out: Any, entry: Entry, args: Any, kwargs: Any) -> list[Tensor]:

@@ -1,0 +1,250 @@
+"""The parts of ``stablenum diff`` that need no framework."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stablenum.diagnosis.diff.arrangement import same_arrangement
+from stablenum.diagnosis.diff.call_sites import argument_line
+from stablenum.diagnosis.diff.exact_constants import exact_constant
+from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
+from stablenum.diagnosis.diff.layouts import layouts
+from stablenum.diagnosis.diff.parameter_uses import Use, words_of
+from stablenum.diagnosis.diff.remedies import REMEDIES
+from stablenum.diagnosis.diff.update_causes import Update, cause_of_updates
+from stablenum.diagnosis.diff.variants import variants_of
+from stablenum.diagnosis.diff.weights import UnmappedError, guessed
+
+RNG = np.random.default_rng(7)
+
+
+# --- fingerprints ------------------------------------------------------------------------------------------
+
+
+@given(st.permutations([0, 1, 2]), st.integers(0, 2**32 - 1))
+def test_a_fingerprint_does_not_depend_on_the_layout(axes: list[int], seed: int) -> None:
+    x = np.random.default_rng(seed).normal(size=(3, 4, 5))
+    assert distance(fingerprint(x), fingerprint(x.transpose(axes).reshape(-1))) < 1e-13
+
+
+def test_a_fingerprint_sees_one_entry_that_changes() -> None:
+    x = RNG.normal(size=(8, 8))
+    y = x.copy()
+    y[3, 3] += 1e-6
+    assert distance(fingerprint(x), fingerprint(y)) > 1e-9
+
+
+def test_padding_and_masks_leave_a_fingerprint_as_it_is() -> None:
+    x = RNG.normal(size=(4, 4))
+    padded = np.pad(x, 2)
+    filled = [np.where(np.eye(4, dtype=bool), fill, x) for fill in (-np.inf, -1e9, np.finfo(np.float32).min)]
+    assert distance(fingerprint(x), fingerprint(padded)) == pytest.approx(0, abs=1e-14)
+    assert max(distance(fingerprint(filled[0]), fingerprint(f)) for f in filled) < 1e-14
+
+
+def test_the_rounding_error_of_a_zero_changes_no_fingerprint() -> None:
+    x = np.asarray([0.0, 0.5, -0.25])
+    assert distance(fingerprint(x), fingerprint(x + 1e-13)) < 1e-12
+
+
+def test_a_nan_is_never_equal_to_a_number() -> None:
+    assert distance(fingerprint([1.0, np.nan]), fingerprint([1.0])) == math.inf
+
+
+def test_copies_of_a_round_number_tell_nothing() -> None:
+    assert fingerprint(np.ones(5)).simple
+    assert fingerprint(np.zeros(5)).simple
+    assert fingerprint(np.full(5, 1 / 7)).simple
+    assert not fingerprint(np.full(5, 0.123456789)).simple
+
+
+# --- constants ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "number",
+    [1e-5, 0.1, 0.999, 3e-4, math.sqrt(2 / math.pi), 1 / math.sqrt(2), 1 / 7, math.log(2), 8**-0.5, 0.044715],
+)
+def test_the_number_that_was_written_is_restored(number: float) -> None:
+    assert exact_constant(float(np.float32(number))) == pytest.approx(number, rel=1e-15)
+
+
+def test_a_number_that_no_one_writes_stays_as_it_is() -> None:
+    odd = float(np.float32(0.837192643))
+    assert exact_constant(odd) == odd
+    assert math.isnan(exact_constant(math.nan))
+    assert exact_constant(math.inf) == math.inf
+
+
+# --- layouts -----------------------------------------------------------------------------------------------
+
+
+def test_layouts_know_what_frameworks_do() -> None:
+    assert layouts((8, 3, 5, 5), (5, 5, 3, 8), "conv")[0] == (2, 3, 1, 0)
+    assert layouts((16, 4), (4, 2, 8), "matmul") == ((1, 0),)
+    assert layouts((4, 4), (4, 4), "matmul")[0] == (1, 0)
+    assert layouts((4, 4), (4, 4), "gather")[0] == (0, 1)
+    assert layouts((6,), (4,), "add") == ()
+
+
+def test_another_order_of_heads_is_another_arrangement() -> None:
+    x = RNG.normal(size=(2, 5, 12))
+    heads = x.reshape(2, 5, 3, 4)
+    assert same_arrangement(heads.transpose(0, 2, 1, 3), heads)
+    assert not same_arrangement(heads, x.reshape(2, 5, 4, 3))
+
+
+# --- weights -----------------------------------------------------------------------------------------------
+
+
+def use(name: str, shape: tuple[int, ...], kind: str, at: int) -> Use:
+    return Use(name, shape, RNG.normal(size=shape), kind, (at,), words_of(name))
+
+
+def test_parameters_are_mapped_by_order_shape_and_name() -> None:
+    left = [
+        use("a.weight", (6, 4), "matmul", 0),
+        use("a.bias", (6,), "add", 1),
+        use("b.weight", (4, 6), "matmul", 2),
+    ]
+    right = [
+        use("x.kernel", (4, 6), "matmul", 0),
+        use("x.bias", (6,), "add", 1),
+        use("y.kernel", (6, 4), "matmul", 2),
+    ]
+    mapped = guessed(left, right)
+    arrays = {u.name: u.array for u in left}
+    made = mapped.of(arrays)
+    assert np.array_equal(made["x.kernel"], arrays["a.weight"].T)
+    assert np.array_equal(made["y.kernel"], arrays["b.weight"].T)
+    assert np.array_equal(made["x.bias"], arrays["a.bias"])
+
+
+def test_a_fused_projection_is_split() -> None:
+    left = [use("qkv.weight", (12, 4), "matmul", 0)]
+    right = [use(f"{n}.kernel", (4, 4), "matmul", i) for i, n in enumerate("qkv")]
+    made = guessed(left, right).of({"qkv.weight": left[0].array})
+    for i, n in enumerate("qkv"):
+        assert np.array_equal(made[f"{n}.kernel"], left[0].array[4 * i : 4 * i + 4].T)
+
+
+def test_two_biases_of_a_recurrent_layer_become_one() -> None:
+    left = [
+        use("lstm.weight_ih", (8, 3), "matmul", 0), use("lstm.bias_ih", (8,), "add", 1),
+        use("lstm.weight_hh", (8, 2), "matmul", 2), use("lstm.bias_hh", (8,), "add", 3),
+    ]  # fmt: skip
+    right = [use(f"cell.i{g}.kernel", (3, 2), "matmul", i) for i, g in enumerate("ifgo")]
+    right += [use(f"cell.h{g}.kernel", (2, 2), "matmul", 4 + i) for i, g in enumerate("ifgo")]
+    right += [use(f"cell.h{g}.bias", (2,), "add", 8 + i) for i, g in enumerate("ifgo")]
+    arrays = {u.name: u.array for u in left}
+    made = guessed(left, right).of(arrays)
+    both = arrays["lstm.bias_ih"] + arrays["lstm.bias_hh"]
+    for i, gate in enumerate("ifgo"):
+        assert np.allclose(made[f"cell.h{gate}.bias"], both[2 * i : 2 * i + 2])
+        assert np.array_equal(made[f"cell.i{gate}.kernel"], arrays["lstm.weight_ih"][2 * i : 2 * i + 2].T)
+
+
+def test_layers_are_stacked() -> None:
+    left = [use(f"layers.{i}.up.weight", (6, 4), "matmul", i) for i in range(3)]
+    right = [use("layers.up", (3, 4, 6), "matmul", 0)]
+    made = guessed(left, right).of({u.name: u.array for u in left})
+    assert np.array_equal(made["layers.up"], np.stack([u.array.T for u in left]))
+
+
+def test_a_parameter_without_a_counterpart_is_refused_by_name() -> None:
+    with pytest.raises(UnmappedError, match=r"head\.kernel \[4, 9\].*left over: fc\.weight \[7, 4\]"):
+        guessed([use("fc.weight", (7, 4), "matmul", 0)], [use("head.kernel", (4, 9), "matmul", 0)])
+
+
+# --- causes ------------------------------------------------------------------------------------------------
+
+
+def test_variants_agree_with_plain_python() -> None:
+    x = RNG.normal(size=(3, 4)) * 2
+    made = {(v.family, v.setting): v.values for v in variants_of(x)}
+    point = float(x[1, 2])
+    erf = 0.5 * point * (1 + math.erf(point / math.sqrt(2)))
+    tanh = 0.5 * point * (1 + math.tanh(math.sqrt(2 / math.pi) * (point + 0.044715 * point**3)))
+    assert made["gelu", (("by", "erf"),)][1, 2] == pytest.approx(erf, rel=1e-14)
+    assert made["gelu", (("by", "tanh"),)][1, 2] == pytest.approx(tanh, rel=1e-14)
+    row = [math.exp(v) for v in x[1]]
+    assert made["softmax", (("axis", 1),)][1, 2] == pytest.approx(row[2] / sum(row), rel=1e-14)
+    mean = sum(x[1]) / 4
+    spread = sum((v - mean) ** 2 for v in x[1]) / 4
+    told = (("epsilon", 1e-5), ("correction", 0), ("axis", 1), ("placed", "inside"))
+    expected = (x[1, 2] - mean) / math.sqrt(spread + 1e-5)
+    assert made["layer_norm", told][1, 2] == pytest.approx(expected, rel=1e-13)
+
+
+def updates(change: Any, other: Any) -> list[Update]:
+    found = []
+    for shape in ((5, 4), (4,), (6, 5)):
+        p, g = RNG.normal(size=shape), RNG.normal(size=shape)
+        found.append(Update(p, g, change(p, g), other(p, g)))
+    return found
+
+
+def code_of(change: Any, other: Any, *names: str) -> str | None:
+    found = cause_of_updates(updates(change, other), names)
+    return None if found is None else found[0]
+
+
+def sgd(p: Any, g: Any) -> Any:
+    return -0.1 * g
+
+
+def adam(p: Any, g: Any) -> Any:
+    return -0.1 * g / (np.abs(g) + 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "names", "code"),
+    [
+        (lambda p, g: sgd(p, g) - 0.01 * p, (), "decay_coupling"),
+        (lambda p, g: sgd(p, g) - 0.01 * p * (p.ndim == 1), (), "decay_excluded"),
+        (lambda p, g: 1024 * sgd(p, g), (), "loss_scale_left_in"),
+        (lambda p, g: 0.9 * sgd(p, g), (), "scale"),
+        (lambda p, g: sgd(p, g) * (1 - 1e-6), ("clip",), "clip_missing"),
+        (lambda p, g: sgd(p, g) / np.linalg.norm(g), ("clip",), "clip_per_tensor"),
+        (lambda p, g: sgd(p, g) * RNG.normal(size=p.shape), (), None),
+    ],
+)
+def test_what_updates_differ_by_names_the_cause(
+    change: Any, names: tuple[str, ...], code: str | None
+) -> None:
+    assert code_of(change, sgd, *names) == code
+
+
+def test_an_epsilon_shows_where_gradients_are_small() -> None:
+    assert code_of(lambda p, g: -0.1 * g / np.sqrt(g * g + 1e-6), adam) == "adam_epsilon_placement"
+
+
+def test_every_cause_has_a_remedy() -> None:
+    assert all(text.endswith(".") for text in REMEDIES.values())
+
+
+# --- the caller's line -------------------------------------------------------------------------------------
+
+
+def made_by(*, optimizer: object) -> Any:
+    import sys
+
+    return argument_line(sys._getframe(1), "optimizer")
+
+
+def test_the_line_that_made_an_argument_is_found() -> None:
+    chosen = object()
+    place = made_by(
+        optimizer=chosen,
+    )
+    assert place is not None
+    assert place.code == "chosen = object()"
+    direct = made_by(optimizer=object())
+    assert direct is not None
+    assert direct.code.startswith("direct = made_by(")

@@ -1,0 +1,324 @@
+"""``stablenum.diff`` on programs of both frameworks: verdicts, places, causes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from torch import nn
+
+import stablenum
+import stablenum_jax
+import stablenum_torch
+
+X = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+Y = np.arange(6) % 3
+
+
+class Net(nn.Module):
+    def __init__(self, eps: float = 1e-5, approximate: str = "none") -> None:
+        super().__init__()
+        self.hidden = nn.Linear(5, 8)
+        self.norm = nn.LayerNorm(8, eps=eps)
+        self.out = nn.Linear(8, 3)
+        self.approximate = approximate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.hidden(x))
+        return self.out(nn.functional.gelu(x, approximate=self.approximate))
+
+
+def torch_program(*, rate: float = 1e-2, **options: Any) -> Any:
+    torch.manual_seed(0)
+    model = Net(**options)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    x, y = torch.from_numpy(X), torch.from_numpy(Y)
+    adam = torch.optim.Adam(model.parameters(), lr=rate)
+    return stablenum_torch.program(
+        lambda a, b: nn.functional.cross_entropy(model(a), b), x, y, model=model, optimizer=adam
+    )
+
+
+def parameters() -> dict[str, Any]:
+    rng = np.random.default_rng(1)
+    shapes = {"hidden": (5, 8), "hidden_b": (8,), "gain": (8,), "shift": (8,), "out": (8, 3), "out_b": (3,)}
+    return {k: jnp.asarray(rng.normal(size=s), jnp.float32) for k, s in shapes.items()}
+
+
+def jax_program(
+    *, epsilon: float = 1e-5, approximate: bool = False, rate: float = 1e-2, stop: bool = False
+) -> Any:
+    def loss_fn(p: dict[str, Any], x: Any, y: Any) -> Any:
+        h = x @ p["hidden"] + p["hidden_b"]
+        spread = jnp.var(h, axis=-1, keepdims=True)
+        h = (h - jnp.mean(h, axis=-1, keepdims=True)) / jnp.sqrt(spread + epsilon) * p["gain"] + p["shift"]
+        h = jax.nn.gelu(h, approximate=approximate)
+        h = jax.lax.stop_gradient(h) if stop else h
+        logits = h @ p["out"] + p["out_b"]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    tx = optax.adam(rate)
+    return stablenum_jax.program(loss_fn, parameters(), jnp.asarray(X), jnp.asarray(Y), optimizer=tx)
+
+
+def test_two_programs_that_agree_are_the_same_in_exact_arithmetic() -> None:
+    report = stablenum.diff(torch_program(), jax_program())
+    assert report.ok
+    assert report.first is None
+    assert report.causes == ()
+    assert report.verdict == "the same in exact arithmetic"
+    assert report.weights["['out']"] == "out.weight, transposed"
+    for off in (report.left_off, report.right_off):
+        assert off is not None
+        assert 0 < off.error < 1e-5
+        assert off.operation
+    assert json.loads(report.to_json())["ok"] is True
+
+
+def test_the_twin_agrees_where_float32_would_not_show_it() -> None:
+    # Epsilons of 1e-5 and 1.001e-5 move the loss by less than float32's rounding.
+    report = stablenum.diff(torch_program(), jax_program(epsilon=1.001e-5))
+    assert report.first is not None
+    assert report.first.error < 1e-6
+    assert report.first.right is not None
+    assert "jnp.sqrt(spread + epsilon)" in report.first.right.code
+
+
+def test_an_epsilon_is_named_and_confirmed() -> None:
+    report = stablenum.diff(torch_program(), jax_program(epsilon=1e-3))
+    first = report.first
+    assert first is not None
+    assert first.left is not None
+    assert first.right is not None
+    assert first.left.operation == "layer_norm"
+    assert first.left.module == "norm"
+    assert first.left.phase == "forward"
+    assert first.result == "loss"
+    assert report.causes[0].code == "epsilon_value"
+    assert report.causes[0].confirmed
+    assert "0.001" in report.causes[0].sentence
+
+
+def test_a_variant_of_an_activation_is_named_and_confirmed() -> None:
+    report = stablenum.diff(torch_program(), jax_program(approximate=True))
+    assert (report.causes[0].code, report.causes[0].confirmed) == ("gelu_variant", True)
+    assert report.first is not None
+    assert report.first.right is not None
+    assert "jax.nn.gelu(h" in report.first.right.code
+
+
+def test_a_stopped_gradient_is_a_difference_of_the_backward_pass() -> None:
+    report = stablenum.diff(torch_program(), jax_program(stop=True))
+    first = report.first
+    assert first is not None
+    assert first.result.startswith("gradient of")
+    assert report.causes[0].code == "stopped_gradient"
+    assert report.causes[0].confirmed
+
+
+def test_a_rate_is_a_difference_of_the_update_where_the_optimizer_was_made() -> None:
+    report = stablenum.diff(torch_program(), jax_program(rate=2e-2))
+    first = report.first
+    assert first is not None
+    assert first.left is not None
+    assert first.right is not None
+    assert first.left.phase == "update"
+    assert "torch.optim.Adam(" in first.left.code
+    assert "optax.adam(rate)" in first.right.code
+    assert report.causes[0].code == "scale"
+
+
+def test_several_steps_stay_together_and_part_at_the_first_that_differs() -> None:
+    assert stablenum.diff(torch_program(), jax_program(), steps=3).ok
+    report = stablenum.diff(torch_program(), jax_program(rate=2e-2), steps=3)
+    assert report.first is not None
+    assert report.first.step == 1
+
+
+def test_programs_of_one_framework_are_compared_too() -> None:
+    assert stablenum.diff(torch_program(), torch_program()).ok
+    assert stablenum.diff(jax_program(), jax_program()).ok
+    assert stablenum.diff(torch_program(), torch_program(approximate="tanh")).causes[0].code == "gelu_variant"
+    assert not stablenum.diff(jax_program(), jax_program(epsilon=1e-6)).ok
+
+
+def test_jax_may_be_the_reference() -> None:
+    assert stablenum.diff(jax_program(), torch_program()).ok
+
+
+def test_the_users_objects_stay_as_they_were() -> None:
+    torch.manual_seed(3)
+    model = Net()
+    adam = torch.optim.Adam(model.parameters())
+    x, y = torch.from_numpy(X), torch.from_numpy(Y)
+    program = stablenum_torch.program(
+        lambda a, b: nn.functional.cross_entropy(model(a), b), x, y, model=model, optimizer=adam
+    )
+    before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    stablenum.diff(program, jax_program())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert not adam.state
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# --- weights -----------------------------------------------------------------------------------
+
+NAMES = {
+    "['hidden']": "hidden.weight", "['hidden_b']": "hidden.bias", "['gain']": "norm.weight",
+    "['shift']": "norm.bias", "['out']": "out.weight", "['out_b']": "out.bias",
+}  # fmt: skip
+
+
+def test_the_weights_can_be_given_by_name_or_by_a_function() -> None:
+    assert stablenum.diff(torch_program(), jax_program(), weights=NAMES).ok
+
+    def convert(left: dict[str, Any]) -> dict[str, Any]:
+        return {name: left[source].T for name, source in NAMES.items()}
+
+    assert stablenum.diff(torch_program(), jax_program(), weights=convert).ok
+    assert not stablenum.diff(torch_program(), jax_program(), weights="as they are").ok
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"['hidden']": "nowhere"}, "'nowhere', which is no parameter of the left program"),
+        ({"nowhere": "out.bias"}, "'nowhere', which is no parameter of the right program"),
+        ({"['hidden']": "out.bias"}, "no transposition or reshape does that"),
+        ("similar", "weights must be 'match'"),
+        (lambda left: {"['hidden']": np.zeros(3)}, "with the shape"),
+        (lambda left: {"nowhere": np.zeros(3)}, "'nowhere', which the right program does not have"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(weights: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        stablenum.diff(torch_program(), jax_program(), weights=weights)
+
+
+def test_other_arguments_are_checked() -> None:
+    with pytest.raises(TypeError, match="left must be a program"):
+        stablenum.diff(Net(), jax_program())
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        stablenum.diff(torch_program(), jax_program(), steps=0)
+    with pytest.raises(TypeError, match="optimizer"):
+        stablenum_torch.program(lambda: None, optimizer="adam")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="optimizer"):
+        stablenum_jax.program(lambda p: p, {}, optimizer="adam")
+
+
+# --- outputs, compute, saving ------------------------------------------------------------------
+
+
+def test_outputs_are_compared_where_there_is_no_loss() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 3)
+    left = stablenum_torch.program(lambda x: layer(x).softmax(-1), torch.from_numpy(X), model=layer)
+    p = {"w": jnp.ones((5, 3)), "b": jnp.ones(3)}
+
+    def port(axis: int) -> Any:
+        return stablenum_jax.program(
+            lambda p, x: jax.nn.softmax(x @ p["w"] + p["b"], axis=axis), p, jnp.asarray(X)
+        )
+
+    assert stablenum.diff(left, port(-1)).ok
+    report = stablenum.diff(left, port(0))
+    assert report.first is not None
+    assert report.first.result == "output"
+    assert (report.causes[0].code, report.causes[0].confirmed) == ("softmax_axis", True)
+
+
+def test_autocast_changes_no_formula() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    x, y = torch.from_numpy(X), torch.from_numpy(Y)
+
+    def loss_fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(a).float(), b)
+
+    whole = stablenum_torch.program(loss_fn, x, y, model=model)
+    half = stablenum_torch.program(loss_fn, x, y, model=model, compute=torch.bfloat16)
+    report = stablenum.diff(whole, half)
+    assert report.verdict == "the same in exact arithmetic"
+    assert report.left_off is not None
+    assert report.right_off is not None
+    assert report.right_off.error > 100 * report.left_off.error
+
+
+def test_a_report_is_saved_by_its_suffix(tmp_path: Path) -> None:
+    report = stablenum.diff(torch_program(), jax_program(approximate=True))
+    for name in ("report.json", "report.txt"):
+        report.save(tmp_path / name)
+    assert json.loads((tmp_path / "report.json").read_text())["differences"][0]["causes"]
+    assert "gelu_variant" in (tmp_path / "report.txt").read_text()
+    with pytest.raises(ValueError, match="path must end in"):
+        report.save(tmp_path / "report.pdf")
+
+
+# --- the command -------------------------------------------------------------------------------
+
+PAIR = """
+import torch
+from torch import nn
+import stablenum_torch
+
+x = torch.linspace(-2, 2, 12).reshape(3, 4)
+
+def made(function):
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 2)
+    return stablenum_torch.program(lambda x: function(layer(x)).square().mean(), x, model=layer)
+
+def left():
+    return made(nn.functional.silu)
+
+def right():
+    return made(nn.functional.{right})
+"""
+
+
+def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "pair.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "stablenum", "diff", "pair.py", *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def test_the_command_says_where_and_exits_with_1(tmp_path: Path) -> None:
+    result = run(tmp_path, PAIR.replace("{right}", "hardswish"), "--json", "report.json")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "First difference, forward" in result.stdout
+    assert "pair.py:11" in result.stdout
+    assert "confirmed, silu_variant" in result.stdout
+    assert json.loads((tmp_path / "report.json").read_text())["ok"] is False
+
+
+def test_the_command_exits_with_0_where_programs_agree(tmp_path: Path) -> None:
+    result = run(tmp_path, PAIR.replace("{right}", "silu"))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the same in exact arithmetic" in result.stdout or "the same." in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", "must define a function left()"),
+        ("def left(): return 3\ndef right(): return 3", "it returns int"),
+        ("def left(): return 1 / 0\ndef right(): return 3", "line 1: ZeroDivisionError"),
+        ("import nothing_of_the_kind", "ModuleNotFoundError"),
+    ],
+)
+def test_a_pair_that_cannot_be_run_is_a_usage_error(text: str, message: str, tmp_path: Path) -> None:
+    result = run(tmp_path, text)
+    assert result.returncode == 2
+    assert message in " ".join(result.stderr.replace("│", " ").split())
