@@ -45,6 +45,7 @@ def test_the_pages_have_examples():
         "audit.md",
         "checkup.md",
         "diagnosis.md",
+        "diff.md",
         "gpu.md",
         "how-it-works.md",
         "nan-and-cure.md",

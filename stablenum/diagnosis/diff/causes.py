@@ -10,7 +10,7 @@ import numpy as np
 
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.fingerprints import Fingerprint, distance, fingerprint
-from stablenum.diagnosis.diff.frontier import Frontier, Start
+from stablenum.diagnosis.diff.frontier import Frontier, Start, same_line
 from stablenum.diagnosis.diff.remedies import REMEDIES
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.sides import Side
@@ -23,7 +23,7 @@ __all__ = ["Scene", "causes_of"]
 # A formula of NumPy and an operation agree up to so much.
 _SAME = 1e-7
 _MOST_TRIALS = 16
-_MOST_ELEMENTS = 2**20
+_MOST_ELEMENTS = 2**17
 _NORMS = ("norm", "normalize", "standard", "sqrt", "var", "std")
 
 
@@ -80,7 +80,8 @@ def _by_variant(scene: Scene) -> Cause | None:
     for array in scene.arrays(read).values():
         if array.size > _MOST_ELEMENTS:
             continue
-        tried = [(v, fingerprint(v.values)) for v in variants_of(array)]
+        # Hundreds of variants: only their fingerprints are kept.
+        tried = [(v._replace(values=None), fingerprint(v.values)) for v in variants_of(array)]
         a = [tried[0][0]] if here.missing else _recognised(tried, mine)
         b = [tried[0][0]] if there.missing else _recognised(tried, theirs)
         pair = _unlike(a, b)
@@ -186,7 +187,7 @@ def _numbers(scene: Scene, name: str) -> dict[int, tuple[float, Step]]:
     region = getattr(scene.found, f"region_{name}")
     if start is None:
         return {}
-    near = [s for s in region if s.place == start.step.place or scene.group.kind == "updated"][:200]
+    near = region[:200] if scene.group.kind == "updated" else same_line(start, region)
     found: dict[int, tuple[float, Step]] = {}
     for step in near:
         for value in step.inputs:

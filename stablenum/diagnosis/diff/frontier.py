@@ -10,9 +10,11 @@ from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.operations import MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["Frontier", "Start", "frontier", "kind", "last_of_line"]
+__all__ = ["Frontier", "Start", "frontier", "kind", "last_of_line", "same_line"]
 
 _PLAIN = {"add", "sub", "mul", "div", "where", "cast", "sum"}
+# A line in a loop runs again after so many steps.
+_NEAR = 60
 _QUIET = (MOVING - SELECTING) | {"cast", "to"}
 
 
@@ -177,11 +179,16 @@ def _after(region: _Region, step: Step) -> Start:
     return Start(found, missing=True)
 
 
+def same_line(start: Start, region: Iterable[Step]) -> list[Step]:
+    """Return the steps of a region that the same line of the same module calls, soon after the start."""
+    at = start.step
+    return [s for s in region if (s.place, s.module) == (at.place, at.module) and s.index < at.index + _NEAR]
+
+
 def last_of_line(side: Side, start: Start | None, region: Iterable[Step]) -> int | None:
     """Return the last telling value that the function at a start computes; None if there is none."""
     if start is None:
         return None
-    of_it = [s for s in region if s.place == start.step.place and s.operation == start.step.operation]
-    near = [s for s in of_it if s.index < start.step.index + 60]
+    near = [s for s in same_line(start, region) if s.operation == start.step.operation]
     values = [o for s in near for o in s.outputs if not side.neutral(o)]
     return values[-1] if values else None

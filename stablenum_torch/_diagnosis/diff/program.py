@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -213,9 +214,11 @@ def _named(name: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
             yield from _named(f"{name}[{i}]", x)
 
 
-def _without_fused_rnn(around: Surroundings) -> Any:
-    """Return a context in which recurrent layers run operation by operation."""
+@contextlib.contextmanager
+def _without_fused_rnn(around: Surroundings) -> Iterator[None]:
+    """Run recurrent layers operation by operation."""
     recurrent = any(isinstance(m, nn.RNNBase) for top in around.modules.values() for m in top.modules())
-    if recurrent:
-        return torch.backends.mkldnn.flags(enabled=False)
-    return warnings.catch_warnings()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of devices that are not there
+        with torch.backends.mkldnn.flags(enabled=False) if recurrent else contextlib.nullcontext():
+            yield
