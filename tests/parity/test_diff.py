@@ -239,6 +239,16 @@ def test_outputs_are_compared_where_there_is_no_loss() -> None:
     assert (report.causes[0].code, report.causes[0].confirmed) == ("softmax_axis", True)
 
 
+def test_a_convolution_is_opened_once() -> None:
+    torch.manual_seed(0)
+    for bias in (True, False):
+        layer = nn.Conv1d(1, 2, 3, bias=bias)
+        program = stablenum_torch.program(layer, torch.from_numpy(X)[:, None], model=layer)
+        made = program.play(lambda index, data: None).trace.steps
+        assert sum(s.operation == "conv" for s in made) <= 4, [s.primitive for s in made]
+        assert len(made) < 8
+
+
 def test_autocast_changes_no_formula() -> None:
     torch.manual_seed(0)
     model = Net()

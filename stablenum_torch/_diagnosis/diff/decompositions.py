@@ -21,8 +21,10 @@ _OPENED = frozenset({
 })  # fmt: skip
 
 
-def decomposition_of(func: Any, name: str) -> Callable[..., Any] | None:
+def decomposition_of(func: Any, name: str, args: tuple[Any, ...]) -> Callable[..., Any] | None:
     """Return a function of simpler operations that computes the same; None if there is none."""
+    if name == "convolution" and args[2] is None:  # nothing to open, which ends the recursion
+        return None
     if name in _OWN:
         return _OWN[name]
     if name not in _OPENED:
@@ -33,8 +35,6 @@ def decomposition_of(func: Any, name: str) -> Callable[..., Any] | None:
 
 def _convolution(x: Any, weight: Any, bias: Any, *options: Any) -> Any:
     made = torch.ops.aten.convolution.default(x, weight, None, *options)
-    if bias is None:
-        return made
     return made + bias.reshape(1, -1, *(1 for _ in made.shape[2:]))
 
 

@@ -234,7 +234,7 @@ class _Player(TorchDispatchMode):
         operation = describe(func)
         if self._wide and operation.name in ("_softmax", "_log_softmax"):
             args = (*args[:2], False)
-        parts = decomposition_of(func, operation.name) if self._wide else None
+        parts = decomposition_of(func, operation.name, args) if self._wide else None
         if parts is not None:
             opened = self._open(parts, func, operation, args, kwargs)
             if opened is not None:
