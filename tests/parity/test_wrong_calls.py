@@ -115,6 +115,12 @@ def torch_calls() -> dict[str, Call]:
             {"model": (*THINGS, None), "loss_fn": (*THINGS, None), "optimizer": THINGS},
             {"args": "what the user's function takes"},
         ),
+        "program": Call(
+            s.program,
+            {"loss_fn": loss, "args": (batch,), "model": model, "optimizer": stepped},
+            {"loss_fn": (*THINGS, None), "model": THINGS, "optimizer": THINGS, "compute": THINGS},
+            {"args": "what the user's function takes"},
+        ),
         "range_report": Call(
             s.range_report,
             {"model": model, "batch": batch, "loss_fn": loss},
@@ -231,6 +237,16 @@ def jax_calls() -> dict[str, Call]:
                 "has_aux": FLAGS,
             },
             {"args": "what the user's function takes"},
+        ),
+        "program": Call(
+            s.program,
+            {"loss_fn": loss, "params": params, "args": (1.0,), "optimizer": tx},
+            {"loss_fn": (*THINGS, None), "optimizer": THINGS},
+            {
+                "args": "what the user's function takes",
+                "params": "anything that the user's function takes",
+                "compute": "any dtype, checked by JAX when the program runs",
+            },
         ),
         "range_report": Call(
             s.range_report,

@@ -83,6 +83,9 @@ class DiffReport:
         write_text(path, form().rstrip("\n") + "\n")
 
 
+DiffReport.__module__ = "stablenum"  # pickles and messages name it as it is imported
+
+
 def _plain(x: Any) -> Any:
     """Return values that strict JSON can hold."""
     if isinstance(x, Mapping):
