@@ -66,7 +66,7 @@ def frontier(
         first = None if here is None else Start(here)
         second = None if there is None else Start(there)
     else:
-        first, second = _compared(a, b, here, there, shared)
+        first, second = _compared(a, b, here, there)
     return Frontier(first, second, tuple(a.steps), tuple(b.steps))
 
 
@@ -78,9 +78,7 @@ class _Region:
         trace, seen, todo = side.trace, set[int](), list(results)
         while todo:
             producer = trace.values[todo.pop()].producer
-            if producer is None or producer in seen:
-                continue
-            if producer <= since:
+            if producer is None or producer in seen or producer <= since:
                 continue
             step = trace.steps[producer]
             seen.add(producer)
@@ -159,9 +157,7 @@ def _unlike(here: Step, there: Step) -> int:
     return 0 if functions else 1 if kind(here) == kind(there) else 2
 
 
-def _compared(
-    a: _Region, b: _Region, here: Step, there: Step, shared: set[int]
-) -> tuple[Start | None, Start | None]:
+def _compared(a: _Region, b: _Region, here: Step, there: Step) -> tuple[Start, Start]:
     """Return the starts of the two sides; one may lack the operation that the other has."""
     mine, theirs = _called(here), _called(there)
     if mine != theirs and _unlike(here, there) == 2:

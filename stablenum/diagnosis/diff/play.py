@@ -9,10 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from stablenum.diagnosis.replay.trace import Trace
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["KINDS", "Play", "Program", "Result", "Visit"]
-
-# What is compared, in the order in which it is computed.
-KINDS = ("loss", "output", "gradient", "updated")
+__all__ = ["Play", "Program", "Result", "Visit"]
 
 # Called with every value's index and array, as soon as the value exists.
 Visit: TypeAlias = Callable[[int, Any], None]
@@ -22,7 +19,7 @@ class Result(NamedTuple):
     """A value that is compared.
 
     Attributes:
-        kind: one of ``KINDS``.
+        kind: "loss", "output", "gradient" or "updated".
         name: that of the parameter, or of the output.
         value: its index in the trace.
         step: the number of the training step, from 1.

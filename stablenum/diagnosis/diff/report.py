@@ -22,7 +22,7 @@ class DiffReport:
     """The result of comparing two programs.
 
     Attributes:
-        verdict: "the same", "the same in exact arithmetic" or "different".
+        verdict: "the same in exact arithmetic" or "different".
         differences: the places at which the programs part, each independent of those before it.
         weights: parameter of the right program -> where it comes from.
         left_off, right_off: how far each side is off its float64 twin, if the programs agree.

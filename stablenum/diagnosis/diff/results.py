@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.diff.play import Result
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.diff.weights import WeightMap
@@ -121,8 +122,6 @@ def _output(left: Side, right: Side, a: Result, b: Result) -> Pair:
 
 def _turned(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """Return the transpose that is nearest to the other array."""
-    from stablenum.diagnosis.diff.layouts import layouts
-
     ways = layouts(tuple(mine.shape), tuple(theirs.shape), "other")
     turned = [mine.transpose(w).reshape(theirs.shape) for w in ways]
     return min(turned, key=lambda x: float(np.abs(x - theirs).max()), default=mine)

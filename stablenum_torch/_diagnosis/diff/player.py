@@ -274,10 +274,9 @@ class _Player(TorchDispatchMode):
         ours, theirs = list(tensors_in(made)), list(tensors_in(whole))
         for i, tensor in enumerate(theirs):
             same = i < len(ours) and ours[i].shape == tensor.shape and _close(ours[i], tensor)
-            if same and not self._noise:
-                self._values.note(tensor, self._known(ours[i]), written=False, uninitialised=False)
-            elif same:
-                tensor.copy_(ours[i])
+            if same:
+                if self._noise:
+                    tensor.copy_(ours[i])
                 self._values.note(tensor, self._known(ours[i]), written=False, uninitialised=False)
             else:
                 inputs = [self._known(t) for t in tensors_in((args, kwargs))]
