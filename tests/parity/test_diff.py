@@ -332,3 +332,16 @@ def test_a_pair_that_cannot_be_run_is_a_usage_error(text: str, message: str, tmp
     result = run(tmp_path, text)
     assert result.returncode == 2
     assert message in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_independent_differences_are_found_in_one_run() -> None:
+    report = stablenum.diff(torch_program(), jax_program(epsilon=1e-3, approximate=True, rate=2e-2))
+    assert [d.causes[0].code for d in report.differences] == ["epsilon_value", "gelu_variant", "scale"]
+    assert [d.left.phase for d in report.differences if d.left] == ["forward", "forward", "update"]
+    assert report.notes == ()
+    assert "Difference 2, independent of those before" in str(report)
+
+
+def test_one_difference_is_named_once_although_its_derivative_differs_too() -> None:
+    for options in ({"epsilon": 1e-3}, {"approximate": True}):
+        assert len(stablenum.diff(torch_program(), jax_program(**options)).differences) == 1

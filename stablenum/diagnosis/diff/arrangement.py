@@ -8,27 +8,26 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.replay.operations import MOVING, SELECTING
-from stablenum.diagnosis.replay.trace import Step, Trace
+from stablenum.diagnosis.diff.kinds import quiet
+from stablenum.diagnosis.replay.trace import Trace
 
 __all__ = ["chain_of", "first_rearranged", "same_arrangement"]
 
-_MOVES = (MOVING - SELECTING) | {"cast", "to"}
 _CLOSE = 1e-6
 
 
-def chain_of(trace: Trace, value: int, called: Callable[[Step], str]) -> list[int]:
+def chain_of(trace: Trace, value: int) -> list[int]:
     """Return a value and those that it was moved from, the first one last."""
     chain = [value]
     while True:
         producer = trace.values[chain[-1]].producer
         step = None if producer is None else trace.steps[producer]
-        if step is None or called(step) not in _MOVES or len(step.inputs) != 1:
+        if step is None or not quiet(step) or len(step.inputs) != 1:
             return chain
         chain.append(step.inputs[0])
 

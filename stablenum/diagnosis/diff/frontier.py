@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from stablenum.diagnosis.diff.kinds import called, functions_of, in_one, kind, quiet
 from stablenum.diagnosis.diff.matching import Matching
 from stablenum.diagnosis.diff.sides import Side
-from stablenum.diagnosis.replay.operations import MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["Frontier", "Start", "frontier", "kind", "last_of_line", "same_line"]
+__all__ = ["Frontier", "Start", "frontier", "last_of_line", "same_line"]
 
 _PLAIN = {"add", "sub", "mul", "div", "where", "cast", "sum"}
 # A line in a loop runs again after so many steps.
 _NEAR = 60
-_QUIET = (MOVING - SELECTING) | {"cast", "to"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +24,12 @@ class Start:
     Attributes:
         step: the first operation that differs, or, if ``missing``, the one after which it is missing.
         missing: whether this side lacks the operation that the other side has.
+        value: the value on which the operation is missing.
     """
 
     step: Step
     missing: bool = False
+    value: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +67,17 @@ def frontier(
         first = None if here is None else Start(here)
         second = None if there is None else Start(there)
     else:
-        first, second = _compared(a, b, here, there)
+        first, second = _compared(a, b, here, there, shared)
     return Frontier(first, second, tuple(a.steps), tuple(b.steps))
 
 
 class _Region:
     """The steps of one side on the way to results that differ, back to values that are shared, in order."""
 
-    def __init__(self, side: Side, known: Collection[int], results: Iterable[int], since: int) -> None:
-        self.side = side
+    def __init__(
+        self, side: Side, known: Mapping[int, list[int]], results: Iterable[int], since: int
+    ) -> None:
+        self.side, self.equal = side, known
         trace, seen, todo = side.trace, set[int](), list(results)
         while todo:
             producer = trace.values[todo.pop()].producer
@@ -102,41 +105,37 @@ class _Region:
                 if reader.index in seen:
                     continue
                 seen.add(reader.index)
-                if kind(reader) in _QUIET or reader.operation == step.operation:
+                if quiet(reader) or in_one(reader, step):
                     todo += reader.outputs
                 else:
-                    found.add(_called(reader))
+                    found |= functions_of(reader)
         return found
 
-    def producer(self, value: int) -> Step | None:
-        """Return the step that computed a value, past those that moved it."""
-        trace = self.side.trace
-        while True:
+    def of_data(self, step: Step) -> bool:
+        """Return whether a step reads nothing that depends on a parameter."""
+        return not any(self.side.trained[i] for i in step.inputs)
+
+    def functions(self, step: Step) -> set[str]:
+        """Return the function that a step belongs to, or those that read what it only moves."""
+        return self.next_to(step) if quiet(step) else functions_of(step)
+
+    def maker(self, value: int | None) -> Step | None:
+        """Return the step that computed a value, past those that only moved it if there is one."""
+        trace, first = self.side.trace, None
+        while value is not None:
             producer = trace.values[value].producer
-            if producer is None:
-                return None
-            step = trace.steps[producer]
-            if kind(step) not in _QUIET or not step.inputs:
-                return step
-            value = step.inputs[0]
-
-
-def kind(step: Step) -> str:
-    """Return the name of what a step computes, the same in both frameworks."""
-    name = step.operation if step.primitive.startswith("aten.") else step.primitive
-    return {"pow": "square", "integer_pow": "square", "amax": "max", "logistic": "sigmoid"}.get(name, name)
-
-
-def _called(step: Step) -> str:
-    """Return the function that the user called, the same in both frameworks."""
-    return {"masked_fill": "where", "integer_pow": "pow", "square": "pow", "to": "cast", "rsqrt": "sqrt"}.get(
-        step.operation, step.operation
-    )
+            step = None if producer is None else trace.steps[producer]
+            if step is None or not quiet(step) or not step.inputs:
+                return step or first
+            first, value = first or step, step.inputs[0]
+        return first
 
 
 def _paired(found: Matching, a: _Region, b: _Region) -> tuple[Step | None, Step | None, set[int]]:
-    """Return the first pair of steps that read a common value, and the values that the right one reads of
-    it. A pair of the same function comes first, then one of the same operation."""
+    """Return the first pair of steps that read a common value, and the left values that they share.
+
+    What depends on parameters comes before what depends on data alone, and a pair of the same function before
+    one of the same operation."""
     starts_a, starts_b = a.starts(), b.starts()
     pairs = []
     for there in starts_b:
@@ -144,35 +143,40 @@ def _paired(found: Matching, a: _Region, b: _Region) -> tuple[Step | None, Step 
         for here in starts_a:
             common = shared.intersection(here.inputs)
             if common:
-                pairs.append((_unlike(here, there), there.index, here.index, here, there, common))
+                data = b.of_data(there) or a.of_data(here)
+                pairs.append((data, _unlike(here, there), there.index, here.index, here, there, common))
     if pairs:
-        _, _, _, here, there, common = min(pairs, key=lambda p: p[:3])
+        *_, here, there, common = min(pairs, key=lambda p: p[:4])
         return here, there, common
     return (starts_a[0] if starts_a else None), (starts_b[0] if starts_b else None), set()
 
 
 def _unlike(here: Step, there: Step) -> int:
     """Return 0 for the same function, 1 for the same operation, 2 for neither."""
-    functions = {_called(here), kind(here)} & {_called(there), kind(there)} - _PLAIN
+    functions = functions_of(here) & functions_of(there) - _PLAIN
     return 0 if functions else 1 if kind(here) == kind(there) else 2
 
 
-def _compared(a: _Region, b: _Region, here: Step, there: Step) -> tuple[Start, Start]:
+def _compared(a: _Region, b: _Region, here: Step, there: Step, shared: set[int]) -> tuple[Start, Start]:
     """Return the starts of the two sides; one may lack the operation that the other has."""
-    mine, theirs = _called(here), _called(there)
-    if mine != theirs and _unlike(here, there) == 2:
-        if theirs in a.next_to(here) and mine not in b.next_to(there):
-            return Start(here), _after(b, there)
-        if mine in b.next_to(there) and theirs not in a.next_to(here):
-            return _after(a, here), Start(there)
+    mine, theirs = a.functions(here), b.functions(there)
+    if not mine & theirs and _unlike(here, there) == 2:
+        if theirs & a.next_to(here) and not mine & b.next_to(there):
+            return _whole(a, b, here, there, shared)
+        if mine & b.next_to(there) and not theirs & a.next_to(here):
+            return _whole(b, a, there, here, shared)[::-1]
     return Start(here), Start(there)
 
 
-def _after(region: _Region, step: Step) -> Start:
-    """Return the step whose result a step reads: after it, an operation is missing."""
-    makers = [region.producer(i) for i in step.inputs if not region.side.neutral(i)]
-    found = max((m for m in makers if m is not None), key=lambda m: m.index, default=step)
-    return Start(found, missing=True)
+def _whole(a: _Region, b: _Region, here: Step, there: Step, shared: set[int]) -> tuple[Start, Start]:
+    """Return the start of the side that has an operation, and that of the side that lacks it.
+
+    Where only entries are moved, nothing is missing: the operation that reads them differs.
+    """
+    if quiet(here) or called(here) == "neg":
+        return Start(here), Start(there)
+    value = next((i for i in there.inputs if set(b.equal.get(i, ())) & shared), None)
+    return Start(here), Start(b.maker(value) or there, missing=True, value=value)
 
 
 def same_line(start: Start, region: Iterable[Step]) -> list[Step]:

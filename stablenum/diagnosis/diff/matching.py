@@ -11,6 +11,8 @@ from stablenum.diagnosis.diff.sides import Side
 
 __all__ = ["Matching", "matched"]
 
+_ORDER = ("forward", "backward", "update")
+
 
 @dataclass(slots=True)
 class Matching:
@@ -27,7 +29,7 @@ class Matching:
 
 def matched(left: Side, right: Side) -> Matching:
     """Return the values of the two sides that have the same fingerprint, up to rounding."""
-    found = Matching()
+    found, phases = Matching(), (_phases(left), _phases(right))
     rows = sorted(
         (math.log(p.absolute), i) for i, p in enumerate(left.prints) if p.entries and not left.neutral(i)
     )
@@ -40,6 +42,18 @@ def matched(left: Side, right: Side) -> Matching:
         low, high = bisect.bisect_left(sizes, size - width), bisect.bisect_right(sizes, size + width)
         for _, i in rows[low:high]:
             if distance(left.prints[i], mark) <= left.tolerance[i] + right.tolerance[j]:
-                found.left.setdefault(i, []).append(j)
-                found.right.setdefault(j, []).append(i)
+                # What a later phase computes again says nothing of an earlier one.
+                if phases[1][j] <= phases[0][i]:
+                    found.left.setdefault(i, []).append(j)
+                if phases[0][i] <= phases[1][j]:
+                    found.right.setdefault(j, []).append(i)
+    return found
+
+
+def _phases(side: Side) -> list[int]:
+    """Return the phase of each value as a number."""
+    found = [0] * len(side.trace.values)
+    for step in side.trace.steps:
+        for output in step.outputs:
+            found[output] = _ORDER.index(step.phase)
     return found

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.play import Program
-from stablenum.diagnosis.diff.sides import host
+from stablenum.diagnosis.diff.sides import Side, host
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["Rounding", "rounding_of"]
@@ -33,7 +32,7 @@ class Rounding:
     added: float
 
 
-def rounding_of(program: Program, weights: Mapping[str, Any] | None, steps: int) -> Rounding:
+def rounding_of(side: Side) -> Rounding:
     """Return the rounding errors: the program as it is, compared with the program in float64."""
     kept: dict[int, Any] = {}
     size = 0
@@ -45,7 +44,7 @@ def rounding_of(program: Program, weights: Mapping[str, Any] | None, steps: int)
             size += array.nbytes
             kept[index] = array.astype(np.float64)
 
-    narrow = program.play(keep, wide=False, weights=weights, steps=steps)
+    narrow = side.program.play(keep, wide=False, weights=side.weights, steps=side.steps)
     by_key = {key: kept[index] for index, key in narrow.keys.items() if index in kept}
     wide_arrays: dict[int, Any] = {}
 
@@ -54,7 +53,7 @@ def rounding_of(program: Program, weights: Mapping[str, Any] | None, steps: int)
         if array.dtype.kind == "f":
             wide_arrays[index] = array.copy() if len(wide_arrays) < len(kept) * 8 else array
 
-    wide = program.play(collect, weights=weights, steps=steps)
+    wide = side.program.play(collect, weights=side.weights, steps=side.steps)
     errors: dict[int, float] = {}
     for index, key in wide.keys.items():
         if key in by_key and index in wide_arrays and by_key[key].shape == wide_arrays[index].shape:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from stablenum.diagnosis.diff.fingerprints import Fingerprint, distance, fingerprint
-from stablenum.diagnosis.diff.play import Play, Program
+from stablenum.diagnosis.diff.play import Play, Program, Visit
 from stablenum.diagnosis.replay.trace import Trace
 
-__all__ = ["NOISE", "Side", "arrays_of", "host", "measured"]
+__all__ = ["NOISE", "Side", "again", "arrays_of", "host", "measured"]
 
 # The size of the noise that shows how a value depends on rounding: thousands of float64's roundings.
 NOISE = 1e-12
@@ -27,19 +27,27 @@ class Side:
 
     Attributes:
         program: what was evaluated.
+        weights: the arrays that took the place of its parameters; None for its own.
+        steps: how many training steps followed one another.
+        replaced: the arrays that took the place of values, by index.
         play: the operations and the results.
         prints: the fingerprint of each value.
+        arrays: the results, by index.
         tolerance: how far each value may move by rounding alone, relative to its size.
         depends: whether each value depends on a parameter or an input; the others are constants.
-        arrays: the values that were asked for.
+        trained: whether each value depends on a parameter.
     """
 
     program: Program
+    weights: Mapping[str, Any] | None
+    steps: int
+    replaced: Mapping[int, Any]
     play: Play
     prints: list[Fingerprint]
+    arrays: dict[int, Any] = field(default_factory=dict)
     tolerance: list[float] = field(default_factory=list)
     depends: list[bool] = field(default_factory=list)
-    arrays: dict[int, Any] = field(default_factory=dict)
+    trained: list[bool] = field(default_factory=list)
 
     @property
     def trace(self) -> Trace:
@@ -53,49 +61,56 @@ class Side:
 
 
 def measured(
-    program: Program,
-    *,
-    weights: Mapping[str, Any] | None = None,
-    replace: Mapping[int, Any] | None = None,
-    noise: bool = True,
-    steps: int = 1,
+    program: Program, *, weights: Mapping[str, Any] | None = None, noise: bool = True, steps: int = 1
 ) -> Side:
     """Evaluate a program in float64, and once more with noise."""
     prints: list[Fingerprint] = []
-    play = program.play(_into(prints), weights=weights, replace=replace, steps=steps)
-    side = Side(program, play, prints)
-    kept = {r.value for r in play.results}
+    play = program.play(_into(prints), weights=weights, steps=steps)
+    side = Side(program, weights, steps, {}, play, prints)
+    side.depends = _depending(play.trace, lambda role: role not in ("constant", ""))
+    side.trained = _depending(play.trace, lambda role: role == "parameter")
+    results = {r.value for r in play.results}
     if noise:
         moved: list[Fingerprint] = []
-        program.play(_into(moved), weights=weights, replace=replace, steps=steps, noise=NOISE)
+        program.play(_into(moved), weights=weights, steps=steps, noise=NOISE)
         side.tolerance = [
             _FACTOR * min(distance(a, b), 1e3) + _FLOOR for a, b in zip(prints, moved, strict=True)
         ]
     else:
         side.tolerance = [_FLOOR * 10] * len(prints)
-    side.depends = _depends(play.trace)
-    side.arrays = arrays_of(program, kept, weights=weights, replace=replace, steps=steps)
+    side.arrays = arrays_of(side, results)
     return side
 
 
-def arrays_of(
-    program: Program,
-    wanted: Iterable[int],
-    *,
-    weights: Mapping[str, Any] | None = None,
-    replace: Mapping[int, Any] | None = None,
-    wide: bool = True,
-    steps: int = 1,
-) -> dict[int, Any]:
-    """Return some values of another evaluation."""
-    asked, found = frozenset(wanted), dict[int, Any]()
+def again(side: Side, values: Mapping[int, Any]) -> Side:
+    """Evaluate a side once more with further values replaced; the tolerances are the side's."""
+    replaced = {**side.replaced, **values}
+    prints: list[Fingerprint] = []
+    arrays: dict[int, Any] = {}
+    mark, keep = _into(prints), _collecting(side.arrays, arrays)
 
     def visit(index: int, data: Any) -> None:
-        if index in asked:
+        mark(index, data)
+        keep(index, data)
+
+    play = side.program.play(visit, weights=side.weights, steps=side.steps, replace=replaced)
+    return replace(side, replaced=replaced, play=play, prints=prints, arrays=arrays)
+
+
+def arrays_of(side: Side, wanted: Iterable[int]) -> dict[int, Any]:
+    """Return some values of another evaluation."""
+    found: dict[int, Any] = {}
+    visit = _collecting(frozenset(wanted), found)
+    side.program.play(visit, weights=side.weights, steps=side.steps, replace=side.replaced)
+    return found
+
+
+def _collecting(wanted: Collection[int], found: dict[int, Any]) -> Visit:
+    def visit(index: int, data: Any) -> None:
+        if index in wanted:
             found[index] = host(data).copy()
 
-    program.play(visit, weights=weights, replace=replace, wide=wide, steps=steps)
-    return found
+    return visit
 
 
 def _into(prints: list[Fingerprint]) -> Any:
@@ -120,9 +135,9 @@ def host(data: Any) -> Any:
     return found.astype(np.float32) if found.dtype.kind == "V" or found.dtype.name == "bfloat16" else found
 
 
-def _depends(trace: Trace) -> list[bool]:
-    """Return whether each value depends on a parameter, an input or a state."""
-    found = [v.producer is None and v.role not in ("constant", "") for v in trace.values]
+def _depending(trace: Trace, counts: Callable[[str], bool]) -> list[bool]:
+    """Return whether each value depends on one from outside whose role counts."""
+    found = [v.producer is None and counts(v.role) for v in trace.values]
     for step in trace.steps:
         any_of = any(found[i] for i in step.inputs)
         for output in step.outputs:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from stablenum.diagnosis.diff.update_laws import Law, law_of
+
 __all__ = ["Update", "cause_of_updates"]
 
 _EXACT = 1e-6
+_USUAL = (0.9, 0.999)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +32,86 @@ class Update:
     right: Any
 
 
-def cause_of_updates(updates: Sequence[Update], names: Sequence[str]) -> tuple[str, str, str] | None:
+def cause_of_updates(
+    updates: Sequence[Update], names: Sequence[str], numbers: Collection[float] = ()
+) -> tuple[str, str, str] | None:
     """Return code, sentence and evidence; None if no simple rule explains the difference.
 
     Args:
         updates: the parameters, those included whose updates agree.
         names: what the two sides call near the difference, such as "optax.clip_by_global_norm".
+        numbers: the constants of both updates, among them the decay rates of the moments.
     """
     unlike = [u for u in updates if not _equal(u.left, u.right)]
-    return _decay(updates, unlike) or _factor(unlike, names) or _epsilon(unlike)
+    found = _decay(updates, unlike) or _standstill(unlike) or _law(updates, numbers)
+    return found or _factor(unlike, names) or _epsilon(unlike)
+
+
+def _standstill(unlike: Sequence[Update]) -> tuple[str, str, str] | None:
+    """One side does not move at all: a schedule that begins with a rate of 0."""
+    for side in ("left", "right"):
+        if unlike and not any(np.any(getattr(u, side)) for u in unlike):
+            evidence = "All its updates are exactly 0."
+            return ("schedule_offset", f"the {side} side does not move in the first step.", evidence)
+    return None
+
+
+def _law(updates: Sequence[Update], numbers: Collection[float]) -> tuple[str, str, str] | None:
+    """Both sides follow a known law, with other constants or in another form."""
+    parameters, gradients = [u.parameter for u in updates], [u.gradient for u in updates]
+    left = law_of(parameters, gradients, [u.left for u in updates])
+    right = None if left is None else law_of(parameters, gradients, [u.right for u in updates])
+    if left is None or right is None:
+        return None
+    found = _of_laws(left, right, {*numbers, *_USUAL})
+    return None if found is None else (*found, f"The left side follows {left}; the right side {right}.")
+
+
+def _of_laws(a: Law, b: Law, numbers: Collection[float]) -> tuple[str, str] | None:
+    if {a.name, b.name} == {"inside", "outside"}:
+        return (
+            "adam_epsilon_placement",
+            "only one side has the epsilon inside the root.",
+        )
+    if a.name != b.name:
+        return None
+    if (a.coupled, bool(a.decay)) != (b.coupled, bool(b.decay)):
+        return (
+            "decay_coupling",
+            "only one side adds the decay to the gradient.",
+        )
+    ratio = a.epsilon / b.epsilon if a.epsilon and b.epsilon else 1.0
+    if abs(ratio - 1) > 1e-4:
+        return _of_epsilons(ratio, numbers)
+    return _of_rates(a.name, a.rate / b.rate, numbers)
+
+
+def _of_epsilons(ratio: float, numbers: Collection[float]) -> tuple[str, str]:
+    if any(0 < x < 1 and _near(min(ratio, 1 / ratio), math.sqrt(1 - x), 1e-3) for x in numbers):
+        return ("adam_epsilon_placement", "only one side adds the epsilon before the bias correction.")
+    return ("epsilon_value", f"the epsilon on the left is {ratio:.4g} times that on the right.")
+
+
+def _of_rates(law: str, ratio: float, numbers: Collection[float]) -> tuple[str, str] | None:
+    """Name a factor between two updates, by the decay rates of the moments."""
+    size, rates = max(ratio, 1 / ratio) if ratio > 0 else 0.0, [x for x in numbers if 0.5 <= x < 1]
+    if size < 1 + 1e-3:
+        return None
+    if any(_near(size, 1 + x if law == "gradient" else 1 + x / (1 + x)) for x in rates):
+        return ("nesterov", f"the two updates differ by the factor {size:.6g}, as Nesterov's form does.")
+    if law == "gradient" and any(_near(size, 1 / (1 - x)) for x in rates):
+        return ("momentum_dampening", f"only one side multiplies the gradient by {1 / size:.6g}.")
+    corrected = [(1 - x) / math.sqrt(1 - y) for x in rates for y in rates if x < y]
+    if law != "gradient" and any(_near(size, max(c, 1 / c)) for c in corrected):
+        return ("bias_correction", "only one side corrects the moments for their start at zero.")
+    power = math.log2(size)
+    if power >= 3 and abs(power - round(power)) < 1e-6:
+        return ("loss_scale_left_in", f"a factor of 2^{round(power)} is left in the gradients.")
+    return None
+
+
+def _near(a: float, b: float, gap: float = 1e-5) -> bool:
+    return abs(a - b) <= gap * abs(b)
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -38,14 +38,41 @@ def variants_of(x: Any) -> Iterator[Variant]:
         yield Variant("identity", (), x)
         for family, setting, function in _ELEMENTWISE:
             yield Variant(family, setting, function(x))
+        if x.size and x.min() >= 0:
+            yield from _roots(x)
         for axes in _axes(x.ndim):
             yield from _over_rows(x, axes)
+        if x.ndim > 2:
+            yield from _in_groups(x)
 
 
 def _axes(ndim: int) -> list[tuple[int, ...]]:
-    """Return the sets of axes over which functions of rows may go."""
-    every = range(min(ndim, 4))
-    return [c for n in range(1, min(ndim, 4) + 1) for c in itertools.combinations(every, n)]
+    """Return the sets of axes over which functions of rows may go: one, all, all but one, and the spatial
+    ones."""
+    every = tuple(range(ndim))
+    sets = [(a,) for a in every] + [every] + [tuple(a for a in every if a != b) for b in every]
+    sets += [every[2:], every[1:-1], every[1:]]
+    return [s for s in dict.fromkeys(sets) if s]
+
+
+def _in_groups(x: Any) -> Iterator[Variant]:
+    """Return normalisation over groups of channels, which are the second or the last axis."""
+    for axis in (1, x.ndim - 1):
+        channels = x.shape[axis]
+        for groups in (g for g in range(1, channels + 1) if channels % g == 0):
+            y = np.moveaxis(x, axis, 1).reshape(x.shape[0], groups, -1)
+            centered = y - y.mean(axis=2, keepdims=True)
+            spread = (centered * centered).mean(axis=2, keepdims=True)
+            for epsilon in (1e-6, 1e-5, 1e-3):
+                told = (("groups", groups), ("epsilon", epsilon))
+                yield Variant("group_norm", told, centered / np.sqrt(spread + epsilon))
+
+
+def _roots(x: Any) -> Iterator[Variant]:
+    """Return the roots of a variance, and their inverses."""
+    for epsilon, power in itertools.product(_EPSILONS, (1, -1)):
+        for placed, root in (("inside", np.sqrt(x + epsilon)), ("outside", np.sqrt(x) + epsilon)):
+            yield Variant("root", (("epsilon", epsilon), ("placed", placed)), root**power)
 
 
 def _over_rows(x: Any, axes: tuple[int, ...]) -> Iterator[Variant]:

@@ -261,6 +261,7 @@ class _Player(TorchDispatchMode):
     ) -> Any:
         """Evaluate an operation as a function of simpler ones; None if that gives something else."""
         outer, self._opened = self._opened, self._opened or operation_name(operation.name, "")
+        first = len(self.trace.values)
         try:
             with self:
                 made = parts(*args, **kwargs)
@@ -272,10 +273,11 @@ class _Player(TorchDispatchMode):
             return made
         whole = func(*args, **kwargs)
         ours, theirs = list(tensors_in(made)), list(tensors_in(whole))
+        replaced = any(i >= first for i in self._replace if i < len(self.trace.values))
         for i, tensor in enumerate(theirs):
-            same = i < len(ours) and ours[i].shape == tensor.shape and _close(ours[i], tensor)
-            if same:
-                if self._noise:
+            same = i < len(ours) and ours[i].shape == tensor.shape
+            if same and (replaced or _close(ours[i], tensor)):
+                if self._noise or replaced:
                     tensor.copy_(ours[i])
                 self._values.note(tensor, self._known(ours[i]), written=False, uninitialised=False)
             else:

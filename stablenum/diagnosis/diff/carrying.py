@@ -1,0 +1,82 @@
+"""Give the right program the left one's parameters, in the way that the caller asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from stablenum.diagnosis.diff.layouts import layouts
+from stablenum.diagnosis.diff.origins import Origin
+from stablenum.diagnosis.diff.parameter_uses import uses_of
+from stablenum.diagnosis.diff.play import Program
+from stablenum.diagnosis.diff.sides import Side, measured
+from stablenum.diagnosis.diff.weights import UnmappedError, WeightMap, guessed
+from stablenum.errors import bad_field, bad_type
+
+__all__ = ["Weights", "carried"]
+
+Weights: TypeAlias = "str | Mapping[str, str] | Callable[[Mapping[str, Any]], Mapping[str, Any]]"
+
+
+def carried(left: Side, right: Program, weights: Weights) -> tuple[WeightMap, Mapping[str, Any] | None]:
+    """Return the map of the parameters, and the arrays that the right program is given."""
+    arrays = left.program.parameters()
+    if isinstance(weights, str) and weights not in ("match", "as they are"):
+        raise bad_field("weights", "'match', 'as they are', a dict or a function", weights)
+    if isinstance(weights, Mapping):
+        mapped = _given(weights, arrays, right.parameters())
+        return mapped, mapped.of(arrays)
+    if callable(weights):
+        made = {name: np.asarray(x, np.float64) for name, x in weights(arrays).items()}
+        _check_made(made, right.parameters())
+        return _guess(left, right, strict=False), made
+    if weights == "as they are":
+        return _guess(left, right, strict=False), None
+    if not isinstance(weights, str):
+        raise bad_type("weights", "'match', 'as they are', a dict or a function", weights)
+    mapped = _guess(left, right, strict=True)
+    return mapped, mapped.of(arrays)
+
+
+def _guess(a: Side, right: Program, *, strict: bool) -> WeightMap:
+    try:
+        return guessed(uses_of(a), uses_of(measured(right, noise=False)))
+    except UnmappedError:
+        if strict:
+            raise
+        return WeightMap({})
+
+
+def _given(weights: Mapping[str, str], left: Mapping[str, Any], right: Mapping[str, Any]) -> WeightMap:
+    origins = {}
+    for name, source in weights.items():
+        for side, known, asked in (("right", right, name), ("left", left, source)):
+            if asked not in known:
+                raise ValueError(
+                    f"weights names {asked!r}, which is no parameter of the {side} program. "
+                    f"Its parameters are {', '.join(list(known)[:12])}."
+                )
+        ways = layouts(tuple(left[source].shape), tuple(right[name].shape), "matmul")
+        if not ways:
+            raise ValueError(
+                f"weights maps {source!r} {list(left[source].shape)} to {name!r} {list(right[name].shape)}: "
+                "no transposition or reshape does that. Give a function from the left arrays to the right."
+            )
+        origins[name] = Origin((source,), tuple(right[name].shape), ways[0], others=tuple(ways[1:]))
+    return WeightMap(origins)
+
+
+def _check_made(made: Mapping[str, Any], right: Mapping[str, Any]) -> None:
+    for name, x in made.items():
+        if name not in right:
+            raise ValueError(
+                f"the function given as weights returns {name!r}, which the right program does not have. "
+                f"Its parameters are {', '.join(list(right)[:12])}."
+            )
+        if x.size != right[name].size:
+            raise ValueError(
+                f"the function given as weights returns {name!r} with the shape {list(x.shape)}; the right "
+                f"program has {list(right[name].shape)}."
+            )

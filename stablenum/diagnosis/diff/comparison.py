@@ -1,0 +1,146 @@
+"""Two programs side by side: the values that they share, and their results, also with other values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from stablenum.diagnosis.diff.arrangement import chain_of, first_rearranged
+from stablenum.diagnosis.diff.fingerprints import distance
+from stablenum.diagnosis.diff.frontier import Frontier, Start, frontier, last_of_line
+from stablenum.diagnosis.diff.kinds import kind
+from stablenum.diagnosis.diff.matching import Matching, matched
+from stablenum.diagnosis.diff.results import Group, Pair, groups_of
+from stablenum.diagnosis.diff.sides import Side, again, arrays_of
+from stablenum.diagnosis.diff.update_causes import Update
+from stablenum.diagnosis.diff.weights import WeightMap
+
+__all__ = ["Comparison"]
+
+
+class Comparison:
+    """Two sides, the values that they share, and their results.
+
+    Attributes:
+        left, right: the sides.
+        weights: where the parameters of the right side come from.
+        found: the values that both have.
+        groups: the results, in the order in which they are computed.
+    """
+
+    def __init__(self, left: Side, right: Side, weights: WeightMap) -> None:
+        self.left, self.right, self.weights = left, right, weights
+        self.found: Matching = matched(left, right)
+        self.groups = groups_of(left, right, weights)
+
+    @property
+    def differing(self) -> Group | None:
+        """The first results that differ; None if all agree."""
+        return next((g for g in self.groups if g.differing), None)
+
+    def side(self, name: str) -> Side:
+        """Return the side of a name, "left" or "right"."""
+        return self.left if name == "left" else self.right
+
+    def with_values(self, side: str, values: Mapping[int, Any]) -> Comparison:
+        """Return the comparison in which values of a side are replaced."""
+        new = again(self.side(side), values)
+        return Comparison(*((new, self.right) if side == "left" else (self.left, new)), self.weights)
+
+    def agrees(self, group: Group) -> bool:
+        """Return whether the results of a group agree here."""
+        same = next(g for g in self.groups if (g.kind, g.step) == (group.kind, group.step))
+        return not same.differing
+
+    # --- where ---
+
+    def frontier(self, group: Group) -> Frontier:
+        """Return where the results of a group begin to differ."""
+        pairs = [(p.left.value, p.right.value) for p in group.differing]
+        found = frontier(self.left, self.right, self.found, pairs, group.since)
+        return self._rearranged(found) or found
+
+    def _rearranged(self, found: Frontier) -> Frontier | None:
+        """Return the frontier at the operations that put what the first operations read in another order;
+        None if there are none."""
+        here, there = found.left, found.right
+        if here is None or there is None or here.missing or there.missing or kind(there.step) != "matmul":
+            return None
+        for j in there.step.inputs:
+            for i in set(self.found.right.get(j, ())).intersection(here.step.inputs):
+                a = chain_of(self.left.trace, i)
+                b = chain_of(self.right.trace, j)
+                arrays_a, arrays_b = arrays_of(self.left, a), arrays_of(self.right, b)
+                mine = first_rearranged(a, arrays_a, arrays_b.values())
+                theirs = first_rearranged(b, arrays_b, arrays_a.values())
+                starts = [_maker(self.left, mine), _maker(self.right, theirs)]
+                if any(starts):
+                    return replace(found, left=starts[0] or here, right=starts[1] or there)
+        return None
+
+    def meets(self, found: Frontier, side: str) -> bool:
+        """Return whether the line at which a side begins to differ gives the other side's value here. The
+        results need not agree then: further lines may have the same fault."""
+        own = self.side(side)
+        other = self.left if side == "right" else self.right
+        name = "left" if side == "right" else "right"
+        ends = last_of_line(own, getattr(found, side), getattr(found, f"region_{side}"))
+        there = last_of_line(other, getattr(found, name), getattr(found, f"region_{name}"))
+        if ends is None or there is None:
+            return False
+        return distance(own.prints[ends], other.prints[there]) <= own.tolerance[ends] + other.tolerance[there]
+
+    def arrays_of(self, pair: Pair) -> tuple[Any, Any]:
+        """Return the arrays of a result, the left one in the layout of the right one as far as the weights
+        tell it."""
+        theirs = self.right.arrays[pair.right.value]
+        origin = self.weights.origins.get(pair.right.name)
+        if pair.right.kind in ("loss", "output") or origin is None:
+            return self.left.arrays[pair.left.value], theirs
+        of = (pair.left.kind, pair.left.step)
+        mine = {r.name: self.left.arrays[r.value] for r in self.left.play.results if (r.kind, r.step) == of}
+        return origin.of({n: mine[n] for n in origin.names}), theirs
+
+    # --- updates ---
+
+    def updates(self, group: Group) -> list[Update]:
+        """Return what both sides make of each parameter in the layout of the right side."""
+        mine = {(r.kind, r.name, r.step): self.left.arrays[r.value] for r in self.left.play.results}
+        theirs = {(r.kind, r.name, r.step): self.right.arrays[r.value] for r in self.right.play.results}
+        start_left, start_right = self.left.program.parameters(), dict(self.right.program.parameters())
+        start_right.update(self.right.weights or {})
+        found = []
+        for pair in group.pairs:
+            name, step = pair.right.name, group.step
+            origin = self.weights.origins[name]
+            new = origin.of({n: mine["updated", n, step] for n in origin.names})
+            gradient = theirs.get(("gradient", name, step))
+            if step > 1:
+                before = origin.of({n: mine["updated", n, step - 1] for n in origin.names})
+                other = theirs["updated", name, step - 1]
+            else:
+                before, other = origin.of(start_left), start_right[name].reshape(origin.shape)
+            if gradient is not None:
+                found.append(Update(before, gradient, new - before, theirs["updated", name, step] - other))
+        return found
+
+    def given(self, group: Group) -> Mapping[int, Any]:
+        """Return the left side's results of a group as arrays that can take the place of the right side's."""
+        mine = {r.name: self.left.arrays[r.value] for r in _of(self.left, group)}
+        found = dict[int, Any]()
+        for pair in group.pairs:
+            if group.kind not in ("gradient", "updated"):
+                continue
+            origin = self.weights.origins[pair.right.name]
+            found[pair.right.value] = origin.of({n: mine[n] for n in origin.names})
+        return found
+
+
+def _of(side: Side, group: Group) -> Iterable[Any]:
+    return (r for r in side.play.results if (r.kind, r.step) == (group.kind, group.step))
+
+
+def _maker(side: Side, value: int | None) -> Start | None:
+    producer = None if value is None else side.trace.values[value].producer
+    return None if producer is None else Start(side.trace.steps[producer])

@@ -1,0 +1,44 @@
+"""What a step does, in words that both frameworks share."""
+
+from __future__ import annotations
+
+from stablenum.diagnosis.replay.operations import MOVING, SELECTING
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["called", "functions_of", "in_one", "kind", "quiet"]
+
+_QUIET = (MOVING - SELECTING) | {"cast", "to"}
+_SAME = {
+    "masked_fill": "where", "select_n": "where", "integer_pow": "pow", "square": "pow", "to": "cast",
+    "rsqrt": "sqrt",
+}  # fmt: skip
+_COMPOSITE = {"attention", "cross_entropy", "nll_loss", "scaled_dot_product_attention"}
+_ARITHMETIC = {"add", "sub", "mul", "div", "neg"}
+
+
+def kind(step: Step) -> str:
+    """Return the name of what a step computes, the same in both frameworks."""
+    name = step.operation if step.primitive.startswith("aten.") else step.primitive
+    return {"pow": "square", "integer_pow": "square", "amax": "max", "logistic": "sigmoid"}.get(name, name)
+
+
+def quiet(step: Step) -> bool:
+    """Return whether a step only moves what it reads."""
+    return kind(step) in _QUIET
+
+
+def called(step: Step) -> str:
+    """Return the function that the user called, the same in both frameworks."""
+    return _SAME.get(step.operation, step.operation)
+
+
+def functions_of(step: Step) -> set[str]:
+    """Return what a step may be known by: the function that was called, and, if that consists of several
+    others, what the step computes itself."""
+    own = _SAME.get(kind(step), kind(step))
+    return {called(step), own} - _ARITHMETIC if step.operation in _COMPOSITE else {called(step)}
+
+
+def in_one(a: Step, b: Step) -> bool:
+    """Return whether two steps belong to a call of one function that does not consist of others."""
+    return a.operation == b.operation and a.operation not in _COMPOSITE

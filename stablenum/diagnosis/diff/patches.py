@@ -1,0 +1,171 @@
+"""Stop a difference where it begins: put a value of the left program in place of the right one's.
+
+What follows then reads equal values again, so that a second difference, which is independent of the first,
+shows. Which value corresponds to which is found by trying: after the right pair, the two programs agree, or
+share what they compute next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stablenum.diagnosis.diff.comparison import Comparison
+from stablenum.diagnosis.diff.frontier import Frontier, Start, last_of_line
+from stablenum.diagnosis.diff.kinds import quiet
+from stablenum.diagnosis.diff.layouts import layouts
+from stablenum.diagnosis.diff.results import Group
+from stablenum.diagnosis.diff.sides import Side, arrays_of
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["Pair", "Patch", "candidates", "laid_out", "patched", "tried_with"]
+
+_NEAR = 24  # so many steps of each side are looked at
+_MOST_TRIALS = 6
+_LEAST_SHARED = 3
+_MOST_LAYOUTS = 24
+_MASKED = 1e8
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A pair of values, and the comparison in which the left one takes the place of the right one.
+
+    Attributes:
+        left, right: the values.
+        after: the comparison with the left value in place.
+        agrees: whether the results agree then.
+        shared: how many computed values are shared only then.
+    """
+
+    left: int
+    right: int
+    after: Comparison
+    agrees: bool
+    shared: int
+
+
+class Pair(NamedTuple):
+    """Two values that may correspond.
+
+    Attributes:
+        unlike: 0 for what the two lines give in the end, 1 for values that are near, 2 for others.
+        depth: how many steps lie before them.
+        left, right: the values.
+        mine, theirs: their arrays, in the layout of the right one.
+    """
+
+    unlike: int
+    depth: int
+    left: int
+    right: int
+    mine: Any
+    theirs: Any
+
+
+def patched(comparison: Comparison, found: Frontier, group: Group, pairs: Iterable[Pair]) -> Patch | None:
+    """Return the first pair of values at a frontier after which the programs agree, else the pair after which
+    they share most; None if no pair makes them share what follows."""
+    best = None
+    for pair in list(pairs)[:_MOST_TRIALS]:
+        patch = tried_with(comparison, found, group, [pair])
+        if patch is not None and patch.agrees:
+            return patch
+        if patch is not None and (best is None or patch.shared > best.shared):
+            best = patch
+    return best
+
+
+def tried_with(comparison: Comparison, found: Frontier, group: Group, pairs: Sequence[Pair]) -> Patch | None:
+    """Return what follows with the left values of pairs in place of the right ones; None if the two sides do
+    not go on alike then."""
+    after = comparison.with_values("right", {p.right: p.mine for p in pairs})
+    last = max(pairs, key=lambda p: p.right)
+    shared = _shared(comparison, after, found.region_right, last.right)
+    agrees = after.agrees(group)
+    if not agrees and shared < _LEAST_SHARED:
+        return None
+    return Patch(last.left, last.right, after, agrees, shared)
+
+
+def _shared(before: Comparison, after: Comparison, region: Iterable[Step], value: int) -> int:
+    """Return how many computed values of the region are shared only now."""
+    return sum(
+        o in after.found.right and o not in before.found.right
+        for step in region
+        if not quiet(step)
+        for o in step.outputs
+        if o > value
+    )
+
+
+def candidates(comparison: Comparison, found: Frontier) -> list[Pair]:
+    """Return the values near a frontier that may correspond, the most likely pair first."""
+    if found.left is None or found.right is None:
+        return []
+    mine = list(_values(comparison.left, found.left, found.region_left))
+    theirs = list(_values(comparison.right, found.right, found.region_right))
+    a = arrays_of(comparison.left, [v for v, _ in mine])
+    b = arrays_of(comparison.right, [v for v, _ in theirs])
+    ends = (_end(comparison.left, found.left, found.region_left),
+            _end(comparison.right, found.right, found.region_right))  # fmt: skip
+    pairs = []
+    for i, depth in mine:
+        for j, further in theirs:
+            array = laid_out(a[i], b[j])
+            if array is None or a[i].dtype.kind != "f":
+                continue
+            unlike = 0 if (i, j) == ends else 1 if _near(array, b[j]) else 2
+            pairs.append(Pair(unlike, depth + further, i, j, array, b[j]))
+    return sorted(pairs, key=lambda p: p[:4])
+
+
+def _values(side: Side, start: Start, region: Sequence[Step]) -> Iterator[tuple[int, int]]:
+    """Return the values of a region from its start on, with the number of steps before each."""
+    if start.missing and start.value is not None:
+        yield start.value, 0
+    elif all(s.index != start.step.index for s in region):
+        yield from ((o, 0) for o in start.step.outputs)
+    later = [s for s in region if s.index >= start.step.index][:_NEAR]
+    for depth, step in enumerate(later):
+        for o in step.outputs:
+            if not side.neutral(o):
+                yield o, depth
+
+
+def _end(side: Side, start: Start, region: Iterable[Step]) -> int | None:
+    if start.missing:
+        return start.value
+    return last_of_line(side, start, region)
+
+
+def laid_out(mine: Any, theirs: Any) -> Any:
+    """Return an array in the layout of another one that it may stand for; None if no transposition and
+    reshape leads there.
+
+    Of several layouts that fit, the one that comes nearest is taken.
+    """
+    if mine.size != theirs.size:
+        return None
+    if mine.shape == theirs.shape and (mine.ndim < 2 or _near(mine, theirs)):
+        return mine
+    ways = layouts(tuple(mine.shape), tuple(theirs.shape), "other")[:_MOST_LAYOUTS]
+    turned = [mine.transpose(w).reshape(theirs.shape) for w in ways]
+    return min(turned, key=lambda x: _gap(x, theirs), default=None)
+
+
+def _near(a: Any, b: Any) -> bool:
+    return _gap(a, b) < 0.5
+
+
+def _gap(a: Any, b: Any) -> float:
+    """Return the distance of two arrays relative to their sizes, without entries that are masked."""
+    x, y = np.asarray(a, float).reshape(-1), np.asarray(b, float).reshape(-1)
+    with np.errstate(invalid="ignore"):
+        kept = (np.abs(x) < _MASKED) & (np.abs(y) < _MASKED)
+    x, y = x[kept], y[kept]
+    size = float((x * x).sum() + (y * y).sum())
+    return float(((x - y) ** 2).sum()) / size if size else 1.0

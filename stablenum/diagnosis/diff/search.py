@@ -1,0 +1,115 @@
+"""Find the differences of two programs one after the other: after each, the left side's values go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from stablenum.diagnosis.diff.causes import causes_of
+from stablenum.diagnosis.diff.comparison import Comparison
+from stablenum.diagnosis.diff.differences import Difference
+from stablenum.diagnosis.diff.frontier import Frontier, Start
+from stablenum.diagnosis.diff.locations import location_of, result_name
+from stablenum.diagnosis.diff.patches import Patch, candidates, patched
+from stablenum.diagnosis.diff.results import Group
+from stablenum.diagnosis.diff.scene import Scene
+from stablenum.diagnosis.replay.trace import Step
+from stablenum.diagnosis.replay.values import Place
+
+__all__ = ["Found", "differences_of"]
+
+_MOST_ROUNDS = 16
+_PHASES = {"gradient": "backward", "updated": "update"}
+
+
+@dataclass(slots=True)
+class Found:
+    """A difference, and the lines of both sides that belong to it.
+
+    Attributes:
+        difference: what is reported.
+        place: where it begins.
+        patch: the values after which the programs go on alike, if such were found.
+        left, right: the lines.
+    """
+
+    difference: Difference
+    place: Frontier
+    patch: Patch | None
+    left: set[Place]
+    right: set[Place]
+
+    def holds(self, place: Frontier) -> bool:
+        """Return whether a frontier lies on these lines."""
+        return any(
+            start is not None and start.step.place in lines
+            for start, lines in ((place.left, self.left), (place.right, self.right))
+        )
+
+
+def differences_of(comparison: Comparison) -> tuple[list[Found], bool]:
+    """Return where the programs part, the first place first, and whether all was looked at.
+
+    A line that differs again, such as that of a layer that is used several times, or in its derivative, is
+    named once.
+    """
+    found: list[Found] = []
+    past: set[tuple[str, int]] = set()
+    for _ in range(_MOST_ROUNDS):
+        groups = [g for g in comparison.groups if g.differing and (g.kind, g.step) not in past]
+        if not groups:
+            return found, all(kind == "updated" for kind, _ in past)
+        group = groups[0]
+        place = comparison.frontier(group)
+        pairs = candidates(comparison, place)
+        patch = patched(comparison, place, group, pairs)
+        if not any(f.holds(place) for f in found):
+            found.append(_found(Scene(comparison, place, group, tuple(pairs), patch)))
+        comparison = _past(comparison, group, past) if patch is None else patch.after
+    return found, False
+
+
+def _past(comparison: Comparison, group: Group, past: set[tuple[str, int]]) -> Comparison:
+    """Leave a group as it is, and go on with the left side's gradients or updated parameters."""
+    past.add((group.kind, group.step))
+    following = {"loss": "gradient"}.get(group.kind, group.kind)
+    values = dict[int, Any]()
+    for other in comparison.groups:
+        if (other.kind, other.step) == (following, group.step):
+            values.update(comparison.given(other))
+            past.add((other.kind, other.step))
+    return comparison.with_values("right", values) if values else comparison
+
+
+def _found(scene: Scene) -> Found:
+    comparison, group, place, patch = scene.comparison, scene.group, scene.found, scene.patch
+    worst = max(group.differing, key=lambda p: p.error)
+    phase = _PHASES.get(group.kind, "forward")
+    difference = Difference(
+        left=location_of(place.left, comparison.left, phase),
+        right=location_of(place.right, comparison.right, phase),
+        result=result_name(group.kind, worst.left.name),
+        step=group.step,
+        error=worst.error,
+        allowed=worst.allowed,
+        causes=causes_of(scene),
+    )
+    return Found(
+        difference,
+        place,
+        patch,
+        _lines(place.left, place.region_left, None if patch is None else patch.left),
+        _lines(place.right, place.region_right, None if patch is None else patch.right),
+    )
+
+
+def _lines(start: Start | None, region: Iterable[Step], last: int | None) -> set[Place]:
+    """Return the lines from a start to the step that makes a value."""
+    if start is None:
+        return set()
+    lines = {start.step.place}
+    steps = list(region)
+    end = next((s.index for s in steps if last in s.outputs), start.step.index)
+    lines |= {s.place for s in steps if start.step.index <= s.index <= end}
+    return {place for place in lines if place is not None}

@@ -1,0 +1,99 @@
+"""Guess the cause from the operations alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.frontier import Start
+from stablenum.diagnosis.diff.scene import Scene, cause
+
+__all__ = ["by_structure"]
+
+
+def by_structure(scene: Scene) -> Cause | None:
+    here, there = scene.found.left, scene.found.right
+    if scene.group.kind == "gradient":
+        return _of_gradient(scene)
+    if here is None or there is None:
+        return None
+    if here.missing or there.missing:
+        return _of_missing(here, there)
+    names = {here.step.operation, there.step.operation}
+    moving = {"reshape", "transpose"}
+    if {here.step.primitive, there.step.primitive} & moving and names & moving:
+        return cause(
+            "head_split_order",
+            "the same numbers are put in another order.",
+            "Both sides read equal numbers; afterwards no axis of the one corresponds to one of the other.",
+            confirmed=False,
+        )
+    for words, code in _BY_OPERATION:
+        if names & words:
+            return cause(code, _SENTENCES.get(code, "the two operations differ."), "", confirmed=False)
+    return None
+
+
+_BY_OPERATION: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"avg_pool", "max_pool"}), "pooling_count"),
+    (frozenset({"upsample_bilinear2d", "upsample_nearest2d"}), "resize_mode"),
+    (frozenset({"conv"}), "padding"),
+    (frozenset({"dropout"}), "dropout"),
+    (frozenset({"batch_norm"}), "running_statistics"),
+    (frozenset({"where", "masked_fill", "attention"}), "mask_missing"),
+    (frozenset({"cross_entropy"}), "ignored_labels"),
+    (frozenset({"matmul"}), "transposed_weight"),
+)
+_SENTENCES = {
+    "pooling_count": "the two sides pool differently: the padding is counted, or the windows lie elsewhere.",
+    "resize_mode": "the two sides resize differently.",
+    "padding": "the two convolutions pad or stride differently.",
+    "dropout": "one side drops units.",
+    "running_statistics": "one side normalises by the batch, the other one by running statistics.",
+    "mask_missing": "the two sides mask differently.",
+    "ignored_labels": "the two losses weight or ignore labels differently.",
+    "transposed_weight": "the two products read equal numbers in another arrangement.",
+}
+
+
+def _of_missing(here: Start, there: Start) -> Cause:
+    side, step = ("right", here.step) if there.missing else ("left", there.step)
+    masks = ("where", "masked_fill")
+    code = (
+        "mask_missing"
+        if step.operation in masks
+        else "scale"
+        if step.operation in ("mul", "div")
+        else "dropout"
+        if step.operation == "dropout"
+        else "missing_operation"
+        if side == "right"
+        else "extra_operation"
+    )
+    return cause(
+        code,
+        f"the {side} program has no {step.operation} here.",
+        "Both sides compute the same up to this operation, and go on with the same one after it.",
+        confirmed=False,
+    )
+
+
+def _of_gradient(scene: Scene) -> Cause | None:
+    """Say which side has no gradient, or only a part of it."""
+    pairs = scene.group.differing
+    zero = {"left": 0, "right": 0}
+    for pair in pairs:
+        for name, side, result in (("left", scene.left, pair.left), ("right", scene.right, pair.right)):
+            zero[name] += not np.any(side.arrays[result.value])
+    who = next((n for n, count in zero.items() if count), None)
+    said = (
+        f"the {who} program gives no gradient at all to {zero[who]} of them."
+        if who
+        else "a part of the gradient is missing or added on one side."
+    )
+    return cause(
+        "stopped_gradient",
+        f"the losses agree, and {len(pairs)} gradients do not: {said}",
+        "The same loss with other gradients: something is detached, or a derivative is written by hand.",
+        confirmed=bool(who),
+    )

@@ -1,0 +1,142 @@
+"""Find the law of an update from the numbers: what was done with the gradient?
+
+After one step from fresh moments, the update of a parameter p with the gradient g is in all usual optimizers
+
+    SGD                     u = -a g - b p
+    Adam, epsilon outside   u = -a g / (|g| + e) - b p
+    Adam, epsilon inside    u = -a g / sqrt(g^2 + e) - b p
+
+with g + c p in place of g if the decay is added to the gradient. The constants are fitted to the numbers by
+Gauss-Newton; a law is accepted if it gives every element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Law", "law_of"]
+
+_EXACT = 1e-7
+_ROUNDS = 60
+# Where the fit of a decay that is added to the gradient begins: the signs of small gradients depend on it.
+_DECAYS = (1e-2, 1e-1, 1e-3, 5e-2, 5e-3, 5e-4, 1e-4, 0.5, 1e-5)
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """What one side does.
+
+    Attributes:
+        name: "gradient", "outside" or "inside": how the gradient is scaled.
+        rate: a.
+        epsilon: e; 0 for "gradient".
+        decay: b, or c if ``coupled``.
+        coupled: whether the decay is added to the gradient.
+        decayed: for each parameter, whether it is decayed.
+    """
+
+    name: str
+    rate: float
+    epsilon: float = 0.0
+    decay: float = 0.0
+    coupled: bool = False
+    decayed: tuple[bool, ...] = ()
+
+    def __str__(self) -> str:
+        h = f"(g + {self.decay:.4g} p)" if self.coupled else "g"
+        scaled = {
+            "gradient": h, "outside": f"{h} / (|{h}| + {self.epsilon:.4g})",
+            "inside": f"{h} / sqrt({h}^2 + {self.epsilon:.4g})",
+        }[self.name]  # fmt: skip
+        rest = f" - {self.decay:.4g} p" if self.decay and not self.coupled else ""
+        return f"-{self.rate:.6g} {scaled}{rest}"
+
+
+def law_of(parameters: Sequence[Any], gradients: Sequence[Any], updates: Sequence[Any]) -> Law | None:
+    """Return the simplest law that gives all updates; None if none does."""
+    for name, coupled in (
+        ("gradient", False), ("outside", False), ("inside", False), ("outside", True), ("inside", True),
+    ):  # fmt: skip
+        for decayed in _which(parameters):
+            law = _fitted(name, parameters, gradients, updates, decayed, coupled=coupled)
+            if law is not None:
+                return law
+    return None
+
+
+def _which(parameters: Sequence[Any]) -> list[tuple[bool, ...]]:
+    """Return which parameters may be decayed: none, all, or those with several axes."""
+    every = (True,) * len(parameters)
+    matrices = tuple(np.ndim(p) > 1 for p in parameters)
+    return list(dict.fromkeys([(False,) * len(parameters), every, matrices]))
+
+
+def _fitted(
+    name: str,
+    ps: Sequence[Any],
+    gs: Sequence[Any],
+    us: Sequence[Any],
+    decayed: tuple[bool, ...],
+    *,
+    coupled: bool,
+) -> Law | None:
+    if coupled and not any(decayed):
+        return None
+    p = np.concatenate([np.ravel(x) * on for x, on in zip(ps, decayed, strict=True)])
+    g, u = (np.concatenate([np.ravel(x) for x in xs]) for xs in (gs, us))
+    if not u.any() or not g.any():
+        return None
+
+    def made(a: float, e: float, d: float) -> Any:
+        h = g + d * p if coupled else g
+        return -a * _SCALED[name](h, e) - (0.0 if coupled else d * p)
+
+    free = (True, name != "gradient", any(decayed))
+    starts = _DECAYS if coupled else (0.0,)
+    with np.errstate(all="ignore"):
+        found = (_solved(made, _start(name, g, u, d), free, u) for d in starts)
+        constants = next((c for c in found if c is not None), None)
+    return None if constants is None else Law(name, *constants, coupled, decayed)
+
+
+_SCALED: dict[str, Callable[[Any, float], Any]] = {
+    "gradient": lambda g, e: g,
+    "outside": lambda g, e: g / (np.abs(g) + abs(e) + 1e-300),
+    "inside": lambda g, e: g / np.sqrt(g * g + abs(e) + 1e-300),
+}
+
+
+def _start(name: str, g: Any, u: Any, decay: float) -> list[float]:
+    if name == "gradient":
+        return [float(-(u * g).sum() / (g * g).sum()), 0.0, decay]
+    return [float(np.median(np.abs(u))), 1e-8 if name == "outside" else 1e-12, decay]
+
+
+def _solved(
+    made: Callable[..., Any], start: list[float], free: tuple[bool, ...], wanted: Any
+) -> tuple[float, float, float] | None:
+    """Fit the constants by Gauss-Newton with numerical derivatives, each constant in steps of its size."""
+    x, scale = np.asarray(start, float), float(np.abs(wanted).max())
+    rate = abs(x[0]) or scale
+    steps = np.asarray([rate, max(abs(x[1]), 1e-10), rate])
+    index = [i for i, on in enumerate(free) if on]
+    for _ in range(_ROUNDS):
+        gap = wanted - made(*x)
+        if float(np.abs(gap).max()) <= _EXACT * scale:
+            return float(x[0]), abs(float(x[1])), float(x[2])
+        columns = []
+        for i in index:
+            h = np.zeros(3)
+            h[i] = 1e-4 * steps[i]
+            columns.append((made(*(x + h)) - made(*(x - h))) / 2e-4)
+        slopes = np.stack(columns, axis=1)
+        if not (np.isfinite(slopes).all() and np.isfinite(gap).all()):
+            return None
+        moved, *_ = np.linalg.lstsq(slopes, gap, rcond=None)
+        x[index] += moved * steps[index]
+        steps[1] = max(abs(x[1]), 1e-12)
+    return None

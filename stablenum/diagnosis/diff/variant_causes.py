@@ -1,0 +1,100 @@
+"""Name the cause by evaluating known functions on what the operation reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.fingerprints import Fingerprint, distance, fingerprint
+from stablenum.diagnosis.diff.frontier import Start
+from stablenum.diagnosis.diff.scene import Scene, cause
+from stablenum.diagnosis.diff.sides import Side
+from stablenum.diagnosis.diff.variants import Variant, variants_of
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["by_variant"]
+
+# A formula of NumPy and an operation agree up to so much.
+_SAME = 1e-7
+_MOST_ELEMENTS = 2**17
+
+
+def by_variant(scene: Scene) -> Cause | None:
+    """Find two variants of what the right side reads, one of which gives its value and one the left one's."""
+    here, there = scene.found.left, scene.found.right
+    if here is None or there is None or scene.group.kind not in ("loss", "output"):
+        return None
+    mine = _prints(scene.left, scene.found.region_left, here)
+    theirs = _prints(scene.right, scene.found.region_right, there)
+    read = [i for i in there.step.inputs if not scene.right.neutral(i) and i in scene.shared]
+    read += [j for i in here.step.inputs for j in scene.comparison.found.left.get(i, ())[:1] if j not in read]
+    if there.missing:
+        read = [] if there.value is None else [there.value]
+    for array in scene.arrays(read).values():
+        if array.size > _MOST_ELEMENTS:
+            continue
+        # Hundreds of variants: only their fingerprints are kept.
+        tried = [(v._replace(values=None), fingerprint(v.values)) for v in variants_of(array)]
+        a = [tried[0][0]] if here.missing else _recognised(tried, mine)
+        b = [tried[0][0]] if there.missing else _recognised(tried, theirs)
+        pair = _unlike(a, b)
+        if pair is not None:
+            return cause(
+                _code_of(*pair),
+                f"the left program computes {pair[0]}, the right one {pair[1]}.",
+                "Both formulas were evaluated on what the operation reads; each gives its side's value.",
+                confirmed=True,
+            )
+    return None
+
+
+def _prints(side: Side, region: Iterable[Step], start: Start) -> list[Fingerprint]:
+    """Return the fingerprints of what the function that a step belongs to computes."""
+    place, operation = start.step.place, start.step.operation
+    near = [s for s in region if s.place == place or s.operation == operation][:40]
+    return [side.prints[o] for s in near for o in s.outputs if side.prints[o].entries]
+
+
+def _recognised(tried: list[tuple[Variant, Fingerprint]], wanted: list[Fingerprint]) -> list[Variant]:
+    """Return the variants that give one of the values, the last value first."""
+    return [
+        variant
+        for mark in reversed(wanted)
+        for variant, own in tried[1:]
+        if own.entries and not own.simple and distance(own, mark) < _SAME
+    ]
+
+
+def _unlike(a: Sequence[Variant], b: Sequence[Variant]) -> tuple[Variant, Variant] | None:
+    """Return a variant of each side: of one family with other settings, else functions of elements."""
+    for here in a:
+        for there in b:
+            if here.family == there.family and here.setting != there.setting:
+                return here, there
+    simple = [[v for v in side if not any(k == "axis" for k, _ in v.setting)] for side in (a, b)]
+    if simple[0] and simple[1] and simple[0][0].family != simple[1][0].family:
+        return simple[0][0], simple[1][0]
+    return None
+
+
+def _code_of(a: Variant, b: Variant) -> str:
+    if "identity" in (a.family, b.family):
+        return "missing_operation" if b.family == "identity" else "extra_operation"
+    if a.family != b.family:
+        return "other_function"
+    unlike = {k for k, v in a.setting if dict(b.setting).get(k) != v} | {k for k, _ in b.setting} - {
+        k for k, _ in a.setting
+    }
+    if a.family in ("gelu", "silu"):
+        return f"{a.family}_variant"
+    if "placed" in unlike:
+        return "epsilon_placement"
+    if "epsilon" in unlike:
+        return "epsilon_value"
+    if "correction" in unlike:
+        return "variance_correction"
+    if "groups" in unlike:
+        return "norm_axis"
+    if "axis" in unlike:
+        return "softmax_axis" if "softmax" in a.family else "norm_axis"
+    return "reduction" if a.family == "reduction" else "other_function"

@@ -1,0 +1,95 @@
+"""Name the cause by evaluating convolutions, pooling and resizing with other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
+from stablenum.diagnosis.diff.frontier import Start
+from stablenum.diagnosis.diff.scene import Scene, cause
+from stablenum.diagnosis.diff.sides import Side, arrays_of
+from stablenum.diagnosis.diff.variants import Variant
+from stablenum.diagnosis.diff.window_variants import convolutions_of, pools_of, resizes_of
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["by_window"]
+
+_SAME = 1e-7
+_NEAR = 24
+_MOST_ELEMENTS = 2**18
+_CONVOLUTIONS = ("conv", "convolution")
+_POOLS = ("avg_pool", "max_pool", "pool", "reduce_window")
+_RESIZES = ("upsample", "resize", "interpolate", "image")
+
+
+def by_window(scene: Scene) -> Cause | None:
+    """Find the settings of each side with which a formula gives its value."""
+    here, there = scene.found.left, scene.found.right
+    if here is None or there is None or scene.group.kind not in ("loss", "output"):
+        return None
+    names = " ".join(n for s in (here.step, there.step) for n in (s.operation, s.library, s.primitive))
+    if not any(word in names for word in (*_CONVOLUTIONS, *_POOLS, *_RESIZES)):
+        return None
+    mine = _outputs(scene.left, here, scene.found.region_left)
+    theirs = _outputs(scene.right, there, scene.found.region_right)
+    # PyTorch has the spatial axes last, as the formulas have them.
+    side, start, shown = (scene.left, here, mine) if scene.left.program.framework == "torch" else (
+        scene.right, there, theirs)  # fmt: skip
+    a, b = ([s.prints[v] for v in values] for s, values in ((scene.left, mine), (scene.right, theirs)))
+    sizes = {x.shape[2:] for x in arrays_of(side, shown).values() if x.ndim > 2}
+    for code, variants in _families(side, start, sizes, names):
+        left, right = list[Variant](), list[Variant]()
+        for variant in variants:
+            mark = fingerprint(variant.values)
+            for found, prints in ((left, a), (right, b)):
+                if any(p.entries and distance(mark, p) < _SAME for p in prints):
+                    found.append(variant._replace(values=None))
+        if left and right and not {v[:2] for v in left} & {v[:2] for v in right}:
+            return _cause(code, left[0], right[0])
+    return None
+
+
+def _cause(code: str, left: Variant, right: Variant) -> Cause:
+    return cause(
+        code,
+        f"the left program computes {left}, the right one {right}.",
+        "Both were evaluated on what the operation reads; each gives its side's value.",
+        confirmed=True,
+    )
+
+
+def _outputs(side: Side, start: Start, region: Iterable[Step]) -> list[int]:
+    near = [s for s in region if s.index >= start.step.index][:_NEAR]
+    return [o for s in near for o in s.outputs if side.prints[o].entries and side.prints[o].floating]
+
+
+def _families(
+    side: Side, start: Start, sizes: Iterable[tuple[int, ...]], names: str
+) -> Iterator[tuple[str, Iterator[Variant]]]:
+    """Return the functions that may be meant, evaluated on what a step reads, with the code of each."""
+    arrays = arrays_of(side, start.step.outputs if start.missing else start.step.inputs)
+    read = [x for x in arrays.values() if x.dtype.kind == "f" and x.ndim > 2 and x.size <= _MOST_ELEMENTS]
+    for size in sizes:
+        for x in (o for y in read for o in _orientations(y)):
+            if any(n in names for n in _CONVOLUTIONS):
+                for kernel in (k for y in read for k in _kernels(y)):
+                    yield "padding", convolutions_of(x, kernel, size)
+            elif len(size) == x.ndim - 2:
+                if any(n in names for n in _POOLS):
+                    yield "pooling_count", pools_of(x, size)
+                if any(n in names for n in _RESIZES):
+                    yield "resize_mode", resizes_of(x, size)
+
+
+def _orientations(x: Any) -> list[Any]:
+    """Return an array with its channels first, whether they are first or last now."""
+    return [x, np.moveaxis(x, -1, 1)]
+
+
+def _kernels(k: Any) -> list[Any]:
+    """Return a kernel with the output channels first."""
+    return [k, np.moveaxis(k, (-1, -2), (0, 1))]

@@ -1,0 +1,214 @@
+"""How ``stablenum diff`` names causes from values and updates, against torch and plain formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from stablenum.diagnosis.diff.update_causes import Update, cause_of_updates
+from stablenum.diagnosis.diff.update_laws import Law, law_of
+from stablenum.diagnosis.diff.value_causes import Values, factor_of, reason_of
+from stablenum.diagnosis.diff.window_variants import convolutions_of, pools_of, resizes_of
+
+RNG = np.random.default_rng(0)
+
+
+# --- values -----------------------------------------------------------------------------------------------
+
+
+def code(mine: Any, theirs: Any, *read: Any, names: tuple[str, ...] = (), moved: bool = False) -> str | None:
+    found = reason_of(Values(mine, theirs, read, names, moved))
+    return None if found is None else found.code
+
+
+SCORES = RNG.normal(size=(2, 5, 5))
+FUTURE = np.triu(np.ones((5, 5), bool), 1)
+
+
+def test_a_mask_that_one_side_lacks() -> None:
+    assert code(np.where(FUTURE, -np.inf, SCORES), SCORES) == "mask_missing"
+
+
+def test_a_mask_that_is_shifted_by_one() -> None:
+    strict = np.triu(np.ones((5, 5), bool), 2)
+    assert code(np.where(FUTURE, -1e9, SCORES), np.where(strict, -np.inf, SCORES)) == "mask_shifted"
+
+
+def test_a_mask_that_is_added_as_zeros_and_ones() -> None:
+    assert code(np.where(FUTURE, -np.inf, SCORES), SCORES + ~FUTURE, SCORES) == "mask_added"
+
+
+def test_equal_masks_of_other_values_are_no_difference() -> None:
+    assert code(np.where(FUTURE, -np.inf, SCORES), np.where(FUTURE, -1e9, SCORES)) is None
+
+
+def test_labels_that_only_one_loss_leaves_out() -> None:
+    losses = RNG.uniform(1, 2, size=12)
+    kept = np.arange(12) % 3 > 0
+    assert code(losses * kept, losses, names=("cross_entropy",)) == "ignored_labels"
+
+
+def test_a_factor() -> None:
+    assert code(SCORES * 0.25, SCORES) == "scale"
+    assert factor_of(SCORES * 0.25, SCORES) == pytest.approx(0.25, rel=1e-12)
+    assert factor_of(SCORES + 1e-3, SCORES) is None
+
+
+def test_dropped_units_that_are_not_rescaled() -> None:
+    kept = np.arange(50).reshape(2, 5, 5) % 4 > 0
+    assert code(SCORES * kept / 0.75, SCORES * kept, names=("where",)) == "dropout"
+
+
+def test_means_over_other_numbers_of_entries() -> None:
+    total, valid = RNG.normal(size=(3, 4)), np.array([[7.0], [5.0], [4.0]])
+    assert code(total / valid, total / 7) == "reduction"
+
+
+def test_rotations_of_neighbours_and_of_halves() -> None:
+    x, angle = RNG.normal(size=(3, 8)), RNG.normal(size=(3, 4))
+    c, s = np.cos(angle), np.sin(angle)
+    a, b = x[:, :4], x[:, 4:]
+    halves = np.concatenate([a * c - b * s, b * c + a * s], axis=1)
+    a, b = x[:, 0::2], x[:, 1::2]
+    neighbours = np.stack([a * c - b * s, b * c + a * s], axis=-1).reshape(3, 8)
+    assert code(halves, neighbours, x) == "rotary_layout"
+    assert code(halves, halves * 1.5 + 0.1, x) is None
+
+
+def test_the_same_numbers_in_another_order() -> None:
+    x = RNG.normal(size=(4, 2, 6))
+    mine, theirs = x.transpose(0, 2, 1).reshape(4, 12), x.reshape(4, 12)
+    assert code(mine, theirs, moved=True) == "head_split_order"
+    assert code(mine, theirs) is None  # sums do not part where entries are moved
+
+
+# --- windows ----------------------------------------------------------------------------------------------
+
+IMAGE = RNG.normal(size=(2, 3, 9, 9))
+KERNEL = RNG.normal(size=(4, 3, 3, 3))
+
+
+def settings(variants: Any, wanted: torch.Tensor) -> list[dict[str, Any]]:
+    y = wanted.numpy()
+    return [dict(v.setting) for v in variants if v.values.shape == y.shape and np.allclose(v.values, y)]
+
+
+def test_convolutions_are_those_of_torch() -> None:
+    y = F.conv2d(torch.tensor(IMAGE), torch.tensor(KERNEL), stride=2, padding=1)
+    found = convolutions_of(IMAGE, KERNEL, (5, 5))
+    assert any(
+        s["padding"] == (1, 1) and s["stride"] == 2
+        for v in found
+        if np.allclose(v.values.transpose(0, 3, 1, 2), y.numpy())
+        for s in [dict(v.setting)]
+    )
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_average_pooling_is_that_of_torch(counted: bool) -> None:
+    y = F.avg_pool2d(torch.tensor(IMAGE), 3, 2, 1, count_include_pad=counted)
+    found = settings(pools_of(IMAGE, (5, 5)), y)
+    assert found
+    assert all(s["padding counted"] is counted for s in found)
+
+
+@pytest.mark.parametrize("size", [5, 13, 18])
+@pytest.mark.parametrize(
+    ("options", "method", "corners"),
+    [
+        ({"mode": "nearest"}, "nearest", False),
+        ({"mode": "bilinear"}, "linear", False),
+        ({"mode": "bilinear", "align_corners": True}, "linear", True),
+        ({"mode": "bicubic"}, "cubic, a = -0.75", False),
+        ({"mode": "bicubic", "align_corners": True}, "cubic, a = -0.75", True),
+    ],
+)
+def test_resizing_is_that_of_torch(options: dict[str, Any], method: str, corners: bool, size: int) -> None:
+    y = F.interpolate(torch.tensor(IMAGE), size=(size, size), **options)
+    found = settings(resizes_of(IMAGE, (size, size)), y)
+    assert (method, corners) in {(s["method"], s["corners aligned"]) for s in found}
+
+
+# --- updates ----------------------------------------------------------------------------------------------
+
+SHAPES = ((5, 7), (7,), (7, 3), (3,))
+
+
+def updates_of(make: Callable[[Any], torch.optim.Optimizer]) -> tuple[list[Any], list[Any], list[Any]]:
+    rng = np.random.default_rng(1)
+    parameters = [torch.nn.Parameter(torch.tensor(rng.normal(size=s))) for s in SHAPES]
+    before = [p.detach().numpy().copy() for p in parameters]
+    for p in parameters:
+        p.grad = torch.tensor(rng.normal(size=p.shape) * 10.0 ** rng.uniform(-5, 0, size=p.shape))
+    gradients = [p.grad.numpy().copy() for p in parameters if p.grad is not None]
+    make(parameters).step()
+    return before, gradients, [p.detach().numpy() - b for p, b in zip(parameters, before, strict=True)]
+
+
+def law(make: Callable[[Any], torch.optim.Optimizer]) -> Law:
+    found = law_of(*updates_of(make))
+    assert found is not None
+    return found
+
+
+def test_the_laws_of_torch_optimizers_are_recovered() -> None:
+    sgd = law(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01))
+    assert (sgd.name, sgd.coupled) == ("gradient", False)
+    assert (sgd.rate, sgd.decay) == pytest.approx((0.19, 0.0019))
+    adamw = law(lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1, eps=1e-5))
+    assert (adamw.name, adamw.coupled) == ("outside", False)
+    assert (adamw.rate, adamw.epsilon, adamw.decay) == pytest.approx((1e-3, 1e-5, 1e-4))
+    adam = law(lambda p: torch.optim.Adam(p, lr=1e-3, weight_decay=0.1))
+    assert (adam.name, adam.coupled) == ("outside", True)
+    assert (adam.rate, adam.epsilon, adam.decay) == pytest.approx((1e-3, 1e-8, 0.1))
+
+
+def test_an_update_that_follows_no_law_has_none() -> None:
+    before, gradients, updates = updates_of(lambda p: torch.optim.SGD(p, lr=0.1))
+    assert law_of(before, gradients, [u + RNG.normal(size=u.shape) for u in updates]) is None
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "wanted"),
+    [
+        (lambda p: torch.optim.Adam(p, weight_decay=0.1), lambda p: torch.optim.Adam(p), "decay_coupling"),
+        (lambda p: torch.optim.Adam(p), lambda p: torch.optim.Adam(p, eps=1e-6), "epsilon_value"),
+        (
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+            "nesterov",
+        ),
+        (lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.0), "schedule_offset"),
+        (lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.01), "momentum_dampening"),
+        (
+            lambda p: torch.optim.SGD(p, lr=0.1),
+            lambda p: torch.optim.SGD(p, lr=0.1 / 1024),
+            "loss_scale_left_in",
+        ),
+    ],
+)
+def test_the_cause_of_two_updates(left: Any, right: Any, wanted: str) -> None:
+    before, gradients, mine = updates_of(left)
+    *_, theirs = updates_of(right)
+    updates = [Update(*row) for row in zip(before, gradients, mine, theirs, strict=True)]
+    found = cause_of_updates(updates, ())
+    assert found is not None
+    assert found[0] == wanted
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_an_epsilon_in_the_root_and_a_missing_bias_correction(corrected: bool) -> None:
+    before, gradients, mine = updates_of(lambda p: torch.optim.Adam(p))
+    if corrected:
+        theirs = [-1e-3 * g / np.sqrt(g * g + 1e-10) for g in gradients]
+    else:
+        theirs = [-1e-3 * 0.1 * g / (np.sqrt(0.001) * np.abs(g) + np.sqrt(0.001) * 1e-8) for g in gradients]
+    updates = [Update(*row) for row in zip(before, gradients, mine, theirs, strict=True)]
+    found = cause_of_updates(updates, ())
+    assert found is not None
+    assert found[0] == ("adam_epsilon_placement" if corrected else "bias_correction")
