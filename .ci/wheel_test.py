@@ -29,6 +29,7 @@ LEFT_OUT = (
     "tests/corpus/test_peers.py",
     "tests/losses/test_cost.py",
     "tests/mutants",
+    "tests/pairs/real/test_page.py",
     "tests/test_docs.py",
     "tests/test_public_names.py::test_the_api_pages_hold_every_public_name_and_nothing_else",
     "tests/test_readme.py",

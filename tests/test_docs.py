@@ -49,6 +49,7 @@ def test_the_pages_have_examples():
         "gpu.md",
         "how-it-works.md",
         "nan-and-cure.md",
+        "porting.md",
         "precision.md",
         "quickstart.md",
         "ranges.md",
