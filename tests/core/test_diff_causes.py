@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
+from torch.nn import functional
 
 from stablenum.diagnosis.diff.update_causes import Update, cause_of_updates
 from stablenum.diagnosis.diff.update_laws import Law, law_of
@@ -99,7 +99,7 @@ def settings(variants: Any, wanted: torch.Tensor) -> list[dict[str, Any]]:
 
 
 def test_convolutions_are_those_of_torch() -> None:
-    y = F.conv2d(torch.tensor(IMAGE), torch.tensor(KERNEL), stride=2, padding=1)
+    y = functional.conv2d(torch.tensor(IMAGE), torch.tensor(KERNEL), stride=2, padding=1)
     found = convolutions_of(IMAGE, KERNEL, (5, 5))
     assert any(
         s["padding"] == (1, 1) and s["stride"] == 2
@@ -111,7 +111,7 @@ def test_convolutions_are_those_of_torch() -> None:
 
 @pytest.mark.parametrize("counted", [True, False])
 def test_average_pooling_is_that_of_torch(counted: bool) -> None:
-    y = F.avg_pool2d(torch.tensor(IMAGE), 3, 2, 1, count_include_pad=counted)
+    y = functional.avg_pool2d(torch.tensor(IMAGE), 3, 2, 1, count_include_pad=counted)
     found = settings(pools_of(IMAGE, (5, 5)), y)
     assert found
     assert all(s["padding counted"] is counted for s in found)
@@ -129,7 +129,7 @@ def test_average_pooling_is_that_of_torch(counted: bool) -> None:
     ],
 )
 def test_resizing_is_that_of_torch(options: dict[str, Any], method: str, corners: bool, size: int) -> None:
-    y = F.interpolate(torch.tensor(IMAGE), size=(size, size), **options)
+    y = functional.interpolate(torch.tensor(IMAGE), size=(size, size), **options)
     found = settings(resizes_of(IMAGE, (size, size)), y)
     assert (method, corners) in {(s["method"], s["corners aligned"]) for s in found}
 
