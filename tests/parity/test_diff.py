@@ -345,3 +345,32 @@ def test_independent_differences_are_found_in_one_run() -> None:
 def test_one_difference_is_named_once_although_its_derivative_differs_too() -> None:
     for options in ({"epsilon": 1e-3}, {"approximate": True}):
         assert len(stablenum.diff(torch_program(), jax_program(**options)).differences) == 1
+
+
+def test_gradients_are_compared_as_a_function_of_the_weights_rearranges_them() -> None:
+    x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+    model = nn.Linear(5, 5, bias=False)
+    left = stablenum_torch.program(lambda x: model(x).square().mean(), torch.tensor(x), model=model)
+    right = stablenum_jax.program(
+        lambda p, x: jnp.square(x[:, ::-1] @ p["w"]).mean(), {"w": jnp.ones((5, 5))}, jnp.asarray(x)
+    )
+    report = stablenum.diff(left, right, weights=lambda a: {"['w']": a["weight"].T[::-1]})
+    assert report.ok
+    assert report.weights == {"['w']": "weight, by the function given as weights"}
+
+
+def test_a_row_that_is_masked_whole_hides_no_difference() -> None:
+    # finfo.min is added to every score of the row; relative noise on that number would swamp the loss.
+    scores = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    hidden = np.zeros((4, 4), bool)
+    hidden[0] = True
+
+    def loss_fn(p: Any, scores: Any, masked: Any) -> Any:
+        filled = jnp.where(masked, scores + jnp.finfo(jnp.float32).min, scores * p["gain"])
+        return jnp.square(jax.nn.softmax(filled, axis=-1) * jnp.arange(4.0)).sum()
+
+    def program(masked: Any) -> Any:
+        return stablenum_jax.program(loss_fn, {"gain": jnp.asarray(1.3)}, scores, masked)
+
+    assert stablenum.diff(program(hidden), program(hidden)).ok
+    assert not stablenum.diff(program(hidden), program(hidden ^ np.eye(4, dtype=bool)[3])).ok

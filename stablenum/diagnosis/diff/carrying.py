@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from stablenum.diagnosis.diff.layouts import layouts
-from stablenum.diagnosis.diff.origins import Origin
+from stablenum.diagnosis.diff.origins import Gathered, Origin
 from stablenum.diagnosis.diff.parameter_uses import uses_of
 from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.sides import Side, measured
@@ -31,13 +31,41 @@ def carried(left: Side, right: Program, weights: Weights) -> tuple[WeightMap, Ma
     if callable(weights):
         made = {name: np.asarray(x, np.float64) for name, x in weights(arrays).items()}
         _check_made(made, right.parameters())
-        return _guess(left, right, strict=False), made
+        return _gathered(weights, arrays, made), made
     if weights == "as they are":
         return _guess(left, right, strict=False), None
     if not isinstance(weights, str):
         raise bad_type("weights", "'match', 'as they are', a dict or a function", weights)
     mapped = _guess(left, right, strict=True)
     return mapped, mapped.of(arrays)
+
+
+def _gathered(
+    function: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    arrays: Mapping[str, Any],
+    made: Mapping[str, Any],
+) -> WeightMap:
+    """Return where a function takes each element from: it is called once more, with numbered elements.
+
+    A parameter that is computed rather than rearranged, such as a sum of two, has no origin, and its
+    gradients are not compared.
+    """
+    ends = np.cumsum([0, *(x.size for x in arrays.values())])
+    numbered = {
+        name: np.arange(begin, begin + x.size, dtype=np.float64).reshape(x.shape)
+        for (name, x), begin in zip(arrays.items(), ends, strict=False)
+    }
+    whole, names, origins = np.concatenate([np.ravel(x) for x in arrays.values()]), list(arrays), {}
+    for name, x in function(numbered).items():
+        places = np.ravel(np.asarray(x, np.float64))
+        index = np.clip(places, 0, ends[-1] - 1).astype(int)
+        if (index == places).all() and (whole[index] == np.ravel(made[name])).all():
+            used = sorted(set(np.searchsorted(ends, index, side="right") - 1))
+            shifts = np.cumsum([0, *(arrays[names[i]].size for i in used)])
+            of = np.searchsorted(ends, index, side="right") - 1
+            local = index - ends[of] + shifts[np.searchsorted(used, of)]
+            origins[name] = Gathered(tuple(names[i] for i in used), made[name].shape, local)
+    return WeightMap(origins)
 
 
 def _guess(a: Side, right: Program, *, strict: bool) -> WeightMap:

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stablenum.diagnosis.diff.play import MASKED
+
 __all__ = ["Fingerprint", "distance", "fingerprint"]
 
-# Larger entries are masks (-1e9, the least number of a format), which programs fill in differently.
-_MASKED = 1e8
 # Entries this much smaller than the largest are the rounding errors of zeros.
 _NOTHING = 1e-13
 
@@ -62,7 +62,7 @@ def fingerprint(array: Any) -> Fingerprint:
     x = x.astype(np.float64, copy=False).reshape(-1)
     bad = bool(np.isnan(x).any()) if floating else False
     size = np.abs(x)
-    kept = size < _MASKED
+    kept = size < MASKED
     most = size[kept].max() if kept.any() else 0.0
     kept &= size > _NOTHING * most
     x, size = x[kept], size[kept]

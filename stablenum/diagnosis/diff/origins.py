@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Origin"]
+__all__ = ["Gathered", "Origin"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +66,31 @@ class Origin:
         if self.axes != tuple(range(len(self.axes))):
             said += ", transposed" if len(self.axes) == 2 else f", axes {self.axes}"
         return said
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The elements of parameters of the left side from which a function of the user's makes one of the right.
+
+    Attributes:
+        names: the parameters of the left side.
+        shape: that of the right parameter.
+        index: for each element, its place in the left parameters one after another.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    index: Any
+
+    @property
+    def invertible(self) -> bool:
+        """Whether gradients and updates correspond as the parameters do."""
+        return True
+
+    def of(self, arrays: Mapping[str, Any]) -> Any:
+        """Return the right side's array, given the left side's."""
+        whole = np.concatenate([np.ravel(arrays[name]) for name in self.names])
+        return whole[self.index].reshape(self.shape)
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.names)}, by the function given as weights"

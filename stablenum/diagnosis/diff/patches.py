@@ -17,6 +17,7 @@ from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.frontier import Frontier, Start, last_of_line
 from stablenum.diagnosis.diff.kinds import quiet
 from stablenum.diagnosis.diff.layouts import layouts
+from stablenum.diagnosis.diff.play import MASKED
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
@@ -27,7 +28,6 @@ _NEAR = 24  # so many steps of each side are looked at
 _MOST_TRIALS = 6
 _LEAST_SHARED = 3
 _MOST_LAYOUTS = 24
-_MASKED = 1e8
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def _gap(a: Any, b: Any) -> float:
     """Return the distance of two arrays relative to their sizes, without entries that are masked."""
     x, y = np.asarray(a, float).reshape(-1), np.asarray(b, float).reshape(-1)
     with np.errstate(invalid="ignore"):
-        kept = (np.abs(x) < _MASKED) & (np.abs(y) < _MASKED)
+        kept = (np.abs(x) < MASKED) & (np.abs(y) < MASKED)
     x, y = x[kept], y[kept]
     size = float((x * x).sum() + (y * y).sum())
     return float(((x - y) ** 2).sum()) / size if size else 1.0

@@ -9,7 +9,11 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from stablenum.diagnosis.replay.trace import Trace
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["Play", "Program", "Result", "Visit"]
+__all__ = ["MASKED", "Play", "Program", "Result", "Visit"]
+
+# Larger entries are masks (-1e9, the least number of a format), which programs fill in differently. They are
+# given no noise: what it adds to them would hide everything else.
+MASKED = 1e8
 
 # Called with every value's index and array, as soon as the value exists.
 Visit: TypeAlias = Callable[[int, Any], None]

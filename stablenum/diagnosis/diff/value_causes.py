@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
+from stablenum.diagnosis.diff.play import MASKED
 
 __all__ = ["Reason", "Values", "factor_of", "reason_of"]
 
 _EXACT = 1e-8
-# Entries of this size stand for minus infinity.
-_MASKED = 1e8
 _FEWEST = 4
 _LARGEST_COUNT = 4096
 _LOSSES = frozenset({"cross_entropy", "gather", "log_softmax", "nll_loss", "softmax_cross_entropy"})
@@ -57,7 +56,7 @@ def reason_of(values: Values) -> Reason | None:
 
 
 def _masked(x: Any) -> Any:
-    return ~(np.abs(x) < _MASKED)
+    return ~(np.abs(x) < MASKED)
 
 
 def _mask(v: Values) -> Reason | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from stablenum.diagnosis.diff.gates import apart, stacked, with_twins
 from stablenum.diagnosis.diff.layouts import layouts
-from stablenum.diagnosis.diff.origins import Origin
+from stablenum.diagnosis.diff.origins import Gathered, Origin
 from stablenum.diagnosis.diff.parameter_uses import Use
 
 __all__ = ["UnmappedError", "WeightMap", "guessed"]
@@ -27,7 +27,7 @@ class UnmappedError(ValueError):
 class WeightMap:
     """Right parameter -> where it comes from."""
 
-    origins: Mapping[str, Origin]
+    origins: Mapping[str, Origin | Gathered]
 
     def of(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Return the right side's arrays, given the left side's."""

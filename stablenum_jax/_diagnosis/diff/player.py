@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from stablenum.diagnosis.diff.exact_constants import exact_constant
-from stablenum.diagnosis.diff.play import Play, Result, Visit
+from stablenum.diagnosis.diff.play import MASKED, Play, Result, Visit
 from stablenum.diagnosis.replay.operations import MOVING
 from stablenum.diagnosis.replay.trace import Step
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
@@ -208,7 +208,8 @@ class _Player(Interpreter):
         if not (self.moved and _is_float(data)):
             return data
         sign = self.generator.integers(0, 2, np.shape(data)) * 2 - 1
-        return (np.asarray(data) * (1 + self.noise * sign)).astype(np.asarray(data).dtype)
+        data = np.asarray(data)
+        return (data * (1 + self.noise * sign * (np.abs(data) < MASKED))).astype(data.dtype)
 
     def _depends(self, cell: Cell) -> bool:
         """Return whether a value depends on a parameter or an input: constants are given no noise."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stablenum.diagnosis.diff.play import Play, Result, Visit
+from stablenum.diagnosis.diff.play import MASKED, Play, Result, Visit
 from stablenum.diagnosis.replay.operations import MOVING
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_torch._diagnosis.diff.decompositions import decomposition_of
@@ -301,7 +301,7 @@ class _Player(TorchDispatchMode):
         moves = any(self._depends(i) for i in inputs)
         for tensor in computed if self._noise and moves else ():
             sign = torch.randint(0, 2, tensor.shape, generator=self._generator).to(tensor) * 2 - 1
-            tensor.mul_(1 + self._noise * sign)
+            tensor.mul_(1 + self._noise * sign * (tensor.abs() < MASKED))
         ids = [self.trace.add_value() for _ in outputs]
         self._moving.update(ids if moves else ())
         for tensor, value in zip(outputs, ids):
