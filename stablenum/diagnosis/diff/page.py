@@ -17,7 +17,7 @@ from stablenum.diagnosis.report.html import listed, page
 
 __all__ = ["as_html"]
 
-SCRIPTS = ("data", "tree", "detail", "grid", "filters", "plot", "weights", "start")
+SCRIPTS = ("data", "tree", "detail", "grid", "keys", "filters", "plot", "weights", "start")
 STATES = {"different": "≠", "unmatched": "∘", "rounding": "≈", "equal": "="}
 PHASES = ("forward", "backward", "update")
 
