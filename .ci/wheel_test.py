@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("stablenum", "stablenum_jax", "stablenum_torch")
+SUFFIXES = {".py", ".css", ".js"}
 DIST_INFO = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
 
 # Tests of the repository rather than of the package: they read its pages, benchmarks or sources.
@@ -46,10 +47,12 @@ def run(*command: object, **options: object) -> None:
 
 
 def source_files() -> set[str]:
-    """What the wheel must hold of the packages: every module, and the markers that they are typed."""
+    """What the wheel must hold of the packages: every module, what pages are made of, and the markers."""
     files = (path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file())
     return {
-        path.relative_to(ROOT).as_posix() for path in files if path.suffix == ".py" or path.name == "py.typed"
+        path.relative_to(ROOT).as_posix()
+        for path in files
+        if path.suffix in SUFFIXES or path.name == "py.typed"
     }
 
 

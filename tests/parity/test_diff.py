@@ -268,8 +268,9 @@ def test_autocast_changes_no_formula() -> None:
 
 def test_a_report_is_saved_by_its_suffix(tmp_path: Path) -> None:
     report = stablenum.diff(torch_program(), jax_program(approximate=True))
-    for name in ("report.json", "report.txt"):
+    for name in ("report.html", "report.json", "report.txt"):
         report.save(tmp_path / name)
+    assert (tmp_path / "report.html").read_text() == report.to_html()
     assert json.loads((tmp_path / "report.json").read_text())["differences"][0]["causes"]
     assert "gelu_variant" in (tmp_path / "report.txt").read_text()
     with pytest.raises(ValueError, match="path must end in"):
@@ -305,12 +306,15 @@ def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[s
 
 
 def test_the_command_says_where_and_exits_with_1(tmp_path: Path) -> None:
-    result = run(tmp_path, PAIR.replace("{right}", "hardswish"), "--json", "report.json")
+    result = run(
+        tmp_path, PAIR.replace("{right}", "hardswish"), "--json", "report.json", "--html", "report.html"
+    )
     assert result.returncode == 1, result.stdout + result.stderr
     assert "First difference, forward" in result.stdout
     assert "pair.py:11" in result.stdout
     assert "confirmed, silu_variant" in result.stdout
     assert json.loads((tmp_path / "report.json").read_text())["ok"] is False
+    assert "silu_variant" in (tmp_path / "report.html").read_text()
 
 
 def test_the_command_exits_with_0_where_programs_agree(tmp_path: Path) -> None:

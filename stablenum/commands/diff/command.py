@@ -23,7 +23,11 @@ def diff(
     ],
     steps: Annotated[int, typer.Option(min=1, help="Compare so many training steps.")] = 1,
     json: Annotated[
-        Path | None, typer.Option(help="Write the report to this file.", show_default=False)
+        Path | None, typer.Option(help="Write the report as strict JSON.", show_default=False)
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write the report as a self-contained HTML page.", show_default=False),
     ] = None,
 ) -> None:
     """Compare two programs and name the first operation at which they part for another reason than rounding.
@@ -33,7 +37,8 @@ def diff(
 
     The exit code is 0 if the programs agree, 1 if they differ, and 2 for a usage error.
     """
-    check_target("--json", json)
+    for option, path in (("--json", json), ("--html", html)):
+        check_target(option, path)
     left, right = load_pair(pair)
     try:
         report = compare(left, right, steps=steps)
@@ -41,5 +46,7 @@ def diff(
         raise typer.BadParameter(str(error), param_hint="PAIR.py") from error
     if json is not None:
         write(json, lambda path: write_text(path, report.to_json() + "\n"), "--json")
+    if html is not None:
+        write(html, lambda path: write_text(path, report.to_html()), "--html")
     Console().print(report, soft_wrap=True)
     raise typer.Exit(0 if report.ok else 1)

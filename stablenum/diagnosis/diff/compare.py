@@ -6,12 +6,12 @@ from typing import Any
 
 from stablenum.diagnosis.diff.carrying import Weights, carried
 from stablenum.diagnosis.diff.comparison import Comparison
-from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.locations import off_of, share_of
 from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.report import DiffReport
 from stablenum.diagnosis.diff.rounding import rounding_of
-from stablenum.diagnosis.diff.search import differences_of
+from stablenum.diagnosis.diff.rows import rows_of
+from stablenum.diagnosis.diff.search import Found, differences_of
 from stablenum.diagnosis.diff.sides import measured
 from stablenum.errors import bad_field, bad_type
 
@@ -50,7 +50,7 @@ def diff(left: Any, right: Any, *, weights: Weights = "match", steps: int = 1) -
         raise bad_field("steps", "at least 1", steps)
     comparison = compared(left, right, weights, steps)
     found, complete = differences_of(comparison)
-    return _report(comparison, [f.difference for f in found], complete=complete)
+    return _report(comparison, found, complete=complete)
 
 
 def compared(left: Program, right: Program, weights: Weights = "match", steps: int = 1) -> Comparison:
@@ -60,17 +60,25 @@ def compared(left: Program, right: Program, weights: Weights = "match", steps: i
     return Comparison(a, measured(right, weights=arrays, steps=steps), mapped)
 
 
-def _report(comparison: Comparison, differences: list[Difference], *, complete: bool) -> DiffReport:
-    left, right, found = comparison.left, comparison.right, comparison.found
-    off = None if differences else [off_of(rounding_of(s), s) for s in (left, right)]
+def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> DiffReport:
+    left, right, shared = comparison.left, comparison.right, comparison.found
+    roundings = [rounding_of(side) for side in (left, right)]
+    off = [None if found else off_of(r, s) for r, s in zip(roundings, (left, right), strict=True)]
+    differing = (
+        {s.index for f in found for s in f.place.region_left},
+        {s.index for f in found for s in f.place.region_right},
+    )
+    rows = rows_of(comparison, differing, (roundings[0].errors, roundings[1].errors))
     return DiffReport(
-        verdict="different" if differences else "the same in exact arithmetic",
-        differences=tuple(differences),
+        verdict="different" if found else "the same in exact arithmetic",
+        differences=tuple(f.difference for f in found),
         weights={name: str(origin) for name, origin in comparison.weights.origins.items()},
-        left_off=off[0] if off else None,
-        right_off=off[1] if off else None,
-        matched=(share_of(left, found.left), share_of(right, found.right)),
-        notes=() if complete or not differences else (_REST,),
+        left_off=off[0],
+        right_off=off[1],
+        matched=(share_of(left, shared.left), share_of(right, shared.right)),
+        notes=() if complete or not found else (_REST,),
+        left_rows=rows[0],
+        right_rows=rows[1],
     )
 
 

@@ -1,10 +1,10 @@
-"""What a report holds: places, causes, differences and rounding errors."""
+"""What a report holds: places, causes, differences, rounding errors and rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Cause", "Difference", "Location", "Off"]
+__all__ = ["Cause", "Difference", "Location", "Off", "Row"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +82,36 @@ class Off:
     where: str
     operation: str
     added: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One operation of one side, as the page lists it.
+
+    Attributes:
+        operation: its name.
+        where: "file.py:LINE".
+        code: the source line.
+        module: the path of the module, such as "blocks.1.attn"; "" for none.
+        phase: "forward", "backward" or "update".
+        step: the training step, from 1.
+        state: "equal": the other side has the same value, also as the programs are; "rounding": the same in
+            float64 only; "unmatched": no counterpart, but nothing that differs depends on it; "different":
+            on the way to a result that differs.
+        partner: the index of the row of the other side that has the same value; None if there is none.
+        error: the relative difference from the partner in float64.
+        allowed: how much of it rounding explains.
+        off: how far the value in its own format is off its float64 twin.
+    """
+
+    operation: str
+    where: str
+    code: str
+    module: str
+    phase: str
+    step: int
+    state: str
+    partner: int | None
+    error: float | None
+    allowed: float | None
+    off: float | None

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from stablenum.diagnosis.diff.differences import Difference, Location, Off
 
-__all__ = ["as_rich", "as_text"]
+__all__ = ["Shown", "amount", "as_rich", "as_text", "headline", "shared", "title"]
 
 _MOST_WEIGHTS = 8
 
@@ -58,13 +58,13 @@ def as_rich(report: Shown) -> Iterator[Any]:
 
 
 def _lines(report: Shown) -> Iterator[tuple[str, str]]:
-    yield _headline(report), "bold green" if (not report.differences) else "bold red"
+    yield headline(report), "bold green" if (not report.differences) else "bold red"
     for side, off in (("left", report.left_off), ("right", report.right_off)):
         if off is not None:
             yield _off(side, off), ""
     for number, difference in enumerate(report.differences, 1):
         yield "", ""
-        yield _title(number, difference), "bold"
+        yield f"{title(number, difference)}:", "bold"
         yield _side("left", difference.left), ""
         yield _side("right", difference.right), ""
         for cause in difference.causes:
@@ -77,21 +77,33 @@ def _lines(report: Shown) -> Iterator[tuple[str, str]]:
     yield from ((line, "dim") for line in _facts(report))
 
 
-def _headline(report: Shown) -> str:
+def headline(report: Shown) -> str:
+    """Return the verdict in a sentence."""
     if not report.differences:
         return f"The two programs are {report.verdict}."
-    first = report.differences[0]
-    at = f" of step {first.step}" if first.step > 1 else ""
+    return f"The two programs differ: {amount(report.differences[0])}."
+
+
+def amount(difference: Difference) -> str:
+    """Return which result differs, and by how much."""
+    at = f" of step {difference.step}" if difference.step > 1 else ""
     return (
-        f"The two programs differ: {first.result}{at}, by {first.error:.2g} of its size in float64, where "
-        f"rounding explains {first.allowed:.1g}."
+        f"{difference.result}{at}, by {difference.error:.2g} of its size in float64, where rounding explains "
+        f"{difference.allowed:.1g}"
     )
 
 
-def _title(number: int, difference: Difference) -> str:
+def title(number: int, difference: Difference) -> str:
+    """Return the heading of a difference."""
     name = "First difference" if number == 1 else f"Difference {number}, independent of those before"
     place = difference.left or difference.right
-    return f"{name}, {place.phase}:" if place is not None else f"{name}:"
+    return f"{name}, {place.phase}" if place is not None else name
+
+
+def shared(report: Shown) -> str:
+    """Return in a sentence how many values the sides share."""
+    (a, of_a), (b, of_b) = report.matched
+    return f"Values that the other side has too: {a} of {of_a} on the left, {b} of {of_b} on the right."
 
 
 def _side(name: str, location: Location | None) -> str:
@@ -111,13 +123,12 @@ def _off(side: str, off: Off) -> str:
 
 
 def _facts(report: Shown) -> Iterator[str]:
-    (a, of_a), (b, of_b) = report.matched
-    yield f"Values that the other side has too: {a} of {of_a} on the left, {b} of {of_b} on the right."
+    yield shared(report)
     shown = list(report.weights.items())
     if shown:
         yield f"Weights of the right program, {len(shown)}:"
     for name, origin in shown[:_MOST_WEIGHTS]:
         yield f"  {name} <- {origin}"
     if len(shown) > _MOST_WEIGHTS:
-        yield f"  and {len(shown) - _MOST_WEIGHTS} more (all of them with --json)"
+        yield f"  and {len(shown) - _MOST_WEIGHTS} more (all of them with --json or --html)"
     yield from report.notes

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from stablenum.diagnosis.diff.differences import Cause, Difference, Off
+from stablenum.diagnosis.diff.differences import Cause, Difference, Off, Row
+from stablenum.diagnosis.diff.page import as_html
 from stablenum.diagnosis.diff.rendering import as_rich, as_text
 from stablenum.errors import either
 from stablenum.files import write_text
@@ -28,6 +29,7 @@ class DiffReport:
         left_off, right_off: how far each side is off its float64 twin, if the programs agree.
         matched: how many of the values of each side the other side has too, and of how many.
         notes: what could not be compared.
+        left_rows, right_rows: the operations of each side, as the page lists them.
     """
 
     verdict: str
@@ -37,6 +39,8 @@ class DiffReport:
     right_off: Off | None = None
     matched: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
     notes: tuple[str, ...] = ()
+    left_rows: tuple[Row, ...] = ()
+    right_rows: tuple[Row, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -60,21 +64,26 @@ class DiffReport:
         return as_rich(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {"ok": self.ok, **asdict(self)}
+        """Return plain values for JSON, without the single operations."""
+        lean = replace(self, left_rows=(), right_rows=())
+        return {k: v for k, v in {"ok": self.ok, **asdict(lean)}.items() if not k.endswith("_rows")}
 
     def to_json(self) -> str:
         """Return the report as strict JSON."""
         return json.dumps(_plain(self.to_dict()), indent=2, allow_nan=False)
 
+    def to_html(self) -> str:
+        """Return one self-contained HTML page: no network, a light and a dark theme."""
+        return as_html(self)
+
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the report in the format that the suffix names: ``.json`` or ``.txt``.
+        """Write the report in the format that the suffix names: ``.html``, ``.json`` or ``.txt``.
 
         Raises:
             ValueError: ``path`` has another suffix.
         """
         path = Path(path)
-        forms = {".json": self.to_json, ".txt": self.__str__}
+        forms = {".html": self.to_html, ".json": self.to_json, ".txt": self.__str__}
         form = forms.get(path.suffix.lower())
         if form is None:
             raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,13 @@ class Rounding:
         error: the largest relative error of a loss or output.
         step: the operation of the forward pass whose result is farthest off compared with what it read.
         added: by how much.
+        errors: the relative error of each value.
     """
 
     error: float
     step: Step | None
     added: float
+    errors: Mapping[int, float] = field(default_factory=dict)
 
 
 def rounding_of(side: Side) -> Rounding:
@@ -60,7 +62,7 @@ def rounding_of(side: Side) -> Rounding:
             errors[index] = _error(by_key[key], wide_arrays[index])
     ends = [r.value for r in wide.results if r.kind in ("loss", "output")]
     step, added = _worst(wide.trace.steps, errors)
-    return Rounding(max((errors.get(v, 0.0) for v in ends), default=0.0), step, added)
+    return Rounding(max((errors.get(v, 0.0) for v in ends), default=0.0), step, added, errors)
 
 
 def _worst(steps: list[Step], errors: Mapping[int, float]) -> tuple[Step | None, float]:

@@ -1,4 +1,4 @@
-"""A report as one self-contained HTML page: no network, no script, a light and a dark theme."""
+"""A report as one self-contained HTML page: no network, a light and a dark theme."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 
 from stablenum.diagnosis.report.sections import Sections
 
-__all__ = ["as_html", "page"]
+__all__ = ["as_html", "listed", "page"]
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1c2024; --soft: #60646c; --line: #d9dce1;
@@ -48,19 +48,19 @@ def as_html(s: Sections, *, ok: bool, framework: str, seconds: float | None) -> 
     """Return the whole page; everything that comes from the user's code is escaped."""
     title = "Nothing wrong" if ok else s.title or f"Cause: {s.cause}"
     body = [_head(s, ok=ok), *([] if ok else [_values(s), _cause(s), _remedy(s), _frames(s)])]
-    body += [_list("Later", s.others), _list("Notes", s.notes), _foot(framework, seconds)]
+    body += [listed("Later", s.others), listed("Notes", s.notes), _foot(framework, seconds)]
     return page(title, body)
 
 
-def page(title: str, body: Sequence[str]) -> str:
-    """Return a page with this title and these parts, which are already escaped."""
+def page(title: str, body: Sequence[str], *, head: str = "") -> str:
+    """Return a page with this title and these parts, which are already escaped, and more for its head."""
     return "\n".join(
         [
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(title)}</title>",
-            f"<style>{STYLE}</style></head><body>",
+            f"<style>{STYLE}</style>{head}</head><body>",
             *(part for part in body if part),
             "</body></html>\n",
         ]
@@ -128,7 +128,8 @@ def _frames(s: Sections) -> str:
     return "\n".join(['<h2>Called from</h2><div class="scroll"><table>', *rows, "</table></div>"])
 
 
-def _list(title: str, texts: tuple[str, ...]) -> str:
+def listed(title: str, texts: tuple[str, ...]) -> str:
+    """Return a heading and a list of texts, which are escaped; nothing if there are none."""
     return f"<h2>{title}</h2>\n{_items(texts)}" if texts else ""
 
 

@@ -1,0 +1,7 @@
+if (lines.length) {
+  startFilters();
+  startGrid();
+  startPlot();
+}
+if (document.getElementById("weights")) startWeights();
+performance.mark("interactive");
