@@ -73,7 +73,9 @@ def _code_of_constant(step: Step, scene: Scene, side: str) -> str:
     if scene.group.kind == "updated":
         return "epsilon_value" if step.primitive == "add" else "scale"
     of_data = not any(scene.comparison.side(side).trained[i] for i in step.inputs)
-    if "cross_entropy" in step.operation or (of_data and step.primitive == "add"):
+    regions = (*scene.found.region_left, *scene.found.region_right)
+    classes = any("log_softmax" in s.operation or "cross_entropy" in s.operation for s in regions)
+    if "cross_entropy" in step.operation or (classes and of_data and step.primitive == "add"):
         return "label_smoothing"
     if any(n in step.operation for n in _NORMS) or step.primitive == "add":
         return "epsilon_value"

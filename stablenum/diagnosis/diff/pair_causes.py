@@ -21,8 +21,10 @@ def by_pair(scene: Scene) -> Cause | None:
     if not reasons:
         return None
     pair, reason = reasons[0]
+    if scene.group.kind == "gradient" and reason.code == "mask_missing":
+        reason = reason._replace(code="stopped_gradient", sentence="only one side passes this gradient on.")
     # Two values side by side, such as queries and keys, may have the same fault.
-    alike = [p for p, r in reasons if r.code == reason.code]
+    alike = [p for p, r in reasons if r.code == reasons[0][1].code]
     confirmed = scene.stops_at([pair]) or (len(alike) > 1 and scene.stops_at(alike))
     told = " With the left value in its place, the two sides go on alike." if confirmed else ""
     return cause(reason.code, reason.sentence, reason.evidence + told, confirmed=confirmed)

@@ -43,7 +43,6 @@ class Pair(NamedTuple):
     refused: str = ""
 
 
-GIVEN = "gradients are compared by a guessed map although a function gave the arrays"
 SQUARE = "a square matrix of equinox is thought to be transposed"
 WIDE = "the matrices of input and state are confused if they have one shape"
 
@@ -246,7 +245,6 @@ BATCH_NORMS = {
         lambda: linen_statistics(linen.BatchNorm(use_running_average=False)),
         "scale",
         "torch's momentum 0.1 is the share of the new batch, flax's 0.99 that of the old value",
-        shortfall="the cause is said to be normalising by running statistics",
     ),
     "running statistics, linen, same momentum": Pair(
         torch_statistics,
@@ -307,7 +305,6 @@ CONVOLUTIONS = {
             channels_first,
         ),
         weights=lambda left: flipped(left, named("params", "kernel"), (2, 3, 0, 1)),
-        shortfall=GIVEN,
     ),
     "ConvTranspose2d, linen, transpose_kernel": Pair(
         lambda: in_torch(nn.ConvTranspose2d(4, 5, 4, stride=2, padding=1, bias=False), IMAGE),
@@ -333,7 +330,6 @@ CONVOLUTIONS = {
             eqx.nn.ConvTranspose2d(4, 5, 4, stride=2, padding=1, use_bias=False, key=KEY), IMAGE
         ),
         weights=lambda left: flipped(left, ".weight", (1, 0, 2, 3)),
-        shortfall=GIVEN,
     ),
 }
 
@@ -449,7 +445,6 @@ RESIZING = {
         ),
         "resize_mode",
         "the cubic has a = -0.75 in torch and -0.5 in jax",
-        shortfall="the cause is said to be a transposed weight",
     ),
     "interpolate, bicubic, same": Pair(
         *functions(
@@ -522,7 +517,6 @@ FUNCTIONS = {
         ),
         "scale",
         "optax.l2_loss is half the square",
-        shortfall="no cause is named",
     ),
     "mse_loss, same": Pair(
         *functions(
@@ -539,7 +533,6 @@ FUNCTIONS = {
         ),
         "scale",
         "smooth_l1_loss divides by beta, huber_loss does not",
-        shortfall="no cause is named",
     ),
     "smooth_l1_loss, same": Pair(
         *functions(
@@ -652,7 +645,6 @@ ATTENTION = {
         lambda: in_torch(Attention(bias=False), SEQUENCE),
         lambda: equinox_attention(),
         weights=attention_in_equinox,
-        shortfall=GIVEN,
     ),
     "attention mask, linen": Pair(
         lambda: in_torch(Attention(~EVERY_OTHER), SEQUENCE),
@@ -665,7 +657,6 @@ ATTENTION = {
         lambda: in_linen(LinenAttention(~CAUSAL), SEQUENCE),
         "mask_missing",
         "True means hidden in nn.MultiheadAttention, seen in flax",
-        shortfall="where a row sees nothing, any difference of the loss passes for rounding",
     ),
     "attention mask, linen, inverted": Pair(
         lambda: in_torch(Attention(~CAUSAL), SEQUENCE),
@@ -826,7 +817,6 @@ RECURRENT = {
         "!extra_operation",
         BIAS_IN_GATE,
         weights=gru_in_nnx,
-        shortfall="the cause is said to be an extra operation",
     ),
     "GRU, nnx, no inner bias": Pair(
         gru_without_inner_bias,

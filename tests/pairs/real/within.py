@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import stablenum_jax
 import stablenum_torch
 from tests.pairs.real.formulas import X, Y, start
-from tests.pairs.real.layers import GIVEN, Pair, drawn, named
+from tests.pairs.real.layers import Pair, drawn, named
 
 HEADS = drawn(3, 3, 2, 4, 8)  # query, key and value: batch, heads, length, width
 
@@ -94,6 +94,5 @@ PAIRS: dict[str, Pair] = {
         lambda: torch_attention(SDPBackend.MATH),
         lambda: jax_attention(by_hand=False),
         weights=lambda left: {named(name): left[name].swapaxes(1, 2) for name in "qkv"},
-        shortfall=GIVEN,
     ),
 }
