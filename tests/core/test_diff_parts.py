@@ -15,11 +15,9 @@ from stablenum.diagnosis.diff.call_sites import argument_line
 from stablenum.diagnosis.diff.exact_constants import exact_constant
 from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.layouts import layouts
-from stablenum.diagnosis.diff.parameter_uses import Use, words_of
 from stablenum.diagnosis.diff.remedies import REMEDIES
 from stablenum.diagnosis.diff.update_causes import Update, cause_of_updates
 from stablenum.diagnosis.diff.variants import variants_of
-from stablenum.diagnosis.diff.weights import UnmappedError, guessed
 
 RNG = np.random.default_rng(7)
 
@@ -98,68 +96,6 @@ def test_another_order_of_heads_is_another_arrangement() -> None:
     heads = x.reshape(2, 5, 3, 4)
     assert same_arrangement(heads.transpose(0, 2, 1, 3), heads)
     assert not same_arrangement(heads, x.reshape(2, 5, 4, 3))
-
-
-# --- weights -----------------------------------------------------------------------------------------------
-
-
-def use(name: str, shape: tuple[int, ...], kind: str, at: int) -> Use:
-    return Use(name, shape, RNG.normal(size=shape), kind, (at,), words_of(name))
-
-
-def test_parameters_are_mapped_by_order_shape_and_name() -> None:
-    left = [
-        use("a.weight", (6, 4), "matmul", 0),
-        use("a.bias", (6,), "add", 1),
-        use("b.weight", (4, 6), "matmul", 2),
-    ]
-    right = [
-        use("x.kernel", (4, 6), "matmul", 0),
-        use("x.bias", (6,), "add", 1),
-        use("y.kernel", (6, 4), "matmul", 2),
-    ]
-    mapped = guessed(left, right)
-    arrays = {u.name: u.array for u in left}
-    made = mapped.of(arrays)
-    assert np.array_equal(made["x.kernel"], arrays["a.weight"].T)
-    assert np.array_equal(made["y.kernel"], arrays["b.weight"].T)
-    assert np.array_equal(made["x.bias"], arrays["a.bias"])
-
-
-def test_a_fused_projection_is_split() -> None:
-    left = [use("qkv.weight", (12, 4), "matmul", 0)]
-    right = [use(f"{n}.kernel", (4, 4), "matmul", i) for i, n in enumerate("qkv")]
-    made = guessed(left, right).of({"qkv.weight": left[0].array})
-    for i, n in enumerate("qkv"):
-        assert np.array_equal(made[f"{n}.kernel"], left[0].array[4 * i : 4 * i + 4].T)
-
-
-def test_two_biases_of_a_recurrent_layer_become_one() -> None:
-    left = [
-        use("lstm.weight_ih", (8, 3), "matmul", 0), use("lstm.bias_ih", (8,), "add", 1),
-        use("lstm.weight_hh", (8, 2), "matmul", 2), use("lstm.bias_hh", (8,), "add", 3),
-    ]  # fmt: skip
-    right = [use(f"cell.i{g}.kernel", (3, 2), "matmul", i) for i, g in enumerate("ifgo")]
-    right += [use(f"cell.h{g}.kernel", (2, 2), "matmul", 4 + i) for i, g in enumerate("ifgo")]
-    right += [use(f"cell.h{g}.bias", (2,), "add", 8 + i) for i, g in enumerate("ifgo")]
-    arrays = {u.name: u.array for u in left}
-    made = guessed(left, right).of(arrays)
-    both = arrays["lstm.bias_ih"] + arrays["lstm.bias_hh"]
-    for i, gate in enumerate("ifgo"):
-        assert np.allclose(made[f"cell.h{gate}.bias"], both[2 * i : 2 * i + 2])
-        assert np.array_equal(made[f"cell.i{gate}.kernel"], arrays["lstm.weight_ih"][2 * i : 2 * i + 2].T)
-
-
-def test_layers_are_stacked() -> None:
-    left = [use(f"layers.{i}.up.weight", (6, 4), "matmul", i) for i in range(3)]
-    right = [use("layers.up", (3, 4, 6), "matmul", 0)]
-    made = guessed(left, right).of({u.name: u.array for u in left})
-    assert np.array_equal(made["layers.up"], np.stack([u.array.T for u in left]))
-
-
-def test_a_parameter_without_a_counterpart_is_refused_by_name() -> None:
-    with pytest.raises(UnmappedError, match=r"head\.kernel \[4, 9\].*left over: fc\.weight \[7, 4\]"):
-        guessed([use("fc.weight", (7, 4), "matmul", 0)], [use("head.kernel", (4, 9), "matmul", 0)])
 
 
 # --- causes ------------------------------------------------------------------------------------------------

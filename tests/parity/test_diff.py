@@ -378,3 +378,20 @@ def test_a_row_that_is_masked_whole_hides_no_difference() -> None:
 
     assert stablenum.diff(program(hidden), program(hidden)).ok
     assert not stablenum.diff(program(hidden), program(hidden ^ np.eye(4, dtype=bool)[3])).ok
+
+
+def test_conjugated_views_and_calls_without_a_format_are_widened() -> None:
+    w = torch.randn(6, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+    def loss_fn(w: torch.Tensor) -> torch.Tensor:
+        turned = torch.polar(torch.ones(6), torch.linspace(0.1, 1.0, 6)) * torch.complex(w, w * w)
+        halves = torch.arange(6) / 6  # float32 if nothing else is asked for
+        return (torch.view_as_real(turned * turned.conj())[:, 0] * halves).sum()
+
+    def port(p: Any) -> Any:
+        return ((p["w"] ** 2 + p["w"] ** 4) * (jnp.arange(6) / 6)).sum()
+
+    left = stablenum_torch.program(loss_fn, w)
+    report = stablenum.diff(left, stablenum_jax.program(port, {"w": jnp.asarray(w.detach())}))
+    assert report.ok, str(report)
+    assert torch.get_default_dtype() == torch.float32

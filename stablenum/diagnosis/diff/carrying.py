@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from stablenum.diagnosis.diff.layouts import layouts
-from stablenum.diagnosis.diff.origins import Gathered, Origin
+from stablenum.diagnosis.diff.origins import Gathered, Origin, Piece, Source
 from stablenum.diagnosis.diff.parameter_uses import uses_of
 from stablenum.diagnosis.diff.play import Program
+from stablenum.diagnosis.diff.settling import settled
 from stablenum.diagnosis.diff.sides import Side, measured
 from stablenum.diagnosis.diff.weights import UnmappedError, WeightMap, guessed
 from stablenum.errors import bad_field, bad_type
@@ -33,10 +34,11 @@ def carried(left: Side, right: Program, weights: Weights) -> tuple[WeightMap, Ma
         _check_made(made, right.parameters())
         return _gathered(weights, arrays, made), made
     if weights == "as they are":
-        return _guess(left, right, strict=False), None
+        return _guess_or_nothing(left, right), None
     if not isinstance(weights, str):
         raise bad_type("weights", "'match', 'as they are', a dict or a function", weights)
-    mapped = _guess(left, right, strict=True)
+    uses = uses_of(measured(right, noise=False))
+    mapped = settled(left, right, guessed(uses_of(left), uses), uses)
     return mapped, mapped.of(arrays)
 
 
@@ -68,17 +70,15 @@ def _gathered(
     return WeightMap(origins)
 
 
-def _guess(a: Side, right: Program, *, strict: bool) -> WeightMap:
+def _guess_or_nothing(a: Side, right: Program) -> WeightMap:
     try:
         return guessed(uses_of(a), uses_of(measured(right, noise=False)))
     except UnmappedError:
-        if strict:
-            raise
         return WeightMap({})
 
 
 def _given(weights: Mapping[str, str], left: Mapping[str, Any], right: Mapping[str, Any]) -> WeightMap:
-    origins = {}
+    origins = dict[str, Source]()
     for name, source in weights.items():
         for side, known, asked in (("right", right, name), ("left", left, source)):
             if asked not in known:
@@ -92,7 +92,7 @@ def _given(weights: Mapping[str, str], left: Mapping[str, Any], right: Mapping[s
                 f"weights maps {source!r} {list(left[source].shape)} to {name!r} {list(right[name].shape)}: "
                 "no transposition or reshape does that. Give a function from the left arrays to the right."
             )
-        origins[name] = Origin((source,), tuple(right[name].shape), ways[0], others=tuple(ways[1:]))
+        origins[name] = Origin(Piece(source), tuple(right[name].shape), ways[0], ways[1:])
     return WeightMap(origins)
 
 

@@ -32,6 +32,7 @@ class Side:
         replaced: the arrays that took the place of values, by index.
         play: the operations and the results.
         prints: the fingerprint of each value.
+        shapes: the shape of each value.
         arrays: the results, by index.
         tolerance: how far each value may move by rounding alone, relative to its size.
         depends: whether each value depends on a parameter or an input; the others are constants.
@@ -44,6 +45,7 @@ class Side:
     replaced: Mapping[int, Any]
     play: Play
     prints: list[Fingerprint]
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
     arrays: dict[int, Any] = field(default_factory=dict)
     tolerance: list[float] = field(default_factory=list)
     depends: list[bool] = field(default_factory=list)
@@ -65,8 +67,9 @@ def measured(
 ) -> Side:
     """Evaluate a program in float64, and once more with noise."""
     prints: list[Fingerprint] = []
-    play = program.play(_into(prints), weights=weights, steps=steps)
-    side = Side(program, weights, steps, {}, play, prints)
+    shapes: list[tuple[int, ...]] = []
+    play = program.play(_into(prints, shapes), weights=weights, steps=steps)
+    side = Side(program, weights, steps, {}, play, prints, shapes)
     side.depends = _depending(play.trace, lambda role: role not in ("constant", ""))
     side.trained = _depending(play.trace, lambda role: role == "parameter")
     results = {r.value for r in play.results}
@@ -113,11 +116,15 @@ def _collecting(wanted: Collection[int], found: dict[int, Any]) -> Visit:
     return visit
 
 
-def _into(prints: list[Fingerprint]) -> Any:
+def _into(prints: list[Fingerprint], shapes: list[tuple[int, ...]] | None = None) -> Visit:
+    shapes = [] if shapes is None else shapes
+
     def visit(index: int, data: Any) -> None:
         while len(prints) <= index:
             prints.append(Fingerprint(0))
-        prints[index] = fingerprint(host(data))
+            shapes.append(())
+        array = host(data)
+        prints[index], shapes[index] = fingerprint(array), array.shape
 
     return visit
 
@@ -125,7 +132,7 @@ def _into(prints: list[Fingerprint]) -> Any:
 def host(data: Any) -> Any:
     """Return an array of NumPy."""
     if hasattr(data, "detach"):
-        data = data.detach().cpu()
+        data = data.detach().resolve_conj().resolve_neg().cpu()
         if str(data.dtype) == "torch.bfloat16":
             data = data.float()
         return data.numpy()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from stablenum.diagnosis.diff.play import MASKED, Play, Result, Visit
 from stablenum.diagnosis.replay.operations import MOVING
@@ -46,10 +47,21 @@ def play(
     replace: Mapping[int, Any],
 ) -> Play:
     """Evaluate a tape; see ``stablenum.diagnosis.diff.play``."""
-    with torch.no_grad():
+    with torch.no_grad(), _default(torch.float64 if wide else torch.get_default_dtype()):
         player = _Player(tape, wide, weights, noise, visit, replace)
         player.run()
     return Play(player.trace, tuple(player.results), player.keys)
+
+
+@contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    """Give calls that name no format, such as ``torch.ones(3)`` or a quotient of whole numbers, this one."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class _Nothing:
@@ -172,6 +184,7 @@ class _Player(TorchDispatchMode):
         if base is None:
             base = self._bases[place.storage] = self._from_outside(place.storage)
         tensor = torch.as_strided(_typed(base, place), place.shape, place.strides, place.offset)
+        tensor = torch._conj(tensor) if place.conjugated else tensor
         if new or place.storage in self._tape.outside:
             name = self._tape.names.get(place)
             if name is not None:
@@ -214,7 +227,8 @@ class _Player(TorchDispatchMode):
     def _show(self, value: int, tensor: Tensor) -> None:
         if value >= self._seen:
             self._seen = value + 1
-            self._visit(value, tensor)
+            with _disable_current_modes():  # a look at a conjugated view makes calls of its own
+                self._visit(value, tensor)
 
     def _depends(self, value: int) -> bool:
         """Return whether a value depends on a parameter or an input: constants are given no noise."""
@@ -333,7 +347,7 @@ def _typed(base: Tensor, place: Place) -> Tensor:
         return base
     size = base.untyped_storage().nbytes() // base.element_size()
     whole = torch.as_strided(base, (size,), (1,), 0)
-    return torch.view_as_real(whole).reshape(-1) if base.is_complex() else whole.view(torch.complex128)
+    return torch.view_as_real(whole).reshape(-1) if base.is_complex() else whole.view(base.dtype.to_complex())
 
 
 def _made(out: Any, entry: Entry, args: Any, kwargs: Any) -> list[Tensor]:

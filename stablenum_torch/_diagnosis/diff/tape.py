@@ -32,6 +32,7 @@ class Place:
     strides: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    conjugated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +157,8 @@ class Taping(Recorder):
                 self.tape.outside[number] = tensor.detach()
         else:
             number = known[1]
-        place = Place(
-            number, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
-        )
+        at, shape, strides = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+        place = Place(number, at, shape, strides, tensor.dtype, tensor.device, tensor.is_conj())
         if storage.outside and place not in self.tape.names:
             name = self.name_of(tensor)
             if name is not None:

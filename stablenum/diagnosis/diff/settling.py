@@ -1,0 +1,109 @@
+"""Settle by trial what sizes, names and the order of use leave open in the map of the weights."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from stablenum.diagnosis.diff.matching import matched
+from stablenum.diagnosis.diff.origins import Origin, Source
+from stablenum.diagnosis.diff.parameter_uses import Use
+from stablenum.diagnosis.diff.play import Program
+from stablenum.diagnosis.diff.sides import Side, measured
+from stablenum.diagnosis.diff.weights import WeightMap
+
+__all__ = ["settled"]
+
+_MOST_TRIALS = 64
+# A map is better if the sides share so many more values: fewer may be an accident.
+_MORE = 3
+_MOST_GATES = 4
+_KNOWN = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
+def settled(left: Side, right: Program, guess: WeightMap, uses: list[Use]) -> WeightMap:
+    """Return the map under which the forward passes share most values; the guess if nothing is open.
+
+    Open are: the order of the gates that a recurrent layer of the left side keeps in one matrix, other than
+    that of ``torch.nn``, and whether matrices are transposed if all of them are square.
+    """
+    best, most = guess, -1
+    for trial in itertools.islice(_open(guess, uses), _MOST_TRIALS):
+        if most < 0:
+            most, agrees = _shared(left, right, guess)
+            if agrees:
+                return guess
+        count, agrees = _shared(left, right, trial)
+        if count >= most + _MORE:
+            best, most = trial, count
+        if agrees and best is trial:
+            break
+    return best
+
+
+def _shared(left: Side, right: Program, mapped: WeightMap) -> tuple[int, bool]:
+    """Return how many values of the right side's forward pass the left one has, and whether the last one is
+    among them."""
+    side = measured(right, weights=mapped.of(left.program.parameters()), noise=False)
+    found = matched(left, side).right
+    last = [o for s in side.trace.steps if s.phase == "forward" for o in s.outputs if side.trained[o]]
+    return sum(o in found for o in last), bool(last) and last[-1] in found
+
+
+def _open(guess: WeightMap, uses: list[Use]) -> Iterator[WeightMap]:
+    turned = {name: _turned(o) for name, o in guess.origins.items()}
+    if not any(len(o.ways) == 1 and len(o.ways[0]) == 2 for o in guess.origins.values()):
+        yield WeightMap(turned)
+    of_state = {u.name for u in uses if u.data is not None and not u.data.entries}
+    for family in _families(guess.origins):
+        if of_state.isdisjoint(family):
+            continue
+        gates = sorted({_gate(guess.origins[name]) for name in family})
+        for order in itertools.permutations(gates):
+            if list(order) != gates and len(gates) <= _MOST_GATES:
+                yield WeightMap(
+                    {**guess.origins, **_reordered(guess.origins, family, dict(zip(gates, order)))}
+                )
+
+
+def _turned(origin: Source) -> Source:
+    return origin.laid(origin.ways[1]) if len(origin.ways) > 1 and len(origin.ways[0]) == 2 else origin
+
+
+def _families(origins: Mapping[str, Source]) -> list[list[str]]:
+    """Return the right parameters that are parts of matrices and biases of one layer on the left."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for name, origin in origins.items():
+        if isinstance(origin, Origin) and origin.piece.cuts and not _is_known(origin.piece.name):
+            layer = origin.piece.name.rpartition(".")[0]
+            found.setdefault((layer, origin.piece.cuts[-1].count), []).append(name)
+    return list(found.values())
+
+
+def _is_known(name: str) -> bool:
+    return name.rpartition(".")[2].startswith(_KNOWN)
+
+
+def _gate(origin: Source) -> int:
+    return origin.piece.cuts[-1].part if isinstance(origin, Origin) else -1
+
+
+def _reordered(
+    origins: Mapping[str, Source], family: list[str], order: Mapping[int, int]
+) -> dict[str, Source]:
+    """Return the origins of a family with its gates in another order."""
+    pieces = {}
+    for name in family:
+        origin = origins[name]
+        if isinstance(origin, Origin):
+            *outer, cut = origin.piece.cuts
+            pieces[origin.piece.name, tuple(outer), cut.part] = origin.piece
+    found = dict[str, Source]()
+    for name in family:
+        origin = origins[name]
+        if isinstance(origin, Origin):
+            *outer, cut = origin.piece.cuts
+            piece = pieces.get((origin.piece.name, tuple(outer), order[cut.part]))
+            found[name] = origin if piece is None else replace(origin, piece=piece)
+    return found
