@@ -58,7 +58,7 @@ def report_of(operations: int, *, differs: bool = True, seed: int = 0) -> DiffRe
         verdict="different" if differs else "the same in exact arithmetic",
         differences=(difference, _second(left, right)) if differs else (),
         weights={
-            f"['params']['Block_{n}']['{right}']['kernel']": f"blocks.{n}.{left}.weight, transposed"
+            f"params.Block_{n}.{right}.kernel": f"blocks.{n}.{left}.weight, transposed"
             for n in range(12)
             for left, right in LAYERS
         },

@@ -78,7 +78,7 @@ def test_two_programs_that_agree_are_the_same_in_exact_arithmetic() -> None:
     assert report.first is None
     assert report.causes == ()
     assert report.verdict == "the same in exact arithmetic"
-    assert report.weights["['out']"] == "out.weight, transposed"
+    assert report.weights["out"] == "out.weight, transposed"
     for off in (report.left_off, report.right_off):
         assert off is not None
         assert 0 < off.error < 1e-5
@@ -176,8 +176,8 @@ def test_the_users_objects_stay_as_they_were() -> None:
 # --- weights -----------------------------------------------------------------------------------
 
 NAMES = {
-    "['hidden']": "hidden.weight", "['hidden_b']": "hidden.bias", "['gain']": "norm.weight",
-    "['shift']": "norm.bias", "['out']": "out.weight", "['out_b']": "out.bias",
+    "hidden": "hidden.weight", "hidden_b": "hidden.bias", "gain": "norm.weight",
+    "shift": "norm.bias", "out": "out.weight", "out_b": "out.bias",
 }  # fmt: skip
 
 
@@ -194,11 +194,11 @@ def test_the_weights_can_be_given_by_name_or_by_a_function() -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"['hidden']": "nowhere"}, "'nowhere', which is no parameter of the left program"),
+        ({"hidden": "nowhere"}, "'nowhere', which is no parameter of the left program"),
         ({"nowhere": "out.bias"}, "'nowhere', which is no parameter of the right program"),
-        ({"['hidden']": "out.bias"}, "no transposition or reshape does that"),
+        ({"hidden": "out.bias"}, "no transposition or reshape does that"),
         ("similar", "weights must be 'match'"),
-        (lambda left: {"['hidden']": np.zeros(3)}, "with the shape"),
+        (lambda left: {"hidden": np.zeros(3)}, "with the shape"),
         (lambda left: {"nowhere": np.zeros(3)}, "'nowhere', which the right program does not have"),
     ],
 )
@@ -358,9 +358,9 @@ def test_gradients_are_compared_as_a_function_of_the_weights_rearranges_them() -
     right = stablenum_jax.program(
         lambda p, x: jnp.square(x[:, ::-1] @ p["w"]).mean(), {"w": jnp.ones((5, 5))}, jnp.asarray(x)
     )
-    report = stablenum.diff(left, right, weights=lambda a: {"['w']": a["weight"].T[::-1]})
+    report = stablenum.diff(left, right, weights=lambda a: {"w": a["weight"].T[::-1]})
     assert report.ok
-    assert report.weights == {"['w']": "weight, by the function given as weights"}
+    assert report.weights == {"w": "weight, by the function given as weights"}
 
 
 def test_a_row_that_is_masked_whole_hides_no_difference() -> None:
@@ -395,3 +395,65 @@ def test_conjugated_views_and_calls_without_a_format_are_widened() -> None:
     report = stablenum.diff(left, stablenum_jax.program(port, {"w": jnp.asarray(w.detach())}))
     assert report.ok, str(report)
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_parameters_of_jax_are_named_as_those_of_pytorch_are() -> None:
+    params = {"layers": [{"w": jnp.ones((2, 2))}], "head.bias": jnp.ones(2), "n": {"x": jnp.ones(2)}}
+    loss_fn = lambda p: (p["layers"][0]["w"] @ p["head.bias"] * p["n"]["x"]).sum()  # noqa: E731
+    assert list(stablenum_jax.program(loss_fn, params).parameters()) == ["head.bias", "layers.0.w", "n.x"]
+    taken = {**params, "n.x": jnp.ones(2)}
+    names = list(stablenum_jax.program(loss_fn, taken).parameters())
+    assert names == ["['head.bias']", "['layers'][0]['w']", "['n']['x']", "['n.x']"]
+
+
+class Gates(nn.Module):
+    """A recurrent cell whose gates are kept in one matrix: forget, output, new."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs, self.states = nn.Linear(3, 12), nn.Linear(4, 12, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.zeros(x.shape[0], 4)
+        for t in range(x.shape[1]):
+            f, o, n = (self.inputs(x[:, t]) + self.states(h)).chunk(3, dim=1)
+            h = f.sigmoid() * h + o.sigmoid() * n.tanh()
+        return h
+
+
+def gates_apart(p: Any, x: Any) -> Any:
+    """The same cell; its gates are used in the order new, forget, output."""
+    h = jnp.zeros((x.shape[0], 4))
+    for t in range(x.shape[1]):
+        n, f, o = (x[:, t] @ p[f"x_{g}"] + p[f"b_{g}"] + h @ p[f"h_{g}"] for g in "nfo")
+        h = jax.nn.sigmoid(f) * h + jax.nn.sigmoid(o) * jnp.tanh(n)
+    return jnp.square(h).mean()
+
+
+def test_the_order_of_gates_is_settled_by_trial() -> None:
+    x = np.random.default_rng(2).normal(size=(5, 3, 3)).astype(np.float32)
+    model = Gates()
+    left = stablenum_torch.program(lambda x: model(x).square().mean(), torch.tensor(x), model=model)
+    shapes = {"x": (3, 4), "b": (4,), "h": (4, 4)}
+    params = {f"{part}_{g}": jnp.ones(shape) for part, shape in shapes.items() for g in "fno"}
+    report = stablenum.diff(left, stablenum_jax.program(gates_apart, params, x))
+    assert report.ok, str(report)
+    assert report.weights["x_o"] == "inputs.weight, part 2 of 3, transposed"
+    assert report.weights["h_n"] == "states.weight, part 3 of 3, transposed"
+    assert any("order of the parts" in note for note in report.notes)
+
+
+def test_square_matrices_are_laid_out_so_that_the_programs_agree() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(5, 4)).astype(np.float32)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    left = stablenum_torch.program(lambda x: model(x).square().mean(), torch.tensor(x), model=model)
+
+    def as_in_torch(p: Any, x: Any) -> Any:
+        h = jnp.tanh(x @ p["a"].T + p["a_b"])
+        return jnp.square(h @ p["b"].T + p["b_b"]).mean()
+
+    params = {"a": jnp.eye(4) + 0.1, "a_b": jnp.ones(4), "b": jnp.eye(4) - 0.2, "b_b": jnp.ones(4)}
+    assert stablenum.diff(left, stablenum_jax.program(as_in_torch, params, x)).ok
+    one_transposed = lambda p, x: as_in_torch({**p, "b": p["b"].T}, x)  # noqa: E731
+    assert not stablenum.diff(left, stablenum_jax.program(one_transposed, params, x)).ok

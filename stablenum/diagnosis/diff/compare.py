@@ -76,10 +76,16 @@ def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> Di
         left_off=off[0],
         right_off=off[1],
         matched=(share_of(left, shared.left), share_of(right, shared.right)),
-        notes=() if complete or not found else (_REST,),
+        notes=(*_TRIED[not comparison.weights.by_trial :], *_REST[complete or not found :]),
         left_rows=rows[0],
         right_rows=rows[1],
     )
 
 
-_REST = "What follows could not be set right, so that further differences may be hidden behind these."
+_REST = ("What follows could not be set right, so that further differences may be hidden behind these.",)
+_TRIED = (
+    (
+        "Names and order do not tell which weights correspond: those were taken under which the programs share "
+        "most values. See in the map whether the order of the parts and the transpositions are meant."
+    ),
+)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
 
 from stablenum.diagnosis.diff.matching import matched
 from stablenum.diagnosis.diff.origins import Origin, Source
@@ -19,6 +21,8 @@ _MOST_TRIALS = 64
 # A map is better if the sides share so many more values: fewer may be an accident.
 _MORE = 3
 _MOST_GATES = 4
+_Move: TypeAlias = "Callable[[Mapping[str, Source]], dict[str, Source]]"
+# The gates of these come in an order that is known.
 _KNOWN = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
@@ -28,17 +32,18 @@ def settled(left: Side, right: Program, guess: WeightMap, uses: list[Use]) -> We
     Open are: the order of the gates that a recurrent layer of the left side keeps in one matrix, other than
     that of ``torch.nn``, and whether matrices are transposed if all of them are square.
     """
-    best, most = guess, -1
-    for trial in itertools.islice(_open(guess, uses), _MOST_TRIALS):
-        if most < 0:
-            most, agrees = _shared(left, right, guess)
-            if agrees:
-                return guess
-        count, agrees = _shared(left, right, trial)
-        if count >= most + _MORE:
-            best, most = trial, count
-        if agrees and best is trial:
+    moves = list(itertools.islice(_moves(guess, uses), _MOST_TRIALS))
+    if not moves:
+        return guess
+    best = guess
+    most, agrees = _shared(left, right, guess)
+    for move in moves:
+        if agrees:
             break
+        trial = WeightMap({**best.origins, **move(best.origins)}, by_trial=True)
+        count, same = _shared(left, right, trial)
+        if same or count >= most + _MORE:
+            best, most, agrees = trial, count, same
     return best
 
 
@@ -47,24 +52,21 @@ def _shared(left: Side, right: Program, mapped: WeightMap) -> tuple[int, bool]:
     among them."""
     side = measured(right, weights=mapped.of(left.program.parameters()), noise=False)
     found = matched(left, side).right
-    last = [o for s in side.trace.steps if s.phase == "forward" for o in s.outputs if side.trained[o]]
-    return sum(o in found for o in last), bool(last) and last[-1] in found
+    made = [o for s in side.trace.steps if s.phase == "forward" for o in s.outputs if side.trained[o]]
+    return sum(o in found for o in made), bool(made) and made[-1] in found
 
 
-def _open(guess: WeightMap, uses: list[Use]) -> Iterator[WeightMap]:
-    turned = {name: _turned(o) for name, o in guess.origins.items()}
+def _moves(guess: WeightMap, uses: list[Use]) -> Iterator[_Move]:
     if not any(len(o.ways) == 1 and len(o.ways[0]) == 2 for o in guess.origins.values()):
-        yield WeightMap(turned)
+        yield lambda origins: {name: _turned(o) for name, o in origins.items()}
     of_state = {u.name for u in uses if u.data is not None and not u.data.entries}
     for family in _families(guess.origins):
-        if of_state.isdisjoint(family):
-            continue
         gates = sorted({_gate(guess.origins[name]) for name in family})
+        if of_state.isdisjoint(family) or len(gates) > _MOST_GATES:
+            continue
         for order in itertools.permutations(gates):
-            if list(order) != gates and len(gates) <= _MOST_GATES:
-                yield WeightMap(
-                    {**guess.origins, **_reordered(guess.origins, family, dict(zip(gates, order)))}
-                )
+            if list(order) != gates:
+                yield partial(_reordered, family=family, order=dict(zip(gates, order, strict=True)))
 
 
 def _turned(origin: Source) -> Source:
@@ -72,12 +74,12 @@ def _turned(origin: Source) -> Source:
 
 
 def _families(origins: Mapping[str, Source]) -> list[list[str]]:
-    """Return the right parameters that are parts of matrices and biases of one layer on the left."""
+    """Return the right parameters that are parts of matrices and biases of one module on the left."""
     found: dict[tuple[str, int], list[str]] = {}
     for name, origin in origins.items():
         if isinstance(origin, Origin) and origin.piece.cuts and not _is_known(origin.piece.name):
-            layer = origin.piece.name.rpartition(".")[0]
-            found.setdefault((layer, origin.piece.cuts[-1].count), []).append(name)
+            module = origin.piece.name.rpartition(".")[0].rpartition(".")[0]
+            found.setdefault((module, origin.piece.cuts[-1].count), []).append(name)
     return list(found.values())
 
 

@@ -21,21 +21,19 @@ class UnmappedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WeightMap:
-    """Right parameter -> where it comes from."""
+    """Right parameter -> where it comes from.
+
+    Attributes:
+        origins: by the name of the right parameter.
+        by_trial: whether names and order did not tell, and the map is the one of several that fits best.
+    """
 
     origins: Mapping[str, Source]
+    by_trial: bool = False
 
     def of(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Return the right side's arrays, given the left side's."""
         return {name: origin.of(arrays) for name, origin in self.origins.items()}
-
-    def with_origin(self, name: str, origin: Source) -> WeightMap:
-        """Return the map with another origin of one parameter."""
-        return WeightMap({**self.origins, name: origin})
-
-    def swapped(self, a: str, b: str) -> WeightMap:
-        """Return the map with the origins of two parameters of one shape exchanged."""
-        return WeightMap({**self.origins, a: self.origins[b], b: self.origins[a]})
 
 
 def guessed(left: Sequence[Use], right: Sequence[Use]) -> WeightMap:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -56,6 +58,9 @@ def program(
     return Program(loss_fn, params, args, optimizer, compute, made_at)
 
 
+_KEPT = ("parameter", "buffer")
+
+
 class Program:
     """A training step of JAX, or any function of arrays. Made by :func:`program`."""
 
@@ -81,7 +86,7 @@ class Program:
         return {
             leaf.name: np.asarray(leaf.data).astype(np.float64)
             for leaf in leaves
-            if leaf.role in ("parameter", "buffer") and is_floating(leaf.data)
+            if leaf.role in _KEPT and is_floating(leaf.data)
         }
 
     def play(
@@ -107,7 +112,12 @@ class Program:
     # --- tracing ---
 
     def _call(self) -> Call:
-        return call_of(self._loss_fn, (self._params, *self._args), {}, (0,))
+        call = call_of(self._loss_fn, (self._params, *self._args), {}, (0,))
+        names = [_plain_name(leaf.name) if leaf.role in _KEPT else leaf.name for leaf in call.leaves]
+        if len(set(names)) < len(names):  # keys that hold dots themselves
+            return call
+        leaves = tuple(replace(leaf, name=name) for leaf, name in zip(call.leaves, names, strict=True))
+        return replace(call, leaves=leaves)
 
     def _trace(self, steps: int) -> Traced:
         call = self._call()
@@ -198,3 +208,8 @@ def _is_loss(out: Any) -> bool:
 def _named(out: Any) -> list[tuple[str, Any]]:
     paths, _ = jax.tree_util.tree_flatten_with_path(out)
     return [(f"output{jax.tree_util.keystr(path)}", jnp.asarray(x)) for path, x in paths]
+
+
+def _plain_name(path: str) -> str:
+    """Return "layers.0.attn.q" for "['layers'][0].attn['q']": the way in which PyTorch names parameters."""
+    return re.sub(r"\[['\"]?(.*?)['\"]?\]", r".\1", path).removeprefix(".")
