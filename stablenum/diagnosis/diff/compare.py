@@ -85,7 +85,7 @@ def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> Di
 _REST = ("What follows could not be set right, so that further differences may be hidden behind these.",)
 _TRIED = (
     (
-        "Names and order do not tell which weights correspond: those were taken under which the programs share "
-        "most values. See in the map whether the order of the parts and the transpositions are meant."
+        "Names and order do not tell which weights correspond: those were taken under which the programs "
+        "share most values. See in the map whether the order of the parts and the transpositions are meant."
     ),
 )
