@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stablenum.diagnosis.diff.arrangement import same_arrangement
 from stablenum.diagnosis.diff.call_sites import argument_line
-from stablenum.diagnosis.diff.exact_constants import exact_constant
+from stablenum.diagnosis.diff.exact_constants import exact_constant, exact_constants
 from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.diff.remedies import REMEDIES
@@ -78,6 +78,12 @@ def test_a_number_that_no_one_writes_stays_as_it_is() -> None:
     assert exact_constant(odd) == odd
     assert math.isnan(exact_constant(math.nan))
     assert exact_constant(math.inf) == math.inf
+
+
+def test_small_arrays_are_constants_and_large_ones_are_data() -> None:
+    small, large = np.asarray([[0.1, 1.2]], np.float32), np.full(17, 0.1, np.float32)
+    assert exact_constants(small).tolist() == [[0.1, 1.2]]
+    assert exact_constants(large).tolist() == large.astype(np.float64).tolist()
 
 
 # --- layouts -----------------------------------------------------------------------------------------------

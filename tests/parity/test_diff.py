@@ -457,3 +457,32 @@ def test_square_matrices_are_laid_out_so_that_the_programs_agree() -> None:
     assert stablenum.diff(left, stablenum_jax.program(as_in_torch, params, x)).ok
     one_transposed = lambda p, x: as_in_torch({**p, "b": p["b"].T}, x)  # noqa: E731
     assert not stablenum.diff(left, stablenum_jax.program(one_transposed, params, x)).ok
+
+
+def test_numbers_that_arrays_of_float32_hold_are_restored() -> None:
+    x = torch.linspace(-1, 1, 6)
+
+    def left(x: torch.Tensor) -> torch.Tensor:
+        signs = x.sign()
+        signs[signs.gt(0)] = 1.2
+        return signs * x * 3.4445
+
+    def right(_: Any, x: Any) -> Any:
+        return jnp.where(x > 0, 1.2, jnp.sign(x)) * x * jnp.asarray((3.4445, -4.775))[0]
+
+    a, b = stablenum_torch.program(left, x), stablenum_jax.program(right, {}, jnp.asarray(x.numpy()))
+    assert stablenum.diff(a, b).ok
+
+
+def test_scalars_that_an_optimizer_reads_are_kept_in_float64() -> None:
+    x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+    model = nn.Linear(5, 3, bias=False)
+    optimizer = torch.optim.NAdam(model.parameters(), momentum_decay=1e9)
+    left = stablenum_torch.program(
+        lambda x: model(x).cos().mean(), torch.tensor(x), model=model, optimizer=optimizer
+    )
+    right = stablenum_jax.program(
+        lambda p, x: jnp.cos(x @ p["w"]).mean(), {"w": jnp.ones((5, 3))}, x, optimizer=optax.nadam(2e-3)
+    )
+    assert stablenum.diff(left, right, steps=3).ok
+    assert torch.get_default_dtype() == torch.float32

@@ -10,10 +10,14 @@ from __future__ import annotations
 import math
 import struct
 from functools import lru_cache
+from typing import Any
 
-__all__ = ["exact_constant"]
+import numpy as np
+
+__all__ = ["exact_constant", "exact_constants"]
 
 _DIGITS = 6  # float32 holds any decimal number of so many digits
+_MOST = 16  # larger arrays are data
 _LARGEST = 2048  # with larger numbers, a ratio is found for every float32
 
 
@@ -38,6 +42,20 @@ def exact_constant(x: float) -> float:
     if found is None:
         found = next((c for c in _ratios(size) if _rounds_to(c, size)), None)
     return x if found is None else math.copysign(found, x)
+
+
+def exact_constants(array: Any) -> Any:
+    """Return the numbers of which a small array of float32 holds the roundings, in float64; of a larger
+    array, its own numbers.
+
+    Example:
+        >>> exact_constants(np.asarray([0.1, 1.2], np.float32)).tolist()
+        [0.1, 1.2]
+    """
+    wide = np.asarray(array, np.float64)
+    if wide.size > _MOST:
+        return wide
+    return np.asarray([exact_constant(x) for x in wide.ravel().tolist()]).reshape(wide.shape)
 
 
 def _rounds_to(candidate: float, x: float) -> bool:

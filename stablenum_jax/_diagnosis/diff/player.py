@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from stablenum.diagnosis.diff.exact_constants import exact_constant
+from stablenum.diagnosis.diff.exact_constants import exact_constant, exact_constants
 from stablenum.diagnosis.diff.play import MASKED, Play, Result, Visit
 from stablenum.diagnosis.replay.operations import MOVING
 from stablenum.diagnosis.replay.trace import Step
@@ -113,6 +113,8 @@ class _Player(Interpreter):
 
     def constant(self, data: Any) -> Cell:
         name = f"captured {getattr(data, 'dtype', type(data).__name__)}{list(np.shape(data)) or ''}"
+        if self.wide and getattr(data, "dtype", None) == np.float32:
+            data = exact_constants(data)
         return self.outside(data, "constant", name)
 
     def _literal(self, literal: Any) -> Cell:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from stablenum.diagnosis.diff.exact_constants import exact_constants
 from stablenum.diagnosis.diff.play import MASKED, Play, Result, Visit
 from stablenum.diagnosis.replay.operations import MOVING
 from stablenum.diagnosis.replay.trace import Step, Trace
@@ -198,11 +199,16 @@ class _Player(TorchDispatchMode):
         size = tensor.untyped_storage().nbytes() // tensor.element_size()
         whole = torch.as_strided(tensor, (size,), (1,), 0)
         base = whole.to(self._dtype(whole.dtype), copy=True)
+        if self._wide and whole.dtype == torch.float32 and not self._is_named(storage):
+            base.copy_(torch.as_tensor(exact_constants(base.cpu().numpy())))
         for place, (_, name) in self._tape.names.items():
             if place.storage == storage and name in self._weights:
                 target = torch.as_strided(base, place.shape, place.strides, place.offset)
                 target.copy_(torch.as_tensor(self._weights[name]).reshape(place.shape))
         return base
+
+    def _is_named(self, storage: int) -> bool:
+        return any(place.storage == storage for place in self._tape.names)
 
     def _laid_out(self, tensor: Tensor, place: Place) -> Tensor:
         """Return a tensor of a storage in which the result lies where it was recorded."""

@@ -175,10 +175,24 @@ class Program:
             if p.grad is not None:
                 recorder.mark("gradient", name, p.grad, step)
         if self._optimizer is not None:
-            _call_user(self._optimizer.step, ())
+            with _scalars_of(self._optimizer):
+                _call_user(self._optimizer.step, ())
             for name, p in around.parameters.items():
                 if p.requires_grad:
                     recorder.mark("updated", name, p, step)
+
+
+@contextlib.contextmanager
+def _scalars_of(optimizer: Optimizer) -> Iterator[None]:
+    """Have an optimizer of torch.optim keep its running scalars in float64: it reads them with ``.item()``,
+    and a number that was read cannot be widened afterwards."""
+    before = torch.get_default_dtype()
+    if type(optimizer).__module__.startswith("torch.optim."):
+        torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _call_user(loss_fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
