@@ -65,15 +65,15 @@ class Side:
 def measured(
     program: Program, *, weights: Mapping[str, Any] | None = None, noise: bool = True, steps: int = 1
 ) -> Side:
-    """Evaluate a program in float64, and once more with noise."""
+    """Evaluate a program in float64, and once more with noise; without noise no results are kept."""
     prints: list[Fingerprint] = []
     shapes: list[tuple[int, ...]] = []
     play = program.play(_into(prints, shapes), weights=weights, steps=steps)
     side = Side(program, weights, steps, {}, play, prints, shapes)
     side.depends = _depending(play.trace, lambda role: role not in ("constant", ""))
     side.trained = _depending(play.trace, lambda role: role == "parameter")
-    results = {r.value for r in play.results}
     if noise:
+        side.arrays = arrays_of(side, {r.value for r in play.results})
         moved: list[Fingerprint] = []
         program.play(_into(moved), weights=weights, steps=steps, noise=NOISE)
         side.tolerance = [
@@ -81,7 +81,6 @@ def measured(
         ]
     else:
         side.tolerance = [_FLOOR * 10] * len(prints)
-    side.arrays = arrays_of(side, results)
     return side
 
 
