@@ -11,7 +11,17 @@ import optax
 import torch
 from torch import Tensor, nn
 
-__all__ = ["SIZES", "Size", "Transformer", "batch", "jax_loss", "jax_parameters", "torch_loss"]
+__all__ = [
+    "SIZES",
+    "Size",
+    "Transformer",
+    "batch",
+    "jax_loss",
+    "jax_optimizer",
+    "jax_parameters",
+    "torch_loss",
+    "torch_optimizer",
+]
 
 TOKENS, RATE, DECAY = 512, 1e-4, 1e-2
 
@@ -115,21 +125,21 @@ def _norm(p: dict[str, Any], x: Any) -> Any:
     return jax.nn.standardize(x, epsilon=1e-5) * p["scale"] + p["bias"]
 
 
-def _block(p: dict[str, Any], x: Any, heads: int) -> Any:
+def _block(p: dict[str, Any], x: Any, heads: int, approximate: bool) -> Any:
     parts = jnp.split(_dense(p["qkv"], _norm(p["norm1"], x)), 3, axis=-1)
     q, k, v = (part.reshape(*part.shape[:-1], heads, -1) for part in parts)
     scores = jnp.einsum("bthd,bshd->bhts", q, k) / jnp.sqrt(q.shape[-1])
     seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     mixed = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(jnp.where(seen, scores, -1e9)), v)
     x = x + _dense(p["mixed"], mixed.reshape(x.shape))
-    return x + _dense(p["down"], jax.nn.gelu(_dense(p["up"], _norm(p["norm2"], x)), approximate=False))
+    return x + _dense(p["down"], jax.nn.gelu(_dense(p["up"], _norm(p["norm2"], x)), approximate))
 
 
-def jax_loss(p: dict[str, Any], x: Any, y: Any, *, heads: int) -> Any:
-    """Return the cross-entropy."""
+def jax_loss(p: dict[str, Any], x: Any, y: Any, *, heads: int, approximate: bool = False) -> Any:
+    """Return the cross-entropy; with ``approximate``, that of another GELU than PyTorch's."""
     h = p["embed"][x]
     for block in p["blocks"]:
-        h = _block(block, h, heads)
+        h = _block(block, h, heads, approximate)
     logits = _dense(p["head"], _norm(p["norm"], h))
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
