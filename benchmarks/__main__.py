@@ -3,7 +3,7 @@
 ``cpu.json`` has the cost of a guarded step compared with that of the peers' steps; ``gpu.json`` has the same
 on a CUDA device, measured only on request (``python -m benchmarks gpu``). ``rules.json`` has the cost of each
 rule's decision and how well the spike rules find spikes, ``diagnosis.json`` how often a diagnosis is right.
-``python -m benchmarks rules`` measures one part alone.
+``diff.json`` has the cost of comparing two programs. ``python -m benchmarks rules`` measures one part alone.
 
 The command exits with an error if a peer is missing or a result differs from the peer's, so that only
 measured figures are printed.
@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decide_cost, diagnosis, losses, rule_steps, spike_detection, ulp, watching
+from benchmarks import decide_cost, diagnosis, diff_cost, losses, rule_steps, spike_detection, ulp, watching
 from benchmarks.ranks import run as ranks
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.steps.keeping import Kept, sources_digest
@@ -204,6 +204,13 @@ def _measure_watching(console: Console) -> None:
     _save(console, "watching.json", report)
 
 
+def _measure_diff(console: Console) -> None:
+    console.print("measuring: comparisons of two programs (half an hour) ...")
+    report = _facts() | {"sizes": diff_cost.run(console.print)}
+    console.print_json(data=report["sizes"])
+    _save(console, "diff.json", report)
+
+
 def main() -> None:
     """Measure the chosen parts, print the tables and save the results."""
     chosen = sys.argv[1:] or [name for name in PARTS if name != "gpu"]
@@ -227,6 +234,7 @@ PARTS = {
     "accuracy": _measure_accuracy,
     "diagnosis": _measure_diagnosis,
     "watching": _measure_watching,
+    "diff": _measure_diff,
 }
 
 

@@ -43,9 +43,11 @@ class Comparison:
         """Return the side of a name, "left" or "right"."""
         return self.left if name == "left" else self.right
 
-    def with_values(self, side: str, values: Mapping[int, Any]) -> Comparison:
-        """Return the comparison in which values of a side are replaced."""
-        new = again(self.side(side), values)
+    def with_values(self, side: str, values: Mapping[int, Any], until: Group | None = None) -> Comparison:
+        """Return the comparison in which values of a side are replaced; with ``until``, it holds up to the
+        results of that group only."""
+        last = None if until is None else max(getattr(p, side).value for p in until.pairs)
+        new = again(self.side(side), values, last=last)
         return Comparison(*((new, self.right) if side == "left" else (self.left, new)), self.weights)
 
     def agrees(self, group: Group) -> bool:

@@ -60,12 +60,13 @@ def fingerprint(array: Any) -> Fingerprint:
     if np.iscomplexobj(x):
         x = x.reshape(-1).view(x.real.dtype)
     x = x.astype(np.float64, copy=False).reshape(-1)
-    bad = bool(np.isnan(x).any()) if floating else False
     size = np.abs(x)
-    kept = size < MASKED
-    most = size[kept].max() if kept.any() else 0.0
-    kept &= size > _NOTHING * most
-    x, size = x[kept], size[kept]
+    most = float(size.max()) if x.size else 0.0
+    bad = floating and most != most
+    if not (most < MASKED and size.min(initial=most) > _NOTHING * most):
+        kept = size < MASKED
+        kept &= size > _NOTHING * np.max(size, where=kept, initial=0.0)
+        x, size = x[kept], size[kept]
     if not x.size:
         return Fingerprint(0, floating=floating, bad=bad)
     return Fingerprint(

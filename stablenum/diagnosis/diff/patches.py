@@ -8,7 +8,7 @@ share what they compute next.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +36,7 @@ class Patch:
 
     Attributes:
         left, right: the values.
-        after: the comparison with the left value in place.
+        after: the comparison with the left value in place; from a trial, up to the results tried.
         agrees: whether the results agree then.
         shared: how many computed values are shared only then.
     """
@@ -69,20 +69,23 @@ class Pair(NamedTuple):
 def patched(comparison: Comparison, found: Frontier, group: Group, pairs: Iterable[Pair]) -> Patch | None:
     """Return the first pair of values at a frontier after which the programs agree, else the pair after which
     they share most; None if no pair makes them share what follows."""
-    best = None
+    best: tuple[Patch, Pair] | None = None
     for pair in list(pairs)[:_MOST_TRIALS]:
         patch = tried_with(comparison, found, group, [pair])
-        if patch is not None and patch.agrees:
-            return patch
-        if patch is not None and (best is None or patch.shared > best.shared):
-            best = patch
-    return best
+        if patch is not None and (patch.agrees or best is None or patch.shared > best[0].shared):
+            best = patch, pair
+            if patch.agrees:
+                break
+    if best is None:
+        return None
+    patch, pair = best
+    return replace(patch, after=comparison.with_values("right", {pair.right: pair.mine}))
 
 
 def tried_with(comparison: Comparison, found: Frontier, group: Group, pairs: Sequence[Pair]) -> Patch | None:
     """Return what follows with the left values of pairs in place of the right ones; None if the two sides do
     not go on alike then."""
-    after = comparison.with_values("right", {p.right: p.mine for p in pairs})
+    after = comparison.with_values("right", {p.right: p.mine for p in pairs}, until=group)
     last = max(pairs, key=lambda p: p.right)
     shared = _shared(comparison, after, found.region_right, last.right)
     agrees = after.agrees(group)

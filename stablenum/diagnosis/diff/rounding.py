@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,8 @@ from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["Rounding", "rounding_of"]
 
-# Beyond so many bytes, further values are not kept.
-_MOST_BYTES = 2**30
+# The entries that are kept of all values together, and the least that are kept of each value.
+_MOST, _LEAST = 2**26, 2**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +35,43 @@ class Rounding:
 
 
 def rounding_of(side: Side) -> Rounding:
-    """Return the rounding errors: the program as it is, compared with the program in float64."""
-    kept: dict[int, Any] = {}
-    size = 0
+    """Return the rounding errors: the program as it is, compared with the program in float64.
 
-    def keep(index: int, data: Any) -> None:
-        nonlocal size
-        array = host(data)
-        if array.dtype.kind == "f" and size < _MOST_BYTES:
-            size += array.nbytes
-            kept[index] = array.astype(np.float64)
+    Of a value with very many entries some are compared, so that the memory this takes is bounded.
+    """
+    samples = _samples(side, max(_LEAST, _MOST // max(len(side.trace.values), 1)))
+    keys, errors = side.play.keys, dict[int, float]()
 
-    narrow = side.program.play(keep, wide=False, weights=side.weights, steps=side.steps)
-    by_key = {key: kept[index] for index, key in narrow.keys.items() if index in kept}
-    wide_arrays: dict[int, Any] = {}
+    def compare(index: int, data: Any) -> None:
+        narrow = samples.get(keys.get(index))
+        if narrow is not None:
+            wide = host(data)
+            if wide.dtype.kind == "f" and wide.shape == narrow[0]:
+                errors[index] = _error(narrow[1], wide)
 
-    def collect(index: int, data: Any) -> None:
-        array = host(data)
-        if array.dtype.kind == "f":
-            wide_arrays[index] = array.copy() if len(wide_arrays) < len(kept) * 8 else array
-
-    wide = side.program.play(collect, weights=side.weights, steps=side.steps)
-    errors: dict[int, float] = {}
-    for index, key in wide.keys.items():
-        if key in by_key and index in wide_arrays and by_key[key].shape == wide_arrays[index].shape:
-            errors[index] = _error(by_key[key], wide_arrays[index])
+    wide = side.program.play(compare, weights=side.weights, steps=side.steps)
     ends = [r.value for r in wide.results if r.kind in ("loss", "output")]
     step, added = _worst(wide.trace.steps, errors)
     return Rounding(max((errors.get(v, 0.0) for v in ends), default=0.0), step, added, errors)
+
+
+def _samples(side: Side, most: int) -> dict[Hashable, tuple[tuple[int, ...], Any]]:
+    """Return the shape and some entries of each value of the program as it is, by the value's key."""
+    kept: dict[int, tuple[tuple[int, ...], Any]] = {}
+
+    def keep(index: int, data: Any) -> None:
+        array = host(data)
+        if array.dtype.kind == "f":
+            kept[index] = array.shape, _sampled(array, most)
+
+    narrow = side.program.play(keep, wide=False, weights=side.weights, steps=side.steps)
+    return {key: kept[index] for index, key in narrow.keys.items() if index in kept}
+
+
+def _sampled(array: Any, most: int) -> Any:
+    """Return a copy of all entries, or of so many that are spread over the array."""
+    flat = array.reshape(-1)
+    return flat.copy() if flat.size <= most else flat[np.linspace(0, flat.size - 1, most, dtype=np.int64)]
 
 
 def _worst(steps: list[Step], errors: Mapping[int, float]) -> tuple[Step | None, float]:
@@ -78,10 +87,12 @@ def _worst(steps: list[Step], errors: Mapping[int, float]) -> tuple[Step | None,
 
 
 def _error(narrow: Any, wide: Any) -> float:
+    """Return the largest difference of the entries of a sample, relative to the largest of all entries."""
     if not wide.size:
         return 0.0
-    finite = np.isfinite(wide) & np.isfinite(narrow)
+    there = _sampled(wide, narrow.size)
+    finite = np.isfinite(there) & np.isfinite(narrow)
     if not finite.any():
         return 0.0
-    scale = float(np.abs(wide[finite]).max()) or 1.0
-    return float(np.abs(narrow[finite] - wide[finite]).max()) / scale
+    scale = float(np.max(np.abs(wide), where=np.isfinite(wide), initial=0.0)) or 1.0
+    return float(np.abs(narrow[finite].astype(np.float64) - there[finite]).max()) / scale

@@ -76,7 +76,7 @@ class Scene:
     def mends(self, side: str, values: Mapping[int, Any]) -> bool:
         """Return whether the two sides agree if values of a side are replaced: in what the line at which
         they part gives, or in the results."""
-        after = self.comparison.with_values(side, values)
+        after = self.comparison.with_values(side, values, until=self.group)
         return after.meets(self.found, side) or after.agrees(self.group)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,15 +66,15 @@ class Side:
 def measured(
     program: Program, *, weights: Mapping[str, Any] | None = None, noise: bool = True, steps: int = 1
 ) -> Side:
-    """Evaluate a program in float64, and once more with noise."""
+    """Evaluate a program in float64, and once more with noise; without noise no results are kept."""
     prints: list[Fingerprint] = []
     shapes: list[tuple[int, ...]] = []
     play = program.play(_into(prints, shapes), weights=weights, steps=steps)
     side = Side(program, weights, steps, {}, play, prints, shapes)
     side.depends = _depending(play.trace, lambda role: role not in ("constant", ""))
     side.trained = _depending(play.trace, lambda role: role == "parameter")
-    results = {r.value for r in play.results}
     if noise:
+        side.arrays = arrays_of(side, {r.value for r in play.results})
         moved: list[Fingerprint] = []
         program.play(_into(moved), weights=weights, steps=steps, noise=NOISE)
         side.tolerance = [
@@ -81,39 +82,53 @@ def measured(
         ]
     else:
         side.tolerance = [_FLOOR * 10] * len(prints)
-    side.arrays = arrays_of(side, results)
     return side
 
 
-def again(side: Side, values: Mapping[int, Any]) -> Side:
-    """Evaluate a side once more with further values replaced; the tolerances are the side's."""
+def again(side: Side, values: Mapping[int, Any], *, last: int | None = None) -> Side:
+    """Evaluate a side once more with further values replaced; the tolerances are the side's.
+
+    With ``last``, the values after that one stay as they were.
+    """
     replaced = {**side.replaced, **values}
-    prints: list[Fingerprint] = []
-    arrays: dict[int, Any] = {}
-    mark, keep = _into(prints), _collecting(side.arrays, arrays)
+    first, end = min(values, default=0), len(side.prints) if last is None else last
+    prints, arrays = list(side.prints), dict(side.arrays)
 
     def visit(index: int, data: Any) -> None:
-        mark(index, data)
-        keep(index, data)
+        if index > end:
+            raise _Enough
+        if index >= first:
+            prints[index] = fingerprint(host(data))
+            if index in arrays:
+                arrays[index] = host(data).copy()
 
-    play = side.program.play(visit, weights=side.weights, steps=side.steps, replace=replaced)
-    return replace(side, replaced=replaced, play=play, prints=prints, arrays=arrays)
+    _play(side, visit, replaced)
+    return replace(side, replaced=replaced, prints=prints, arrays=arrays)
 
 
 def arrays_of(side: Side, wanted: Iterable[int]) -> dict[int, Any]:
-    """Return some values of another evaluation."""
+    """Return some values of another evaluation, which ends when all are known."""
     found: dict[int, Any] = {}
-    visit = _collecting(frozenset(wanted), found)
-    side.program.play(visit, weights=side.weights, steps=side.steps, replace=side.replaced)
+    asked = frozenset(wanted)
+
+    def visit(index: int, data: Any) -> None:
+        if index in asked:
+            found[index] = host(data).copy()
+            if len(found) == len(asked):
+                raise _Enough
+
+    if asked:
+        _play(side, visit, side.replaced)
     return found
 
 
-def _collecting(wanted: Collection[int], found: dict[int, Any]) -> Visit:
-    def visit(index: int, data: Any) -> None:
-        if index in wanted:
-            found[index] = host(data).copy()
+class _Enough(Exception):  # noqa: N818
+    """Ends an evaluation of which no more is needed."""
 
-    return visit
+
+def _play(side: Side, visit: Visit, replaced: Mapping[int, Any]) -> None:
+    with suppress(_Enough):
+        side.program.play(visit, weights=side.weights, steps=side.steps, replace=replaced)
 
 
 def _into(prints: list[Fingerprint], shapes: list[tuple[int, ...]] | None = None) -> Visit:

@@ -53,9 +53,10 @@ def _may_compute(a: np.ndarray[Any, Any]) -> bool:
 
 
 def _is_subnormal(a: np.ndarray[Any, Any]) -> bool:
-    if a.dtype.kind != "f":
+    if a.dtype.kind != "f" or not a.size:
         return False
-    return bool(((np.abs(a) < np.finfo(a.dtype).tiny) & (a != 0)).any())
+    size, tiny = np.abs(a), np.finfo(a.dtype).tiny
+    return not size.min() >= tiny and bool(((size < tiny) & (a != 0)).any())
 
 
 def _broadcast(xs: list[Any], p: dict[str, Any]) -> Any:

@@ -1,0 +1,70 @@
+"""What ``stablenum.diff`` costs: time and peak memory beside one plain training step of both programs.
+
+The programs are a transformer in PyTorch and its port to JAX, in float32 on the CPU. Each figure comes from
+processes of their own: one runs the plain steps of both sides (forward, backward, AdamW; JAX jitted and
+compiled before), one compares the two where they agree, and one where each block has another GELU.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.repeats import known_within
+from benchmarks.steps.errors import BenchmarkError
+
+__all__ = ["KINDS", "row_of", "run"]
+
+KINDS = ("steps", "alike", "differing")
+# Sizes, their parameters, and what is measured of each in how many processes.
+_SIZES = {"10M": (KINDS, 5), "100M": (("steps", "alike"), 3)}
+_PATIENCE_S = 1800
+
+
+def _once(size: str, kind: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.diff_once", size, kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S)
+    if done.returncode:
+        raise BenchmarkError(f"{' '.join(command[1:])} ended with {done.returncode}: {done.stderr[-500:]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def row_of(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+    """The figures of one size: each round has the processes' results by kind."""
+    both = [r["steps"]["torch"] + r["steps"]["jax"] for r in rounds]
+    row: dict[str, Any] = {"processes": len(rounds)}
+    row["steps"] = {"seconds": round(statistics.fmean(both), 3), "peak_mb": _peak(rounds, "steps")}
+    for kind in KINDS[1:]:
+        if kind in rounds[0]:
+            ratio, half = known_within([r[kind]["diff"] / s for r, s in zip(rounds, both, strict=True)])
+            row[kind] = {
+                "seconds": round(statistics.fmean(r[kind]["diff"] for r in rounds), 1),
+                "ratio": round(ratio, 1),
+                "half_interval": round(half, 1),
+                "peak_mb": _peak(rounds, kind),
+                "operations": rounds[0][kind]["operations"],
+            }
+    return row
+
+
+def _peak(rounds: Sequence[Mapping[str, Mapping[str, float]]], kind: str) -> int:
+    return round(max(r[kind]["peak_mb"] for r in rounds))
+
+
+def run(say: Callable[[str], object] = print) -> dict[str, Any]:
+    """All figures, by size."""
+    found = {}
+    for size, (kinds, processes) in _SIZES.items():
+        rounds = []
+        for number in range(processes):
+            order = random.Random(number).sample(kinds, len(kinds))
+            rounds.append({kind: _once(size, kind) for kind in order})
+            say(f"{size}: {rounds[-1]}")
+        found[size] = row_of(rounds)
+    return found
