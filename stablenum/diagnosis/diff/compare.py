@@ -9,6 +9,8 @@ from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.locations import off_of, share_of
 from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.report import DiffReport
+from stablenum.diagnosis.diff.repro import Repro
+from stablenum.diagnosis.diff.reproduction import reproduction
 from stablenum.diagnosis.diff.rounding import rounding_of
 from stablenum.diagnosis.diff.rows import rows_of
 from stablenum.diagnosis.diff.search import Found, differences_of
@@ -79,7 +81,16 @@ def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> Di
         notes=() if complete or not found else (_REST,),
         left_rows=rows[0],
         right_rows=rows[1],
+        _repro=_repro(comparison, found),
     )
+
+
+def _repro(comparison: Comparison, found: list[Found]) -> Repro | None:
+    """Return what reproduces the first difference."""
+    if not found:
+        return None
+    first = found[0]
+    return reproduction(comparison, first.place, first.patch, first.difference)
 
 
 _REST = "What follows could not be set right, so that further differences may be hidden behind these."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from stablenum.diagnosis.diff.play import Play, Visit
 from stablenum.diagnosis.replay.values import Place
 from stablenum.settings_checks import check_callable
 from stablenum_jax._diagnosis.diff.player import Traced, play
+from stablenum_jax._diagnosis.diff.writing import DIALECT
 from stablenum_jax._diagnosis.replay.inputs import Call, call_of
 from stablenum_jax._diagnosis.replay.jax_internals import quietly, with_own_lines_in_backward
 from stablenum_jax._trees.leaves import is_floating
@@ -60,6 +61,7 @@ class Program:
     """A training step of JAX, or any function of arrays. Made by :func:`program`."""
 
     framework = "jax"
+    dialect = DIALECT
 
     def __init__(
         self,
@@ -93,6 +95,7 @@ class Program:
         noise: float = 0.0,
         replace: Mapping[int, Any] | None = None,
         steps: int = 1,
+        code: Collection[int] = (),
     ) -> Play:
         """Evaluate the program once; see ``stablenum.diagnosis.diff.play.Program``."""
         if steps not in self._traced:
@@ -100,7 +103,13 @@ class Program:
         traced = self._traced[steps]
         return quietly(
             lambda: play(
-                traced, wide=wide, weights=weights or {}, noise=noise, visit=visit, replace=replace or {}
+                traced,
+                wide=wide,
+                weights=weights or {},
+                noise=noise,
+                visit=visit,
+                replace=replace or {},
+                code=code,
             )
         )
 

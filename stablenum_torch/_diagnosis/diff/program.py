@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from stablenum.interrupts import and_restore
 from stablenum.settings_checks import check_callable
 from stablenum_torch._diagnosis.diff.player import play
 from stablenum_torch._diagnosis.diff.tape import Tape, Taping
+from stablenum_torch._diagnosis.diff.writing import DIALECT
 from stablenum_torch._diagnosis.replay.inputs import Surroundings, look_around
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
 from stablenum_torch._diagnosis.replay.public_calls import PublicFunctions
@@ -71,6 +72,7 @@ class Program:
     """A training step of PyTorch, or any function of tensors. Made by :func:`program`."""
 
     framework = "torch"
+    dialect = DIALECT
 
     def __init__(
         self,
@@ -102,6 +104,7 @@ class Program:
         noise: float = 0.0,
         replace: Mapping[int, Any] | None = None,
         steps: int = 1,
+        code: Collection[int] = (),
     ) -> Play:
         """Evaluate the program once; see ``stablenum.diagnosis.diff.play.Program``."""
         if steps not in self._tapes:
@@ -113,6 +116,7 @@ class Program:
             noise=noise,
             visit=visit,
             replace=replace or {},
+            code=code,
         )
 
     def _found(self) -> Surroundings:
