@@ -212,7 +212,7 @@ def _same(comparison: Comparison, parts: Mapping[str, _Part], value: int) -> int
     mark = right.arrays[value]
     for other in _kept(left):
         own = left.arrays[other]
-        if own.shape != mark.shape or own.dtype.kind != mark.dtype.kind:
+        if (own.shape, own.dtype) != (mark.shape, mark.dtype):
             continue
         if other not in comparison.found.right.get(value, ()) and not np.array_equal(own, mark):
             continue
