@@ -87,6 +87,16 @@ class Program(Protocol):
     def parameters(self) -> Mapping[str, Any]:
         """Return the parameters and buffers by name, as arrays of NumPy."""
 
+    def record(self, steps: int) -> None:
+        """Run the user's code, unless that has been done; ``play`` does so too.
+
+        Args:
+            steps: how many training steps follow one another.
+        """
+
+    def fresh(self) -> Program:
+        """Return the same program, not recorded yet."""
+
     def play(
         self,
         visit: Visit,

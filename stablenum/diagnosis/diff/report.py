@@ -130,7 +130,10 @@ class DiffReport:
                 f"write_repro needs a difference to reproduce; this report says: {self.verdict}. "
                 "Check report.ok first."
             )
-        self._repro.write(path)
+        try:
+            self._repro.write(path)
+        except OSError as error:
+            raise OSError(f"folder {str(path)!r} cannot be written to: {error}. Name another one.") from error
 
 
 DiffReport.__module__ = "stablenum"  # pickles and messages name it as it is imported

@@ -75,9 +75,18 @@ def reproduction(
         for side in ("left", "right")
     }
     texts = {f"{side}.py": side_script(script) for side, script in sides.items() if script is not None}
-    known = [side for side in parts if side in kept]
-    texts["compare.py"] = comparing_script(_title(difference), sides, _turned(parts), known)
+    ways = {side: _way(script, known=side in parts, kept=side in kept) for side, script in sides.items()}
+    texts["compare.py"] = comparing_script(_title(difference), ways, _turned(parts))
     return Repro(texts, kept)
+
+
+def _way(script: Script | None, *, known: bool, kept: bool) -> str:
+    """Return how ``compare.py`` gets the value of a side, or why it does not."""
+    if script is not None:
+        return "script"
+    if kept:
+        return "given"
+    return "its value was too large to keep" if known else "nothing of it leads to the difference"
 
 
 # --- what is shown -----------------------------------------------------------------------------------------

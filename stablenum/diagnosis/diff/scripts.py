@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from stablenum.diagnosis.diff.differences import Location
 from stablenum.diagnosis.diff.play import Dialect
@@ -13,6 +12,14 @@ from stablenum.diagnosis.diff.play import Dialect
 __all__ = ["Line", "Script", "comparing_script", "side_script"]
 
 _VALUE = re.compile(r"\$(\d+)")
+
+# How compare.py gets the value of a side.
+_WAYS = {
+    "script": "{side}()",
+    "given": 'np.load(Path(__file__).with_name("inputs.npz"))["{side}"]'
+    "  # the {side} program has no operation here",
+}
+_LARGEST = 'print("largest difference", np.abs(a - b).max(), "where the largest entry is", np.abs(a).max())'
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,38 +116,24 @@ def _checked(lacking: Sequence[str]) -> list[str]:
     ]
 
 
-def comparing_script(
-    title: str, sides: Mapping[str, Script | None], turned: str, known: Sequence[str]
-) -> str:
+def comparing_script(title: str, sides: Mapping[str, str], turned: str) -> str:
     """Return the script that shows both sides.
 
     Args:
         title: what differs.
-        sides: the side's script; None for a side without one.
+        sides: for "left" and "right", "script" if it has one, "given" if ``inputs.npz`` has its value, and
+            else why there is nothing to show.
         turned: the code that lays out the left side's value ``a`` as that of the right one; "" where nothing
             does.
-        known: the sides whose value ``inputs.npz`` holds.
     """
-    scripts = [f"from {side} import run as {side}" for side, script in sides.items() if script is not None]
-    lines = [f'"""{title}"""', "", *_loading(sides, known), "import numpy as np", *scripts, ""]
     names = dict(zip(sides, "ab", strict=True))
-    for side, name in names.items():
-        if sides[side] is not None:
-            lines.append(f"{name} = {side}()")
-        elif side in known:
-            lines.append(f'{name} = np.load(Path(__file__).with_name("inputs.npz"))["{side}"]  # as it is')
-    there = [side for side, script in sides.items() if script is not None or side in known]
-    if len(there) == 2 and turned not in ("", "a"):
-        lines.append(f"a = {turned}  # laid out as on the right")
-    lines += [f'print("{side}", {names[side]}, sep="\\n")' for side in there]
-    if len(there) == 2 and turned:
-        lines.append(
-            'print("largest difference", np.abs(a - b).max(), "where the largest entry is", np.abs(a).max())'
-        )
-    lines += [f'print("{side}: nothing leads to the difference")' for side in sides if side not in there]
-    return "\n".join([*lines, ""])
-
-
-def _loading(sides: Mapping[str, Any], known: Sequence[str]) -> list[str]:
-    needed = any(script is None and side in known for side, script in sides.items())
-    return ["from pathlib import Path", ""] if needed else []
+    shown = [side for side, way in sides.items() if way in _WAYS]
+    made = [f"{names[side]} = {_WAYS[sides[side]].format(side=side)}" for side in shown]
+    if len(shown) == 2 and turned not in ("", "a"):
+        made.append(f"a = {turned}  # laid out as on the right")
+    made += [f'print("{side}", {names[side]}, sep="\\n")' for side in shown]
+    made += [_LARGEST] if len(shown) == 2 and turned else []
+    made += [f'print("{side}: {why}")' for side, why in sides.items() if side not in shown]
+    imports = [f"from {side} import run as {side}" for side in shown if sides[side] == "script"]
+    path = ["from pathlib import Path", ""] if "given" in sides.values() else []
+    return "\n".join([f'"""{title}"""', "", *path, "import numpy as np", *imports, "", *made, ""])

@@ -193,7 +193,7 @@ class _Player(Interpreter):
         name = eqn.primitive.name
         if name == "reduce_precision":
             return [inputs[0]]
-        if name == "bitcast_convert_type" or name.startswith(("random_", "threefry")):
+        if _is_of_bits(name):
             with context_of(eqn):
                 return [self._widened(o) for o in bind(eqn, self._recorded(eqn, inputs), given)]
         if name == "convert_element_type" and _is_float_dtype(given["new_dtype"]):
@@ -211,7 +211,7 @@ class _Player(Interpreter):
     def _params(self, eqn: Any, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters of an equation with all formats widened."""
         given, name = dict(params), eqn.primitive.name
-        if not self.wide:
+        if not self.wide or _is_of_bits(name):
             return given
         for key in _DTYPES:
             if given.get(key) is not None and _is_float_dtype(given[key]):
@@ -239,6 +239,11 @@ class _Player(Interpreter):
         """Return whether a value depends on a parameter or an input: constants are given no noise."""
         value = self.trace.values[cell.id]
         return cell.id in self.moving or (value.producer is None and value.role not in ("constant", ""))
+
+
+def _is_of_bits(name: str) -> bool:
+    """Return whether a primitive works on the bits of a format, which are those that were recorded."""
+    return name == "bitcast_convert_type" or name.startswith(("random_", "threefry"))
 
 
 def _is_float(x: Any) -> bool:

@@ -86,6 +86,17 @@ class Program:
             if leaf.role in ("parameter", "buffer") and is_floating(leaf.data)
         }
 
+    def record(self, steps: int) -> None:
+        """Run the user's code, unless that has been done."""
+        if steps not in self._traced:
+            self._traced[steps] = quietly(lambda: with_own_lines_in_backward(lambda: self._trace(steps)))
+
+    def fresh(self) -> Program:
+        """Return the same program, not recorded yet."""
+        return Program(
+            self._loss_fn, self._params, self._args, self._optimizer, self._compute, self.optimizer_at
+        )
+
     def play(
         self,
         visit: Visit,
@@ -98,8 +109,7 @@ class Program:
         code: Collection[int] = (),
     ) -> Play:
         """Evaluate the program once; see ``stablenum.diagnosis.diff.play.Program``."""
-        if steps not in self._traced:
-            self._traced[steps] = quietly(lambda: with_own_lines_in_backward(lambda: self._trace(steps)))
+        self.record(steps)
         traced = self._traced[steps]
         return quietly(
             lambda: play(

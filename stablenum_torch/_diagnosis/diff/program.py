@@ -95,6 +95,17 @@ class Program:
         named = {**found.parameters, **found.buffers}
         return {name: t.detach().cpu().double().numpy() for name, t in named.items() if t.is_floating_point()}
 
+    def record(self, steps: int) -> None:
+        """Run the user's code, unless that has been done."""
+        if steps not in self._tapes:
+            self._tapes[steps] = self._record(steps)
+
+    def fresh(self) -> Program:
+        """Return the same program, not recorded yet."""
+        return Program(
+            self._loss_fn, self._args, self._model, self._optimizer, self._compute, self.optimizer_at
+        )
+
     def play(
         self,
         visit: Visit,
@@ -107,8 +118,7 @@ class Program:
         code: Collection[int] = (),
     ) -> Play:
         """Evaluate the program once; see ``stablenum.diagnosis.diff.play.Program``."""
-        if steps not in self._tapes:
-            self._tapes[steps] = self._record(steps)
+        self.record(steps)
         return play(
             self._tapes[steps],
             wide=wide,
