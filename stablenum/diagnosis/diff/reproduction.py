@@ -97,11 +97,8 @@ def _ends(comparison: Comparison, place: Frontier, patch: Patch | None) -> tuple
     if patch is not None:
         return patch.left, patch.right
     for pair in candidates(comparison, place):
-        error = np.abs(np.asarray(pair.mine, float) - np.asarray(pair.theirs, float)).max(initial=0.0)
-        size = np.abs(np.asarray(pair.theirs, float)).max(initial=0.0)
-        if not error <= size * (
-            comparison.left.tolerance[pair.left] + comparison.right.tolerance[pair.right]
-        ):
+        allowed = comparison.left.tolerance[pair.left] + comparison.right.tolerance[pair.right]
+        if not np.allclose(pair.mine, pair.theirs, 0.0, allowed * _largest(pair.theirs), equal_nan=True):
             return pair.left, pair.right
     return _results(comparison, place) or (
         _own_end(comparison.left, place.left, place.region_left),
@@ -178,9 +175,15 @@ def _turned(parts: Mapping[str, _Part]) -> str:
 
 def _gap(a: Any, b: Any) -> float:
     """Return the size of a difference, relative to that of two arrays of unrelated numbers."""
-    with np.errstate(invalid="ignore"):
-        gap, size = np.nansum(np.square(a - b)), np.nansum(np.square(a)) + np.nansum(np.square(b))
-    return float(gap / size) if size else 0.0
+    both = np.isfinite(a) & np.isfinite(b)
+    x, y = np.asarray(a[both], float), np.asarray(b[both], float)
+    size = float(np.square(x).sum() + np.square(y).sum())
+    return float(np.square(x - y).sum()) / size if size else 0.0
+
+
+def _largest(x: Any) -> float:
+    """Return the largest finite magnitude."""
+    return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
 
 
 # --- names -------------------------------------------------------------------------------------------------
@@ -226,7 +229,7 @@ def _same(comparison: Comparison, parts: Mapping[str, _Part], value: int) -> int
         if other not in comparison.found.right.get(value, ()) and not np.array_equal(own, mark):
             continue
         allowed = comparison.left.tolerance[other] + comparison.right.tolerance[value]
-        if np.allclose(own, mark, rtol=0.0, atol=allowed * np.abs(mark).max(initial=0.0), equal_nan=True):
+        if np.allclose(own, mark, 0.0, allowed * _largest(mark), equal_nan=True):
             return other
     return None
 
