@@ -7,7 +7,7 @@ package loads no array library.
 
 from typing import TYPE_CHECKING
 
-from stablenum.errors import NonFiniteError
+from stablenum.errors import NonFiniteError, ProgramError
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, Observation, decide, init_guard
 from stablenum.guard.readout import Metrics, StepRecord, Worst
@@ -64,6 +64,7 @@ __all__ = [
     "Observation",
     "Policy",
     "PolicyRule",
+    "ProgramError",
     "Reason",
     "SpikeGuard",
     "StaticLossScale",

@@ -1,11 +1,11 @@
-"""The exceptions that stablenum raises: a halted run, and a wrong setting or argument."""
+"""The exceptions that stablenum raises: a halted run, a failed program, a wrong setting or argument."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["NonFiniteError", "bad_field", "bad_type", "either"]
+__all__ = ["NonFiniteError", "ProgramError", "bad_field", "bad_type", "either"]
 
 
 class NonFiniteError(ArithmeticError):
@@ -42,6 +42,19 @@ class NonFiniteError(ArithmeticError):
 
 def _rebuild(message: str, metrics: dict[str, Any], history: list[Any]) -> NonFiniteError:
     return NonFiniteError(message, metrics=metrics, history=history)
+
+
+class ProgramError(RuntimeError):
+    """Raised by :func:`stablenum.diff` if one of the two programs fails while it runs.
+
+    The message names the program (left or right), the user's line and the original error, which is the
+    ``__cause__``. Models, optimizers, arguments and generators are as they were before.
+
+    Example:
+        >>> raise ProgramError("the left program failed at pair.py:12 (y = 1 / 0): ZeroDivisionError: ...")
+        Traceback (most recent call last):
+        stablenum.ProgramError: the left program failed at pair.py:12 (y = 1 / 0): ZeroDivisionError: ...
+    """
 
 
 def bad_field(field: str, allowed: str, got: object, *, hint: str = "") -> ValueError:

@@ -11,7 +11,7 @@ import typer
 
 from stablenum.files import is_special, write_file
 
-__all__ = ["check_target", "write"]
+__all__ = ["check_folder", "check_target", "write"]
 
 
 def check_target(option: str, path: Path | None) -> None:
@@ -32,6 +32,22 @@ def check_target(option: str, path: Path | None) -> None:
         raise typer.BadParameter(f"the folder {folder} does not exist.", param_hint=option)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise typer.BadParameter(f"the folder {folder} cannot be written to.", param_hint=option)
+
+
+def check_folder(option: str, path: Path | None) -> None:
+    """Check that files can be written into the folder ``path``, which is made later if there is none."""
+    if path is None:
+        return
+    try:
+        there = path.resolve()
+        while not there.exists():
+            there = there.parent
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise typer.BadParameter(f"{path} cannot be accessed: {error}", param_hint=option) from error
+    if not there.is_dir():
+        raise typer.BadParameter(f"{there} is a file; name a folder.", param_hint=option)
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise typer.BadParameter(f"the folder {there} cannot be written to.", param_hint=option)
 
 
 def write(target: Path, fill: Callable[[Path], Any], option: str) -> None:

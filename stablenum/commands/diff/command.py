@@ -9,8 +9,11 @@ import typer
 from rich.console import Console
 
 from stablenum.commands.diff.pair import load_pair
-from stablenum.commands.outputs import check_target, write
-from stablenum.diagnosis.diff.compare import diff as compare
+from stablenum.commands.diff.progress import shown
+from stablenum.commands.outputs import check_folder, check_target, write
+from stablenum.diagnosis.diff.compare import reported
+from stablenum.diagnosis.diff.report import DiffReport
+from stablenum.errors import ProgramError
 from stablenum.files import write_text
 
 __all__ = ["diff"]
@@ -29,6 +32,14 @@ def diff(
         Path | None,
         typer.Option(help="Write the report as a self-contained HTML page.", show_default=False),
     ] = None,
+    repro: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write scripts that reproduce the first difference into a folder.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Compare two programs and name the first operation at which they part for another reason than rounding.
 
@@ -39,14 +50,28 @@ def diff(
     """
     for option, path in (("--json", json), ("--html", html)):
         check_target(option, path)
+    check_folder("--repro", repro)
     left, right = load_pair(pair)
     try:
-        report = compare(left, right, steps=steps)
-    except ValueError as error:
+        with shown(Console(stderr=True)) as progress:
+            report = reported(left, right, steps=steps, progress=progress)
+    except (ProgramError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="PAIR.py") from error
     if json is not None:
         write(json, lambda path: write_text(path, report.to_json() + "\n"), "--json")
     if html is not None:
         write(html, lambda path: write_text(path, report.to_html()), "--html")
+    if repro is not None:
+        _reproduce(report, repro)
     Console().print(report, soft_wrap=True)
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _reproduce(report: DiffReport, folder: Path) -> None:
+    if report.ok:
+        typer.echo(f"--repro: there is no difference to reproduce; {folder} was not written.", err=True)
+        return
+    try:
+        report.write_repro(folder)
+    except OSError as error:
+        raise typer.BadParameter(str(error), param_hint="--repro") from error

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from stablenum.diagnosis.diff.carrying import Weights, carried
 from stablenum.diagnosis.diff.comparison import Comparison
+from stablenum.diagnosis.diff.doubts import doubts_of
 from stablenum.diagnosis.diff.locations import off_of, share_of
 from stablenum.diagnosis.diff.play import Program
+from stablenum.diagnosis.diff.recording import recorded, undisturbed
 from stablenum.diagnosis.diff.report import DiffReport
+from stablenum.diagnosis.diff.repro import Repro
+from stablenum.diagnosis.diff.reproduction import reproduction
 from stablenum.diagnosis.diff.rounding import rounding_of
 from stablenum.diagnosis.diff.rows import rows_of
 from stablenum.diagnosis.diff.search import Found, differences_of
 from stablenum.diagnosis.diff.sides import measured
 from stablenum.errors import bad_field, bad_type
 
-__all__ = ["compared", "diff"]
+__all__ = ["STAGES", "Progress", "compared", "diff", "reported"]
+
+# Called with what is being done, one of the stages, as soon as it begins.
+Progress: TypeAlias = Callable[[str], None]
+
+STAGES = (
+    "recording the left program",
+    "recording the right program",
+    "evaluating the left program in float64",
+    "matching the weights",
+    "evaluating the right program in float64",
+    "matching the values",
+    "trying causes",
+)
+
+
+def _quiet(stage: str) -> None: ...
 
 
 def diff(left: Any, right: Any, *, weights: Weights = "match", steps: int = 1) -> DiffReport:
@@ -40,6 +61,7 @@ def diff(left: Any, right: Any, *, weights: Weights = "match", steps: int = 1) -
     Raises:
         TypeError: an argument has a wrong type.
         ValueError: parameters that do not correspond; results that do not; ``steps`` below 1.
+        ProgramError: one of the programs fails. Its line is named, and all objects are as they were.
     """
     for name, given in (("left", left), ("right", right)):
         if not (hasattr(given, "play") and hasattr(given, "parameters")):
@@ -48,16 +70,38 @@ def diff(left: Any, right: Any, *, weights: Weights = "match", steps: int = 1) -
         raise bad_type("steps", "a whole number", steps)
     if steps < 1:
         raise bad_field("steps", "at least 1", steps)
-    comparison = compared(left, right, weights, steps)
-    found, complete = differences_of(comparison)
-    return _report(comparison, found, complete=complete)
+    return reported(left, right, weights, steps)
 
 
-def compared(left: Program, right: Program, weights: Weights = "match", steps: int = 1) -> Comparison:
+def reported(
+    left: Program, right: Program, weights: Weights = "match", steps: int = 1, *, progress: Progress = _quiet
+) -> DiffReport:
+    """Compare two programs, and say through ``progress`` what is being done; see ``diff``."""
+
+    def body() -> DiffReport:
+        comparison = compared(left, right, weights, steps, progress=progress)
+        progress(STAGES[-1])
+        found, complete = differences_of(comparison)
+        return _report(comparison, found, complete=complete)
+
+    return undisturbed(body)
+
+
+def compared(
+    left: Program, right: Program, weights: Weights = "match", steps: int = 1, *, progress: Progress = _quiet
+) -> Comparison:
     """Return the comparison from which the report is made."""
+    for side, program in (("left", left), ("right", right)):
+        progress(f"recording the {side} program")
+        recorded(program, side, steps)
+    progress("evaluating the left program in float64")
     a = measured(left, steps=steps)
+    progress("matching the weights")
     mapped, arrays = carried(a, right, weights)
-    return Comparison(a, measured(right, weights=arrays, steps=steps), mapped)
+    progress("evaluating the right program in float64")
+    b = measured(right, weights=arrays, steps=steps)
+    progress("matching the values")
+    return Comparison(a, b, mapped)
 
 
 def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> DiffReport:
@@ -76,16 +120,29 @@ def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> Di
         left_off=off[0],
         right_off=off[1],
         matched=(share_of(left, shared.left), share_of(right, shared.right)),
-        notes=(*_TRIED[not comparison.weights.by_trial :], *_REST[complete or not found :]),
+        notes=_notes(comparison, complete=complete or not found),
         left_rows=rows[0],
         right_rows=rows[1],
+        _repro=_repro(comparison, found),
     )
 
 
-_REST = ("What follows could not be set right, so that further differences may be hidden behind these.",)
+def _notes(comparison: Comparison, *, complete: bool) -> tuple[str, ...]:
+    doubts = () if comparison.differing is None else doubts_of(comparison)
+    tried = (_TRIED,) if comparison.weights.by_trial else ()
+    return (*tried, *doubts, *(() if complete else (_REST,)))
+
+
+def _repro(comparison: Comparison, found: list[Found]) -> Repro | None:
+    """Return what reproduces the first difference."""
+    if not found:
+        return None
+    first = found[0]
+    return reproduction(comparison, first.place, first.patch, first.difference)
+
+
 _TRIED = (
-    (
-        "Names and order do not tell which weights correspond: those were taken under which the programs "
-        "share most values. See in the map whether the order of the parts and the transpositions are meant."
-    ),
+    "Names and order do not tell which weights correspond: those were taken under which the programs share "
+    "most values. See in the map whether the order of the parts and the transpositions are meant."
 )
+_REST = "What follows the differences below could not be set right, so that others may be hidden behind them."

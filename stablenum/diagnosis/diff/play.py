@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from stablenum.diagnosis.replay.trace import Trace
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["MASKED", "Play", "Program", "Result", "Visit"]
+__all__ = ["MASKED", "Dialect", "Play", "Program", "Result", "Visit"]
 
 # Larger entries are masks (-1e9, the least number of a format), which programs fill in differently. They are
 # given no noise: what it adds to them would hide everything else.
@@ -35,6 +35,23 @@ class Result(NamedTuple):
     step: int = 1
 
 
+class Dialect(NamedTuple):
+    """How a script of a framework begins, and how arrays get into it and out of it.
+
+    Attributes:
+        imports: the lines that import the framework.
+        setup: the lines that follow them.
+        load, give: the code that makes a value of the framework from an array of NumPy, and the inverse.
+        numbers: whether single numbers from outside may be written into the code.
+    """
+
+    imports: tuple[str, ...]
+    setup: tuple[str, ...]
+    load: str
+    give: str
+    numbers: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Play:
     """One evaluation.
@@ -43,11 +60,14 @@ class Play:
         trace: the operations; the same in every play of a program.
         results: what is compared, in the order in which it was computed.
         keys: value -> what identifies it in a play of another width, where operations are opened or not.
+        code: step -> its lines of code, with ``$7`` for the value 7; only what was asked for and can be
+            written.
     """
 
     trace: Trace
     results: tuple[Result, ...]
     keys: Mapping[int, Hashable] = field(default_factory=dict)
+    code: Mapping[int, str] = field(default_factory=dict)
 
 
 class Program(Protocol):
@@ -55,15 +75,27 @@ class Program(Protocol):
 
     Attributes:
         framework: "torch" or "jax".
+        dialect: how its scripts are written.
         optimizer_at: the line that made the optimizer, for operations of the update that no line of the
             user's called.
     """
 
     framework: str
+    dialect: Dialect
     optimizer_at: Place | None
 
     def parameters(self) -> Mapping[str, Any]:
         """Return the parameters and buffers by name, as arrays of NumPy."""
+
+    def record(self, steps: int) -> None:
+        """Run the user's code, unless that has been done; ``play`` does so too.
+
+        Args:
+            steps: how many training steps follow one another.
+        """
+
+    def fresh(self) -> Program:
+        """Return the same program, not recorded yet."""
 
     def play(
         self,
@@ -74,6 +106,7 @@ class Program(Protocol):
         noise: float = 0.0,
         replace: Mapping[int, Any] | None = None,
         steps: int = 1,
+        code: Collection[int] = (),
     ) -> Play:
         """Evaluate the program once.
 
@@ -84,4 +117,5 @@ class Program(Protocol):
             noise: the relative size of the noise that is put on the result of every computation.
             replace: arrays that take the place of values, by index.
             steps: how many training steps follow one another, with the same arguments.
+            code: the steps of the trace that are written as code.
         """

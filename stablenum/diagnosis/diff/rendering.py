@@ -59,6 +59,7 @@ def as_rich(report: Shown) -> Iterator[Any]:
 
 def _lines(report: Shown) -> Iterator[tuple[str, str]]:
     yield headline(report), "bold green" if (not report.differences) else "bold red"
+    yield from ((note, "yellow") for note in report.notes)
     for side, off in (("left", report.left_off), ("right", report.right_off)):
         if off is not None:
             yield _off(side, off), ""
@@ -131,4 +132,3 @@ def _facts(report: Shown) -> Iterator[str]:
         yield f"  {name} <- {origin}"
     if len(shown) > _MOST_WEIGHTS:
         yield f"  and {len(shown) - _MOST_WEIGHTS} more (all of them with --json or --html)"
-    yield from report.notes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from stablenum.diagnosis.diff.differences import Cause, Difference, Off, Row
 from stablenum.diagnosis.diff.page import as_html
 from stablenum.diagnosis.diff.rendering import as_rich, as_text
+from stablenum.diagnosis.diff.repro import Repro, folder_of
 from stablenum.errors import either
 from stablenum.files import write_text
 
@@ -41,6 +42,7 @@ class DiffReport:
     notes: tuple[str, ...] = ()
     left_rows: tuple[Row, ...] = ()
     right_rows: tuple[Row, ...] = ()
+    _repro: Repro | None = field(default=None, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -65,8 +67,9 @@ class DiffReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, without the single operations."""
-        lean = replace(self, left_rows=(), right_rows=())
-        return {k: v for k, v in {"ok": self.ok, **asdict(lean)}.items() if not k.endswith("_rows")}
+        lean = replace(self, left_rows=(), right_rows=(), _repro=None)
+        hidden = ("left_rows", "right_rows", "_repro")
+        return {k: v for k, v in {"ok": self.ok, **asdict(lean)}.items() if k not in hidden}
 
     def to_json(self) -> str:
         """Return the report as strict JSON."""
@@ -90,6 +93,47 @@ class DiffReport:
                 f"path must end in {either(forms)}; got {str(path)!r}. The suffix selects the format."
             )
         write_text(path, form().rstrip("\n") + "\n")
+
+    def write_repro(self, folder: str | PathLike[str]) -> None:
+        """Write scripts that reproduce the first difference, and nothing else of the programs.
+
+        ``left.py`` and ``right.py`` use their framework only. Each begins with values that both programs
+        have, runs the operations up to the first value that differs, and prints it, all in float64;
+        ``compare.py`` prints both and how far they are apart. ``inputs.npz`` holds what they read, and as
+        ``left`` and ``right`` what the comparison measured. A side that lacks the operation has no script.
+        What cannot be written as code (a custom function, drawn random numbers) is read from ``inputs.npz``,
+        and a comment says so; arrays beyond 32 MiB in total are left out, which the script says when it runs.
+
+        Args:
+            folder: is made if there is none; files of these names are replaced, others stay.
+
+        Raises:
+            TypeError: ``folder`` is no path.
+            ValueError: the programs agree; there is a file of that name.
+            OSError: the folder cannot be written to.
+
+        Example:
+            >>> import stablenum, stablenum_torch, torch
+            >>> x = torch.linspace(-2, 2, 5, requires_grad=True)
+            >>> sides = [stablenum_torch.program(f, x) for f in (torch.sin, torch.tanh)]
+            >>> report = stablenum.diff(*sides)
+            >>> from pathlib import Path
+            >>> from tempfile import TemporaryDirectory
+            >>> with TemporaryDirectory() as folder:
+            ...     report.write_repro(folder)
+            ...     sorted(path.name for path in Path(folder).iterdir())
+            ['compare.py', 'inputs.npz', 'left.py', 'right.py']
+        """
+        path = folder_of(folder)
+        if self._repro is None:
+            raise ValueError(
+                f"write_repro needs a difference to reproduce; this report says: {self.verdict}. "
+                "Check report.ok first."
+            )
+        try:
+            self._repro.write(path)
+        except OSError as error:
+            raise OSError(f"folder {str(path)!r} cannot be written to: {error}. Name another one.") from error
 
 
 DiffReport.__module__ = "stablenum"  # pickles and messages name it as it is imported

@@ -132,9 +132,9 @@ def _pair(left: Side, right: Side, a: Result, b: Result, mine: np.ndarray) -> Pa
     allowed = _FACTOR * (left.tolerance[a.value] + right.tolerance[b.value])
     if not mine.size:
         return Pair(a, b, 0.0, allowed)
-    if not np.array_equal(np.isnan(mine), np.isnan(theirs)):
+    kept = np.isfinite(mine) & np.isfinite(theirs)
+    if not np.array_equal(mine[~kept], theirs[~kept], equal_nan=True):
         return Pair(a, b, float("inf"), allowed)
-    size = max(float(np.nanmax(np.abs(mine))), float(np.nanmax(np.abs(theirs)))) or 1.0
-    with np.errstate(invalid="ignore"):
-        gap = np.nan_to_num(np.abs(mine - theirs), nan=0.0)
-    return Pair(a, b, float(gap.max()) / size, allowed)
+    x, y = mine[kept] * 1.0, theirs[kept] * 1.0  # also of flags
+    size = max(float(np.abs(x).max(initial=0.0)), float(np.abs(y).max(initial=0.0))) or 1.0
+    return Pair(a, b, float(np.abs(x - y).max(initial=0.0)) / size, allowed)

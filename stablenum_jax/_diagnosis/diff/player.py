@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from stablenum.diagnosis.diff.exact_constants import exact_constant, exact_const
 from stablenum.diagnosis.diff.play import MASKED, Play, Result, Visit
 from stablenum.diagnosis.replay.operations import MOVING
 from stablenum.diagnosis.replay.trace import Step
+from stablenum_jax._diagnosis.diff.writing import code_of, code_of_part
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags
 from stablenum_jax._diagnosis.replay.inputs import Leaf
@@ -52,9 +53,10 @@ def play(
     noise: float,
     visit: Visit,
     replace: Mapping[int, Any],
+    code: Collection[int] = (),
 ) -> Play:
     """Evaluate a jaxpr; see ``stablenum.diagnosis.diff.play``."""
-    player = _Player(wide=wide, noise=noise, visit=visit, replacing=replace)
+    player = _Player(wide=wide, noise=noise, visit=visit, replacing=replace, writing=frozenset(code))
     with jax.enable_x64(wide):
         data = [weights.get(leaf.name, leaf.data) for leaf in traced.leaves]
         given = [
@@ -75,7 +77,7 @@ def play(
     loss = [r.value for r in results if r.kind == "loss"]
     assign_phases(player.trace, player.written, loss, [c.id for c in outputs])
     _find_update(player, results)
-    return Play(player.trace, results, {v.id: v.id for v in player.trace.values})
+    return Play(player.trace, results, {v.id: v.id for v in player.trace.values}, player.code)
 
 
 def _find_update(player: _Player, results: Sequence[Result]) -> None:
@@ -96,6 +98,8 @@ class _Player(Interpreter):
     replacing: Mapping[int, Any] = field(default_factory=dict)
     moved: bool = False
     moving: set[int] = field(default_factory=set)
+    writing: frozenset[int] = frozenset()
+    code: dict[int, str] = field(default_factory=dict)
     generator: Any = field(default_factory=lambda: np.random.default_rng(20260))
 
     # --- values ---
@@ -153,7 +157,20 @@ class _Player(Interpreter):
         step.primitive = primitive_name(name, eqn.params.get("y"))
         for cell in outputs:
             self.visit(cell.id, cell.data)
+        if step.index in self.writing:
+            self._write(step, eqn, inputs, outputs, operation)
         return step
+
+    def _write(
+        self, step: Step, eqn: Any, inputs: Sequence[Cell], outputs: Sequence[Cell], operation: str
+    ) -> None:
+        """Write a step as code if that can be done."""
+        if operation:
+            line = code_of_part(operation, inputs, outputs)
+        else:
+            line = code_of(eqn.primitive, self._params(eqn, eqn.params), inputs, outputs)
+        if line is not None:
+            self.code[step.index] = line
 
     def _is_news(self, step: Step) -> bool:
         return False
@@ -174,19 +191,13 @@ class _Player(Interpreter):
     def compute(self, eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> list[Any]:
         if not self.wide:
             return super().compute(eqn, inputs, params)
-        given = dict(eqn.params if params is None else params)
+        given = self._params(eqn, eqn.params if params is None else params)
         name = eqn.primitive.name
         if name == "reduce_precision":
             return [inputs[0]]
-        if name == "bitcast_convert_type" or name.startswith(("random_", "threefry")):
+        if _is_of_bits(name):
             with context_of(eqn):
                 return [self._widened(o) for o in bind(eqn, self._recorded(eqn, inputs), given)]
-        for key in _DTYPES:
-            if given.get(key) is not None and _is_float_dtype(given[key]):
-                given[key] = _wide_dtype(given[key])
-        if name in _COMBINING:
-            number = jax.ShapeDtypeStruct((), _wide_dtype(eqn.outvars[0].aval.dtype))
-            given["update_jaxpr"] = jax.make_jaxpr(_COMBINING[name])(number, number).jaxpr
         if name == "convert_element_type" and _is_float_dtype(given["new_dtype"]):
             return [np.asarray(inputs[0]).astype(_wide_dtype(eqn.params["new_dtype"]))]
         with context_of(eqn), jax.enable_x64(True):
@@ -198,6 +209,19 @@ class _Player(Interpreter):
                 if plain is not None:
                     return [plain]
             return [self._widened(o) for o in bind(eqn, inputs, given)]
+
+    def _params(self, eqn: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters of an equation with all formats widened."""
+        given, name = dict(params), eqn.primitive.name
+        if not self.wide or _is_of_bits(name):
+            return given
+        for key in _DTYPES:
+            if given.get(key) is not None and _is_float_dtype(given[key]):
+                given[key] = _wide_dtype(given[key])
+        if name in _COMBINING:
+            number = jax.ShapeDtypeStruct((), _wide_dtype(eqn.outvars[0].aval.dtype))
+            given["update_jaxpr"] = jax.make_jaxpr(_COMBINING[name])(number, number).jaxpr
+        return given
 
     def _recorded(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         """Return the inputs in the formats of the program, for equations that have no float64 form."""
@@ -217,6 +241,11 @@ class _Player(Interpreter):
         """Return whether a value depends on a parameter or an input: constants are given no noise."""
         value = self.trace.values[cell.id]
         return cell.id in self.moving or (value.producer is None and value.role not in ("constant", ""))
+
+
+def _is_of_bits(name: str) -> bool:
+    """Return whether a primitive works on the bits of a format, which are those that were recorded."""
+    return name == "bitcast_convert_type" or name.startswith(("random_", "threefry"))
 
 
 def _is_float(x: Any) -> bool:

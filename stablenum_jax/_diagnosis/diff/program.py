@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from stablenum.diagnosis.diff.play import Play, Visit
 from stablenum.diagnosis.replay.values import Place
 from stablenum.settings_checks import check_callable
 from stablenum_jax._diagnosis.diff.player import Traced, play
+from stablenum_jax._diagnosis.diff.writing import DIALECT
 from stablenum_jax._diagnosis.replay.inputs import Call, call_of
 from stablenum_jax._diagnosis.replay.jax_internals import quietly, with_own_lines_in_backward
 from stablenum_jax._trees.leaves import is_floating
@@ -65,6 +66,7 @@ class Program:
     """A training step of JAX, or any function of arrays. Made by :func:`program`."""
 
     framework = "jax"
+    dialect = DIALECT
 
     def __init__(
         self,
@@ -89,6 +91,17 @@ class Program:
             if leaf.role in _KEPT and is_floating(leaf.data)
         }
 
+    def record(self, steps: int) -> None:
+        """Run the user's code, unless that has been done."""
+        if steps not in self._traced:
+            self._traced[steps] = quietly(lambda: with_own_lines_in_backward(lambda: self._trace(steps)))
+
+    def fresh(self) -> Program:
+        """Return the same program, not recorded yet."""
+        return Program(
+            self._loss_fn, self._params, self._args, self._optimizer, self._compute, self.optimizer_at
+        )
+
     def play(
         self,
         visit: Visit,
@@ -98,14 +111,20 @@ class Program:
         noise: float = 0.0,
         replace: Mapping[int, Any] | None = None,
         steps: int = 1,
+        code: Collection[int] = (),
     ) -> Play:
         """Evaluate the program once; see ``stablenum.diagnosis.diff.play.Program``."""
-        if steps not in self._traced:
-            self._traced[steps] = quietly(lambda: with_own_lines_in_backward(lambda: self._trace(steps)))
+        self.record(steps)
         traced = self._traced[steps]
         return quietly(
             lambda: play(
-                traced, wide=wide, weights=weights or {}, noise=noise, visit=visit, replace=replace or {}
+                traced,
+                wide=wide,
+                weights=weights or {},
+                noise=noise,
+                visit=visit,
+                replace=replace or {},
+                code=code,
             )
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from stablenum.diagnosis.replay.operations import MOVING
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_torch._diagnosis.diff.decompositions import decomposition_of
 from stablenum_torch._diagnosis.diff.tape import Entry, Mark, Place, Tape, last_uses
+from stablenum_torch._diagnosis.diff.writing import code_of
 from stablenum_torch._diagnosis.replay.naming import operation_name
 from stablenum_torch._diagnosis.replay.schemas import (
     Operation,
@@ -46,12 +47,14 @@ def play(
     noise: float,
     visit: Visit,
     replace: Mapping[int, Any],
+    code: Collection[int] = (),
 ) -> Play:
     """Evaluate a tape; see ``stablenum.diagnosis.diff.play``."""
     with torch.no_grad(), _default(torch.float64 if wide else torch.get_default_dtype()):
         player = _Player(tape, wide, weights, noise, visit, replace)
+        player.wanted = frozenset(code)
         player.run()
-    return Play(player.trace, tuple(player.results), player.keys)
+    return Play(player.trace, tuple(player.results), player.keys, player.code)
 
 
 @contextmanager
@@ -87,6 +90,8 @@ class _Player(TorchDispatchMode):
         self.trace = Trace()
         self.results: list[Result] = []
         self.keys: dict[int, tuple[int, int]] = {}
+        self.code: dict[int, str] = {}
+        self.wanted: frozenset[int] = frozenset()
         self._tape, self._wide, self._weights = tape, wide, weights
         self._noise, self._visit, self._replace = noise, visit, replace
         self._names: dict[int, tuple[str, str]] = {}
@@ -190,7 +195,7 @@ class _Player(TorchDispatchMode):
             name = self._tape.names.get(place)
             if name is not None:
                 self._names[id(tensor)] = name
-                self._values.of(tensor)
+                self._known(tensor)  # before what is computed from it, since values are shown in order
                 del self._names[id(tensor)]
         return tensor
 
@@ -268,7 +273,12 @@ class _Player(TorchDispatchMode):
         out = func(*args, **kwargs)
         ids = {id(t) for t in written}
         outputs = written + [t for t in tensors_in(out) if id(t) not in ids]
+        names = {id(t): v for t, v in zip((t for t in given if id(t) not in skipped), inputs)}
+        code = code_of(func, args, kwargs, names, out) if len(self.trace.steps) in self.wanted else None
         self._step(operation, "", inputs, outputs, ids, (args, kwargs))
+        if code is not None:
+            made = self.trace.steps[-1]
+            self.code[made.index] = code({id(t): v for t, v in zip(outputs, made.outputs)})
         return out
 
     def _open(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from stablenum.interrupts import and_restore
 from stablenum.settings_checks import check_callable
 from stablenum_torch._diagnosis.diff.player import play
 from stablenum_torch._diagnosis.diff.tape import Tape, Taping
+from stablenum_torch._diagnosis.diff.writing import DIALECT
 from stablenum_torch._diagnosis.replay.inputs import Surroundings, look_around
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
 from stablenum_torch._diagnosis.replay.public_calls import PublicFunctions
@@ -71,6 +72,7 @@ class Program:
     """A training step of PyTorch, or any function of tensors. Made by :func:`program`."""
 
     framework = "torch"
+    dialect = DIALECT
 
     def __init__(
         self,
@@ -93,6 +95,17 @@ class Program:
         named = {**found.parameters, **found.buffers}
         return {name: t.detach().cpu().double().numpy() for name, t in named.items() if t.is_floating_point()}
 
+    def record(self, steps: int) -> None:
+        """Run the user's code, unless that has been done."""
+        if steps not in self._tapes:
+            self._tapes[steps] = self._record(steps)
+
+    def fresh(self) -> Program:
+        """Return the same program, not recorded yet."""
+        return Program(
+            self._loss_fn, self._args, self._model, self._optimizer, self._compute, self.optimizer_at
+        )
+
     def play(
         self,
         visit: Visit,
@@ -102,10 +115,10 @@ class Program:
         noise: float = 0.0,
         replace: Mapping[int, Any] | None = None,
         steps: int = 1,
+        code: Collection[int] = (),
     ) -> Play:
         """Evaluate the program once; see ``stablenum.diagnosis.diff.play.Program``."""
-        if steps not in self._tapes:
-            self._tapes[steps] = self._record(steps)
+        self.record(steps)
         return play(
             self._tapes[steps],
             wide=wide,
@@ -113,6 +126,7 @@ class Program:
             noise=noise,
             visit=visit,
             replace=replace or {},
+            code=code,
         )
 
     def _found(self) -> Surroundings:

@@ -1,0 +1,116 @@
+"""What makes a difference doubtful: other arguments, or a program that is not the same when it runs again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+
+from stablenum.diagnosis.diff.comparison import Comparison
+from stablenum.diagnosis.diff.fingerprints import distance
+from stablenum.diagnosis.diff.frontier import Start
+from stablenum.diagnosis.diff.locations import location_of
+from stablenum.diagnosis.diff.sides import Side, arrays_of, measured
+from stablenum.diagnosis.replay.trace import Step, Value
+
+__all__ = ["doubts_of"]
+
+
+def doubts_of(comparison: Comparison) -> tuple[str, ...]:
+    """Return what the reader of a difference should know first, in sentences."""
+    found = list(_other_arguments(comparison))
+    for name in ("left", "right"):
+        found += _changing(name, comparison.side(name))
+    return tuple(found)
+
+
+# --- arguments ---------------------------------------------------------------------------------------------
+
+
+def _other_arguments(comparison: Comparison) -> Iterator[str]:
+    """Name the arguments that hold other numbers on the two sides, although they are of one size and kind."""
+    left, right = comparison.left, comparison.right
+    mine, theirs = _inputs(left), _inputs(right)
+    pairs = [(a, b) for a in mine for b in theirs if _equal(comparison, a, b)]
+    rest = [a for a in mine if all(a is not one for one, _ in pairs)]
+    for b in theirs:
+        if any(b is one for _, one in pairs):
+            continue
+        a = next((a for a in rest if _alike(comparison, a, b)), None)
+        if a is None:
+            continue
+        rest.remove(a)
+        x, y = arrays_of(left, [a.id])[a.id], arrays_of(right, [b.id])[b.id]
+        yield (
+            f"The arguments differ: {_name(a)} {list(x.shape)} of the left program lies in {_range(x)}, "
+            f"{_name(b)} {list(y.shape)} of the right one in {_range(y)}, and their contents are not equal. "
+            "Give both programs the same batch, unless you mean this."
+        )
+
+
+def _inputs(side: Side) -> list[Value]:
+    return [
+        v for v in side.trace.values if v.producer is None and v.role == "input" and side.prints[v.id].entries
+    ]
+
+
+def _equal(comparison: Comparison, a: Value, b: Value) -> bool:
+    left, right = comparison.left, comparison.right
+    gap = distance(left.prints[a.id], right.prints[b.id])
+    return gap <= left.tolerance[a.id] + right.tolerance[b.id]
+
+
+def _alike(comparison: Comparison, a: Value, b: Value) -> bool:
+    mine, theirs = comparison.left.prints[a.id], comparison.right.prints[b.id]
+    x, y = arrays_of(comparison.left, [a.id])[a.id], arrays_of(comparison.right, [b.id])[b.id]
+    return mine.floating == theirs.floating and x.size == y.size
+
+
+def _name(value: Value) -> str:
+    return value.name or "an argument"
+
+
+def _range(x: np.ndarray) -> str:
+    return f"[{np.nanmin(x):.6g}, {np.nanmax(x):.6g}]"
+
+
+# --- programs that change ----------------------------------------------------------------------------------
+
+
+def _changing(name: str, side: Side) -> Iterator[str]:
+    """Say that a program gives other numbers when it is recorded again."""
+    random.random()  # so that what is drawn from these generators is something else
+    np.random.random()
+    try:
+        other = measured(side.program.fresh(), weights=side.weights, noise=False, steps=side.steps)
+    except Exception as error:  # noqa: BLE001 - it ran the first time
+        yield f"The {name} program failed when it ran again: {type(error).__name__}: {error}."
+        return
+    step = _first_other(side, other)
+    if step is None:
+        return
+    place = location_of(Start(step), side, step.phase)
+    where = "" if place is None else f" ({place.where})"
+    yield (
+        f"The {name} program is not the same when it runs again with the same arguments, first in "
+        f"{step.operation}{where}: it depends on a clock, a count, or random numbers of Python or NumPy. "
+        "This report is about one run; draw the numbers before, and give them to both programs."
+    )
+
+
+def _first_other(side: Side, other: Side) -> Step | None:
+    """Return the first operation that computes something else from the same."""
+    for step, again in zip(side.trace.steps, other.trace.steps, strict=False):
+        if (step.primitive, step.outputs) != (again.primitive, again.outputs):
+            return step
+        if any(_moved(side, other, i) for i in step.outputs):
+            return step
+    shorter = min(len(side.trace.steps), len(other.trace.steps))
+    rest = (*side.trace.steps[shorter:], *other.trace.steps[shorter:])
+    return rest[0] if rest else None
+
+
+def _moved(side: Side, other: Side, value: int) -> bool:
+    gap = distance(side.prints[value], other.prints[value])
+    return not gap <= side.tolerance[value] + other.tolerance[value]
