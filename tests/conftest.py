@@ -29,7 +29,8 @@ for name, value in COMPILED.items():
 
 # Programs that tests run in separate processes, not test modules.
 collect_ignore = [
-    "pairs/blind", "pairs/second", "pairs/tuned", "scripts", "silent/jax", "silent/torch", "unseen/jax",
+    "pairs/blind", "pairs/second", "pairs/third", "pairs/tuned", "scripts", "silent/jax", "silent/torch",
+    "unseen/jax",
     "unseen/torch",
 ]  # fmt: skip
 

@@ -168,3 +168,8 @@ def test_a_matrix_is_not_taken_for_a_bias_of_its_size() -> None:
     right = [use("fc.kernel", (4, 3), "matmul", 0), use("bias", (12,), "add", 1)]
     with pytest.raises(UnmappedError, match=r"bias \[12\]"):
         guessed(left, right)
+
+
+def test_a_table_may_be_multiplied_on_one_side_and_subtracted_on_the_other() -> None:
+    given, found = made([use("codebook.weight", (10, 4), "add", 0)], [use("table", (10, 4), "matmul", 0)])
+    assert np.array_equal(found["table"], given["codebook.weight"])

@@ -20,7 +20,6 @@ _SKIP = 8.0
 _CROSSED = 0.1
 _EXCHANGED = 0.5
 _MOST_IN_GROUP = 4
-# A matrix is not a gain or a bias, even if it is as large.
 _APART = [{a, b} for a in ("matmul", "conv") for b in ("mul", "add")]
 _Pair: TypeAlias = "tuple[Sequence[Use], Sequence[Use]]"
 _Offer: TypeAlias = "Callable[[int, int, int, int, float, list[_Pair]], None]"
@@ -176,9 +175,15 @@ def _counts(whole: Use, parts: Sequence[Use]) -> Iterator[int]:
 
 
 def _cost(a: Use, b: Use) -> float:
-    if a.size != b.size or not layouts(a.shape, b.shape, a.kind) or {a.kind, b.kind} in _APART:
+    if a.size != b.size or not layouts(a.shape, b.shape, a.kind) or _is_other(a, b):
         return float("inf")
     return 1.0 * (a.kind != b.kind) + 2.0 * (1 - _likeness(a.words, b.words)) + 3.0 * a.unlike(b)
+
+
+def _is_other(a: Use, b: Use) -> bool:
+    """Return whether one is a matrix, and the other a gain or a bias that happens to be as large."""
+    shapes = [sorted(n for n in use.shape if n != 1) for use in (a, b)]
+    return {a.kind, b.kind} in _APART and shapes[0] != shapes[1]
 
 
 def _cost_parts(whole: Use, parts: Sequence[Use]) -> float:
