@@ -21,6 +21,7 @@ from torch import nn
 import stablenum
 import stablenum_jax
 import stablenum_torch
+from stablenum.commands.diff.pair import load_pair
 from stablenum.diagnosis.diff import reproduction
 from tests.parity.test_diff import PAIR, jax_program, run, torch_program
 
@@ -287,3 +288,17 @@ def test_the_scripts_of_an_update_of_optax(tmp_path: Path) -> None:
         )
 
     assert reproduced(stablenum.diff(program(0.1), program(0.2)), tmp_path).difference > 0
+
+
+def test_the_scripts_on_the_page_are_those_that_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "diff.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    (tmp_path / "pair.py").write_text(example.partition("report = ")[0], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    stablenum.diff(*load_pair(Path("pair.py"))).write_repro("repro")
+    shown = [text for text in re.findall(r"^```text\n(.*?)^```", page, re.M | re.S) if "def run()" in text]
+    assert len(shown) == 2
+    for name, text in zip(("left.py", "right.py"), shown, strict=True):
+        assert text in (tmp_path / "repro" / name).read_text(encoding="utf-8")

@@ -130,12 +130,10 @@ def test_an_infinite_result_agrees_with_none_but_itself(made: Any) -> None:
         return made(lambda x: x + number)
 
     assert stablenum.diff(shifted(float("inf")), shifted(float("inf"))).ok
-    for other in (0.0, -float("inf"), float("nan")):
-        report = stablenum.diff(
-            made(lambda x, other=other: x.sum() + other), made(lambda x: x.sum() + float("inf"))
-        )
-        assert report.first is None or report.first.error == float("inf")
-        assert report.ok is (other == -float("inf"))  # their squares are equal
+    for other in (0.0, float("nan")):
+        report = stablenum.diff(shifted(other), shifted(float("inf")))
+        assert report.first is not None
+        assert report.first.error == float("inf")
 
 
 def test_flags_are_compared_too() -> None:

@@ -27,6 +27,11 @@ DIALECT = Dialect(
 
 # These may change nothing in float64.
 _NOTHING = frozenset({"convert_element_type", "copy", "copy_p", "reduce_precision", "stop_gradient"})
+# What functions say to arguments that they do not take, and Python to text that is no code.
+_REFUSALS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, SyntaxError,
+    TypeError, ValueError,
+)  # fmt: skip
 # Relative to the largest entry: the player may have computed an entry in another order.
 _ROUNDING = 1e3 * np.finfo(np.float64).eps
 
@@ -95,7 +100,7 @@ def _gives(
     data = [c.data for c in inputs]
     try:
         with jax.enable_x64(True):
-            made = eval(f"{callee}(*data, {options})", {"jax": jax, "jnp": jnp, "data": data})
+            made = eval(f"{callee}(*data, {options})", {"jax": jax, "jnp": jnp, "np": np, "data": data})
     except (
         ArithmeticError,
         AssertionError,
