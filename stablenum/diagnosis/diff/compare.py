@@ -6,6 +6,7 @@ from typing import Any
 
 from stablenum.diagnosis.diff.carrying import Weights, carried
 from stablenum.diagnosis.diff.comparison import Comparison
+from stablenum.diagnosis.diff.compiled import compiled_errors, too_far
 from stablenum.diagnosis.diff.locations import off_of, share_of
 from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.report import DiffReport
@@ -63,7 +64,10 @@ def compared(left: Program, right: Program, weights: Weights = "match", steps: i
 def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> DiffReport:
     left, right, shared = comparison.left, comparison.right, comparison.found
     roundings = [rounding_of(side) for side in (left, right)]
-    off = [None if found else off_of(r, s) for r, s in zip(roundings, (left, right), strict=True)]
+    sides = dict(zip(("left", "right"), zip((left, right), roundings, strict=True), strict=True))
+    compiled = {name: None if found else compiled_errors(side) for name, (side, _) in sides.items()}
+    off = [None if found else off_of(r, side, compiled[name]) for name, (side, r) in sides.items()]
+    astray = [n for n, e in compiled.items() if e is not None and too_far(*sides[n], e)]
     differing = (
         {s.index for f in found for s in f.place.region_left},
         {s.index for f in found for s in f.place.region_right},
@@ -76,13 +80,21 @@ def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> Di
         left_off=off[0],
         right_off=off[1],
         matched=(share_of(left, shared.left), share_of(right, shared.right)),
-        notes=(*_TRIED[not comparison.weights.by_trial :], *_REST[complete or not found :]),
+        notes=(
+            *(_ASTRAY.format(side) for side in astray),
+            *_TRIED[not comparison.weights.by_trial :],
+            *_REST[complete or not found :],
+        ),
         left_rows=rows[0],
         right_rows=rows[1],
     )
 
 
 _REST = ("What follows could not be set right, so that further differences may be hidden behind these.",)
+_ASTRAY = (
+    "What the compiler makes of the {} program is further off than the rounding of its operations explains: "
+    "a fault of the compiler or of what it assumes."
+)
 _TRIED = (
     (
         "Names and order do not tell which weights correspond: those were taken under which the programs "
