@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from stablenum.diagnosis.diff.carrying import Weights, carried
 from stablenum.diagnosis.diff.comparison import Comparison
+from stablenum.diagnosis.diff.compiled import compiled_errors, too_far
 from stablenum.diagnosis.diff.doubts import doubts_of
 from stablenum.diagnosis.diff.locations import off_of, share_of
 from stablenum.diagnosis.diff.play import Program
@@ -107,7 +108,10 @@ def compared(
 def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> DiffReport:
     left, right, shared = comparison.left, comparison.right, comparison.found
     roundings = [rounding_of(side) for side in (left, right)]
-    off = [None if found else off_of(r, s) for r, s in zip(roundings, (left, right), strict=True)]
+    sides = dict(zip(("left", "right"), zip((left, right), roundings, strict=True), strict=True))
+    compiled = {name: None if found else compiled_errors(side) for name, (side, _) in sides.items()}
+    off = [None if found else off_of(r, side, compiled[name]) for name, (side, r) in sides.items()]
+    astray = [n for n, e in compiled.items() if e is not None and too_far(*sides[n], e)]
     differing = (
         {s.index for f in found for s in f.place.region_left},
         {s.index for f in found for s in f.place.region_right},
@@ -120,17 +124,18 @@ def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> Di
         left_off=off[0],
         right_off=off[1],
         matched=(share_of(left, shared.left), share_of(right, shared.right)),
-        notes=_notes(comparison, complete=complete or not found),
+        notes=_notes(comparison, astray, complete=complete or not found),
         left_rows=rows[0],
         right_rows=rows[1],
         _repro=_repro(comparison, found),
     )
 
 
-def _notes(comparison: Comparison, *, complete: bool) -> tuple[str, ...]:
+def _notes(comparison: Comparison, astray: list[str], *, complete: bool) -> tuple[str, ...]:
     doubts = () if comparison.differing is None else doubts_of(comparison)
     tried = (_TRIED,) if comparison.weights.by_trial else ()
-    return (*tried, *doubts, *(() if complete else (_REST,)))
+    compiled = tuple(_ASTRAY.format(side) for side in astray)
+    return (*compiled, *tried, *doubts, *(() if complete else (_REST,)))
 
 
 def _repro(comparison: Comparison, found: list[Found]) -> Repro | None:
@@ -141,6 +146,10 @@ def _repro(comparison: Comparison, found: list[Found]) -> Repro | None:
     return reproduction(comparison, first.place, first.patch, first.difference)
 
 
+_ASTRAY = (
+    "What the compiler makes of the {} program is further off than the rounding of its operations explains: "
+    "a fault of the compiler or of what it assumes."
+)
 _TRIED = (
     "Names and order do not tell which weights correspond: those were taken under which the programs share "
     "most values. See in the map whether the order of the parts and the transpositions are meant."

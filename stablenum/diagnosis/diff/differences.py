@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 __all__ = ["Cause", "Difference", "Location", "Off", "Row"]
@@ -76,12 +77,15 @@ class Off:
         error: the largest relative error of a loss or output.
         where, operation: the operation that adds most.
         added: the relative error that it adds.
+        compiled: the largest relative error of each kind of result as the compiler computes it; None if
+            nothing is compiled.
     """
 
     error: float
     where: str
     operation: str
     added: float
+    compiled: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ def result_name(kind: str, name: str) -> str:
     return {"gradient": f"gradient of {name}", "updated": f"{name} after the update"}.get(kind, name)
 
 
-def off_of(found: Rounding, side: Side) -> Off:
+def off_of(found: Rounding, side: Side, compiled: Mapping[str, float] | None = None) -> Off:
     """Return the rounding errors of a side."""
     step = found.step
     place = None if step is None else step.place
@@ -57,6 +57,7 @@ def off_of(found: Rounding, side: Side) -> Off:
         where="" if place is None else _where(place),
         operation="" if step is None else _operation(step),
         added=found.added,
+        compiled=compiled,
     )
 
 

@@ -88,7 +88,7 @@ def _rounding(sides: Mapping[str, Off | None]) -> str:
     rows = [
         f'<tr><th scope="row">{side}</th><td class="number">{off.error:.1e}</td>'
         f"<td>{_code(off.operation)}</td><td>{_code(off.where, 'place')}</td>"
-        f'<td class="number">{off.added:.1e}</td></tr>'
+        f'<td class="number">{off.added:.1e}</td></tr>{_compiled(side, off)}'
         for side, off in sides.items()
         if off is not None
     ]
@@ -98,6 +98,13 @@ def _rounding(sides: Mapping[str, Off | None]) -> str:
     )
     table = "\n".join(['<div class="scroll narrow"><table>', head, *rows, "</table></div>"])
     return f"<h2>Rounding</h2>\n{table}" if rows else ""
+
+
+def _compiled(side: str, off: Off) -> str:
+    if off.compiled is None:
+        return ""
+    shown = ", ".join(f"{kind} by {error:.1e}" for kind, error in off.compiled.items())
+    return f'\n<tr><th scope="row">{side}, compiled</th><td colspan="4">{shown}</td></tr>'
 
 
 def _code(text: str, kind: str = "") -> str:

@@ -63,6 +63,8 @@ def _lines(report: Shown) -> Iterator[tuple[str, str]]:
     for side, off in (("left", report.left_off), ("right", report.right_off)):
         if off is not None:
             yield _off(side, off), ""
+            if off.compiled is not None:
+                yield _compiled(off.compiled), ""
     for number, difference in enumerate(report.differences, 1):
         yield "", ""
         yield f"{title(number, difference)}:", "bold"
@@ -121,6 +123,11 @@ def _off(side: str, off: Off) -> str:
     if off.where:
         shown += f"; {off.operation} ({off.where}) rounds most, by {off.added:.1e}"
     return shown
+
+
+def _compiled(errors: Mapping[str, float]) -> str:
+    shown = ", ".join(f"{kind} by {error:.1e}" for kind, error in errors.items())
+    return f"         compiled: off by at most this much: {shown}"
 
 
 def _facts(report: Shown) -> Iterator[str]:

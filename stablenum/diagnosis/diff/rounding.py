@@ -11,7 +11,7 @@ import numpy as np
 from stablenum.diagnosis.diff.sides import Side, host
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["Rounding", "rounding_of"]
+__all__ = ["Rounding", "relative_error", "rounding_of"]
 
 # The entries that are kept of all values together, and the least that are kept of each value.
 _MOST, _LEAST = 2**26, 2**10
@@ -47,7 +47,7 @@ def rounding_of(side: Side) -> Rounding:
         if narrow is not None:
             wide = host(data)
             if wide.dtype.kind == "f" and wide.shape == narrow[0]:
-                errors[index] = _error(narrow[1], wide)
+                errors[index] = relative_error(narrow[1], wide)
 
     wide = side.program.play(compare, weights=side.weights, steps=side.steps)
     ends = [r.value for r in wide.results if r.kind in ("loss", "output")]
@@ -86,7 +86,7 @@ def _worst(steps: list[Step], errors: Mapping[int, float]) -> tuple[Step | None,
     return worst, most
 
 
-def _error(narrow: Any, wide: Any) -> float:
+def relative_error(narrow: Any, wide: Any) -> float:
     """Return the largest difference of the entries of a sample, relative to the largest of all entries."""
     if not wide.size:
         return 0.0

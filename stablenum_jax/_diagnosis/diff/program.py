@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import make_jaxpr, value_and_grad
+from jax.extend.core import jaxpr_as_fun
 
 from stablenum.diagnosis.diff.call_sites import argument_line
 from stablenum.diagnosis.diff.play import Play, Visit
@@ -19,7 +20,7 @@ from stablenum.diagnosis.replay.values import Place
 from stablenum.settings_checks import check_callable
 from stablenum_jax._diagnosis.diff.player import Traced, play
 from stablenum_jax._diagnosis.diff.writing import DIALECT
-from stablenum_jax._diagnosis.replay.inputs import Call, call_of
+from stablenum_jax._diagnosis.replay.inputs import Call, Leaf, call_of
 from stablenum_jax._diagnosis.replay.jax_internals import quietly, with_own_lines_in_backward
 from stablenum_jax._trees.leaves import is_floating
 
@@ -128,6 +129,16 @@ class Program:
             )
         )
 
+    def compiled(self, weights: Mapping[str, Any] | None = None) -> Mapping[tuple[str, str], Any] | None:
+        """Return the results of one step compiled as a whole, by kind and name; None if ``loss_fn`` is not
+        jitted."""
+        if not hasattr(self._loss_fn, "lower"):
+            return None
+        traced = self._traced[1] if 1 in self._traced else self._trace(1)
+        data = [_given(leaf, weights or {}) for leaf in traced.leaves]
+        outputs = quietly(lambda: jax.jit(jaxpr_as_fun(traced.closed))(*data))
+        return {m[:2]: np.asarray(x) for m, x in zip(traced.results, outputs, strict=True)}
+
     # --- tracing ---
 
     def _call(self) -> Call:
@@ -203,6 +214,13 @@ class Program:
         updates, state = self._optimizer.update(tree(gradients), state, params)
         new = optax.apply_updates(params, updates)
         return [x for x in jax.tree.leaves(new) if is_floating(x)], state
+
+
+def _given(leaf: Leaf, weights: Mapping[str, Any]) -> Any:
+    """Return the array of a leaf, or the one that takes its place."""
+    if leaf.role not in _KEPT or leaf.name not in weights:
+        return leaf.data
+    return jnp.asarray(np.reshape(weights[leaf.name], leaf.data.shape), leaf.data.dtype)
 
 
 def _trained(model: Any) -> Any:

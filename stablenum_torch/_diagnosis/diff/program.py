@@ -17,8 +17,9 @@ from stablenum.diagnosis.diff.play import Play, Visit
 from stablenum.diagnosis.replay.values import Place
 from stablenum.interrupts import and_restore
 from stablenum.settings_checks import check_callable
+from stablenum_torch._diagnosis.diff.compiled import is_compiled, with_arrays
 from stablenum_torch._diagnosis.diff.player import play
-from stablenum_torch._diagnosis.diff.tape import Tape, Taping
+from stablenum_torch._diagnosis.diff.tape import Tape, Taping, draws
 from stablenum_torch._diagnosis.diff.writing import DIALECT
 from stablenum_torch._diagnosis.replay.inputs import Surroundings, look_around
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
@@ -129,6 +130,34 @@ class Program:
             code=code,
         )
 
+    def compiled(self, weights: Mapping[str, Any] | None = None) -> Mapping[tuple[str, str], Any] | None:
+        """Return loss, outputs and gradients of one step as ``torch.compile`` runs it, by kind and name; None
+        if nothing is compiled, or if the step draws random numbers."""
+        around = self._found()
+        if not is_compiled(self._loss_fn, around.modules.values()) or any(map(draws, self._tapes.values())):
+            return None
+        snapshot = Snapshot(around.objects)
+        return and_restore(lambda: self._run_compiled(around, snapshot, weights or {}), snapshot.restore)
+
+    def _run_compiled(
+        self, around: Surroundings, snapshot: Snapshot, weights: Mapping[str, Any]
+    ) -> Mapping[tuple[str, str], Any]:
+        named = {**around.parameters, **around.buffers}
+        for tensor in named.values():
+            snapshot.keep_memory(tensor)
+            snapshot.keep_tensor(tensor)
+        with_arrays(named, weights)
+        with warnings.catch_warnings(), torch.enable_grad(), self._autocast():
+            warnings.simplefilter("ignore")
+            out = self._loss_fn(*self._args)
+        loss = _loss(out)
+        if loss is None:
+            return {("output", name): _host(t) for name, t in _named("output", out)}
+        if loss.grad_fn is not None and all(p.grad is None for p in around.parameters.values()):
+            loss.backward()
+        gradients = {name: p.grad for name, p in around.parameters.items() if p.grad is not None}
+        return {("loss", "loss"): _host(loss), **{("gradient", n): _host(g) for n, g in gradients.items()}}
+
     def _found(self) -> Surroundings:
         if self._around is None:
             self._around = look_around(self._loss_fn, self._args, {}, self._model, self._optimizer)
@@ -207,6 +236,10 @@ def _scalars_of(optimizer: Optimizer) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def _host(tensor: Tensor) -> Any:
+    return tensor.detach().cpu().double().numpy()
 
 
 def _call_user(loss_fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -182,6 +182,12 @@ def _is_random(func: Any, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
     return True
 
 
+def draws(tape: Tape) -> bool:
+    """Return whether a call of the tape drew random numbers."""
+    calls = (e for e in tape.entries if isinstance(e, Entry))
+    return any(r.drawn is not None for e in calls for r in (*e.results, *e.written))
+
+
 def last_uses(entries: Sequence[Entry | Mark]) -> dict[int, list[int]]:
     """Return, for each position in the tape, the storages that are not used after it."""
     last: dict[int, int] = {}
