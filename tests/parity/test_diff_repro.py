@@ -294,7 +294,7 @@ def test_the_scripts_on_the_page_are_those_that_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "diff.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    (example,) = (e for e in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "report = " in e)
     (tmp_path / "pair.py").write_text(example.partition("report = ")[0], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     stablenum.diff(*load_pair(Path("pair.py"))).write_repro("repro")

@@ -67,18 +67,16 @@ class Pair(NamedTuple):
 
 
 def patched(comparison: Comparison, found: Frontier, group: Group, pairs: Iterable[Pair]) -> Patch | None:
-    """Return the first pair of values at a frontier after which the programs agree, else the pair after which
-    they share most; None if no pair makes them share what follows."""
-    best: tuple[Patch, Pair] | None = None
-    for pair in list(pairs)[:_MOST_TRIALS]:
-        patch = tried_with(comparison, found, group, [pair])
-        if patch is not None and (patch.agrees or best is None or patch.shared > best[0].shared):
-            best = patch, pair
-            if patch.agrees:
-                break
-    if best is None:
+    """Return the pair of values at a frontier after which the programs agree, and of several the one after
+    which they share most; None if no pair makes them share what follows.
+
+    Sharing most, rather than the results alone, leaves equal what the derivatives read later.
+    """
+    trials = [(tried_with(comparison, found, group, [p]), p) for p in list(pairs)[:_MOST_TRIALS]]
+    useful = [(patch, pair) for patch, pair in trials if patch is not None]
+    if not useful:
         return None
-    patch, pair = best
+    patch, pair = max(useful, key=lambda t: (t[0].agrees, t[0].shared))
     return replace(patch, after=comparison.with_values("right", {pair.right: pair.mine}))
 
 
