@@ -18,7 +18,7 @@ import jax
 from stablenum.interrupts import and_restore
 from stablenum_jax._trees.names import path_name
 
-__all__ = ["Scope", "scope_of", "with_module_names"]
+__all__ = ["Scope", "module_of", "names_of", "scope_of", "with_module_names"]
 
 T = TypeVar("T")
 
@@ -70,8 +70,27 @@ def scope_of(names: tuple[str, ...], roots: frozenset[str]) -> Scope:
     return tuple(found)
 
 
-def with_module_names(trace: Callable[[], T]) -> tuple[T, set[str]]:
-    """Return ``trace()``, run without jit and with names for the modules of flax.nnx and Equinox.
+def module_of(names: tuple[str, ...]) -> str:
+    """Return the path of the innermost module in a name stack of :func:`with_module_names`; without such
+    modules, the names of the stack.
+
+    Example:
+        >>> module_of(("stablenum:", "stablenum:layers.0", "stablenum#2", "eqx.nn.Linear"))
+        'layers.0'
+        >>> module_of(("Net", "stablenum#1", "blocks_0", "stablenum#2"))
+        'Net/blocks_0'
+    """
+    if any(name.startswith(_MARK) for name in names):
+        return scope_of(names, frozenset())[-1][0]
+    return "/".join(name for name in names if not name.startswith(_CALL))
+
+
+def with_module_names(trace: Callable[[], T], *, jit: bool = False) -> tuple[T, set[str]]:
+    """Return ``trace()``, run with names for the modules of flax.nnx and Equinox.
+
+    Args:
+        trace: what traces a function.
+        jit: whether functions inside it stay jitted. Those that JAX has traced before give no names then.
 
     Returns:
         Its result, and the names of outermost linen modules. All classes are restored.
@@ -82,16 +101,12 @@ def with_module_names(trace: Callable[[], T]) -> tuple[T, set[str]]:
     contexts = contextlib.ExitStack()
 
     def run() -> T:
-        contexts.enter_context(jax.disable_jit())
+        contexts.enter_context(jax.disable_jit(not jit))
         linen = sys.modules.get("flax.linen")
         if linen is not None:
             contexts.enter_context(linen.intercept_methods(functools.partial(_note_call, roots, count)))
-        nnx = sys.modules.get("flax.nnx")
-        if nnx is not None:
-            _wrap_calls(changed, nnx.Module, _nnx_paths, count)
-        equinox = sys.modules.get("equinox")
-        if equinox is not None:
-            _wrap_calls(changed, equinox.Module, functools.partial(_tree_paths, equinox.Module), count)
+        for base in _bases():
+            _wrap_calls(changed, base, count)
         return trace()
 
     def restore() -> None:
@@ -110,6 +125,32 @@ def _note_call(
         roots.add((context.module.name or type(context.module).__name__) + method)
     with jax.named_scope(f"{_CALL}{next(count)}"):
         return call(*args, **kwargs)
+
+
+# The path of each module of the outermost one that runs, by identity.
+_known: dict[int, str] = {}
+
+
+@contextlib.contextmanager
+def names_of(root: Any) -> Iterator[None]:
+    """Name the modules that run by their paths in ``root``, unless a module around it does so already.
+    What is no module of flax.nnx or Equinox names none."""
+    outermost = not _known and isinstance(root, _bases())
+    if outermost:
+        nnx = sys.modules.get("flax.nnx")
+        of_nnx = nnx is not None and isinstance(root, nnx.Module)
+        _known.update(_nnx_paths(root) if of_nnx else _tree_paths(sys.modules["equinox"].Module, root))
+    try:
+        yield
+    finally:
+        if outermost:
+            _known.clear()
+
+
+def _bases() -> tuple[type, ...]:
+    """Return the classes of modules whose calls are named here, of the libraries that are imported."""
+    libraries = (sys.modules.get("flax.nnx"), sys.modules.get("equinox"))
+    return tuple(library.Module for library in libraries if library is not None)
 
 
 def _nnx_paths(root: Any) -> dict[int, str]:
@@ -136,27 +177,18 @@ def _tree_paths(base: type, root: Any) -> dict[int, str]:
     return found
 
 
-def _wrap_calls(
-    changed: list[tuple[type, Any]],
-    base: type,
-    paths_of: Callable[[Any], dict[int, str]],
-    count: Iterator[int],
-) -> None:
+def _wrap_calls(changed: list[tuple[type, Any]], base: type, count: Iterator[int]) -> None:
     """Run every ``__call__`` of ``base`` and its subclasses in the scope of the module's path.
 
     Each class is added to ``changed`` with its own method before the class is changed.
     """
-    known: dict[int, str] = {}  # filled while an outermost module is being called
     called: list[int] = []
 
     def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def named(self: Any, *args: Any, **kwargs: Any) -> Any:
-            outermost = not known
-            if outermost:
-                known.update(paths_of(self))
-            try:
-                path = known.get(id(self))
+            with names_of(self):
+                path = _known.get(id(self))
                 # The module was created during the call and has no path in the tree, or it calls an
                 # inherited __call__.
                 if path is None or called[-1:] == [id(self)]:
@@ -167,9 +199,6 @@ def _wrap_calls(
                         return call(self, *args, **kwargs)
                 finally:
                     called.pop()
-            finally:
-                if outermost:
-                    known.clear()
 
         return named
 

@@ -20,6 +20,7 @@ from stablenum.diagnosis.replay.values import Place
 from stablenum.settings_checks import check_callable
 from stablenum_jax._diagnosis.diff.player import Traced, play
 from stablenum_jax._diagnosis.diff.writing import DIALECT
+from stablenum_jax._diagnosis.module_scopes import names_of, with_module_names
 from stablenum_jax._diagnosis.replay.inputs import Call, Leaf, call_of
 from stablenum_jax._diagnosis.replay.jax_internals import quietly, with_own_lines_in_backward
 from stablenum_jax._trees.leaves import is_floating
@@ -95,7 +96,7 @@ class Program:
     def record(self, steps: int) -> None:
         """Run the user's code, unless that has been done."""
         if steps not in self._traced:
-            self._traced[steps] = quietly(lambda: with_own_lines_in_backward(lambda: self._trace(steps)))
+            self._traced[steps] = quietly(lambda: with_own_lines_in_backward(lambda: self._named(steps)))
 
     def fresh(self) -> Program:
         """Return the same program, not recorded yet."""
@@ -141,13 +142,20 @@ class Program:
 
     # --- tracing ---
 
+    def _loss_with_names(self, params: Any, *args: Any) -> Any:
+        with names_of(params):
+            return self._loss_fn(params, *args)
+
     def _call(self) -> Call:
-        call = call_of(self._loss_fn, (self._params, *self._args), {}, (0,))
+        call = call_of(self._loss_with_names, (self._params, *self._args), {}, (0,))
         names = [_plain_name(leaf.name) if leaf.role in _KEPT else leaf.name for leaf in call.leaves]
         if len(set(names)) < len(names):  # keys that hold dots themselves
             return call
         leaves = tuple(replace(leaf, name=name) for leaf, name in zip(call.leaves, names, strict=True))
         return replace(call, leaves=leaves)
+
+    def _named(self, steps: int) -> Traced:
+        return with_module_names(lambda: self._trace(steps), jit=True)[0]
 
     def _trace(self, steps: int) -> Traced:
         call = self._call()

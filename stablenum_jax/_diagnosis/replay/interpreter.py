@@ -15,6 +15,7 @@ from jax.extend import core
 from stablenum.diagnosis.replay.constants import is_constant
 from stablenum.diagnosis.replay.operations import ANSWERING
 from stablenum.diagnosis.replay.trace import Step, Trace
+from stablenum_jax._diagnosis.module_scopes import module_of
 from stablenum_jax._diagnosis.replay import control_flow
 from stablenum_jax._diagnosis.replay.cells import Cell, Composed, Context
 from stablenum_jax._diagnosis.replay.composed import axis_of, composed_by, reduces
@@ -280,6 +281,6 @@ _TRANSFORMATIONS = re.compile(r"\b(transpose|jvp|vmap|checkpoint|remat|linearize
 
 @lru_cache(maxsize=4096)
 def _module(stack: str) -> str:
-    """Return the name stack without transformations, so that only named scopes and flax modules are left."""
+    """Return the module of a name stack without transformations: a path, or named scopes and flax modules."""
     parts = _TRANSFORMATIONS.sub("", stack).split("/")
-    return "/".join(p for p in parts if p and p not in ("rematted_computation", "checkpoint"))
+    return module_of(tuple(p for p in parts if p and p not in ("rematted_computation", "checkpoint")))

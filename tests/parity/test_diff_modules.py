@@ -1,0 +1,97 @@
+"""The module of an operation of JAX in a report: the path in the model, as PyTorch has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+import stablenum
+import stablenum_jax
+import stablenum_torch
+
+WIDTH = 4
+X = np.random.default_rng(0).normal(size=(6, WIDTH)).astype(np.float32)
+
+
+class TorchBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        return torch.nn.functional.gelu(self.linear(x))
+
+
+class TorchModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([TorchBlock(), TorchBlock()])
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class NnxBlock(nnx.Module):
+    def __init__(self, rngs: Any) -> None:
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return jax.nn.gelu(self.linear(x))
+
+
+class NnxModel(nnx.Module):
+    def __init__(self) -> None:
+        self.blocks = nnx.List([NnxBlock(nnx.Rngs(i)) for i in range(2)])
+
+    def encode(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class EquinoxBlock(eqx.Module):
+    linear: eqx.nn.Linear
+
+    def __call__(self, x: Any) -> Any:
+        return jax.nn.gelu(self.linear(x))
+
+
+class EquinoxModel(eqx.Module):
+    blocks: list[EquinoxBlock]
+
+    def encode(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = jax.vmap(block)(x)
+        return x
+
+
+def equinox_model() -> EquinoxModel:
+    return EquinoxModel([EquinoxBlock(eqx.nn.Linear(WIDTH, WIDTH, key=jax.random.key(i))) for i in range(2)])
+
+
+@pytest.mark.parametrize("make", [NnxModel, equinox_model])
+def test_modules_of_nnx_and_equinox_are_named_by_their_paths(make: Any) -> None:
+    torch.manual_seed(0)
+    model, x = TorchModel(), torch.from_numpy(X)
+    left = stablenum_torch.program(lambda: (model(x) ** 2).mean(), model=model)
+    # The method called first is not __call__, which alone is given a name.
+    right = stablenum_jax.program(lambda m, x: jnp.mean(m.encode(x) ** 2), make(), jnp.asarray(X))
+    before = {kind: kind.__call__ for kind in (NnxBlock, EquinoxBlock, nnx.Linear, eqx.nn.Linear)}
+
+    first = stablenum.diff(left, right).first
+
+    assert first is not None
+    assert first.left is not None
+    assert first.right is not None
+    assert (first.left.module, first.right.module) == ("blocks.0", "blocks.0")
+    assert {kind: kind.__call__ for kind in before} == before
