@@ -62,12 +62,14 @@ class Play:
         keys: value -> what identifies it in a play of another width, where operations are opened or not.
         code: step -> its lines of code, with ``$7`` for the value 7; only what was asked for and can be
             written.
+        stops: the steps of the forward pass at which the user's program ends the flow of gradients.
     """
 
     trace: Trace
     results: tuple[Result, ...]
     keys: Mapping[int, Hashable] = field(default_factory=dict)
     code: Mapping[int, str] = field(default_factory=dict)
+    stops: frozenset[int] = frozenset()
 
 
 class Program(Protocol):

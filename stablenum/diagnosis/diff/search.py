@@ -14,6 +14,7 @@ from stablenum.diagnosis.diff.locations import location_of, result_name
 from stablenum.diagnosis.diff.patches import Patch, candidates, patched
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.scene import Scene
+from stablenum.diagnosis.diff.stops import Stopped, stopped
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
 
@@ -62,11 +63,13 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], bool]:
             return found, all(kind == "updated" for kind, _ in past)
         group = groups[0]
         place = comparison.frontier(group)
-        pairs = candidates(comparison, place)
+        stop = stopped(comparison, group, place) if group.kind == "gradient" else None
+        pairs = candidates(comparison, place) if stop is None else []
         patch = patched(comparison, place, group, pairs)
         if not any(f.holds(place) for f in found):
-            found.append(_found(Scene(comparison, place, group, tuple(pairs), patch)))
-        comparison = _past(comparison, group, past) if patch is None else patch.after
+            found.append(_found(Scene(comparison, place, group, tuple(pairs), patch), stop))
+        after = patch.after if patch is not None else None if stop is None else stop.after
+        comparison = _past(comparison, group, past) if after is None else after
     return found, False
 
 
@@ -82,18 +85,19 @@ def _past(comparison: Comparison, group: Group, past: set[tuple[str, int]]) -> C
     return comparison.with_values("right", values) if values else comparison
 
 
-def _found(scene: Scene) -> Found:
+def _found(scene: Scene, stop: Stopped | None) -> Found:
     comparison, group, place, patch = scene.comparison, scene.group, scene.found, scene.patch
     worst = max(group.differing, key=lambda p: p.error)
     phase = _PHASES.get(group.kind, "forward")
+    left, right = (place.left, place.right) if stop is None else (stop.left, stop.right)
     difference = Difference(
-        left=location_of(place.left, comparison.left, phase),
-        right=location_of(place.right, comparison.right, phase),
+        left=location_of(left, comparison.left, phase),
+        right=location_of(right, comparison.right, phase),
         result=result_name(group.kind, worst.left.name),
         step=group.step,
         error=worst.error,
         allowed=worst.allowed,
-        causes=causes_of(scene),
+        causes=causes_of(scene) if stop is None else (stop.cause,),
     )
     return Found(
         difference,

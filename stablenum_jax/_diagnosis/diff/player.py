@@ -77,7 +77,20 @@ def play(
     loss = [r.value for r in results if r.kind == "loss"]
     assign_phases(player.trace, player.written, loss, [c.id for c in outputs])
     _find_update(player, results)
-    return Play(player.trace, results, {v.id: v.id for v in player.trace.values}, player.code)
+    stops = _stops(player)
+    for index in stops:
+        player.trace.steps[index].operation = "stop_gradient"
+    keys = {v.id: v.id for v in player.trace.values}
+    return Play(player.trace, results, keys, player.code, stops)
+
+
+def _stops(player: _Player) -> frozenset[int]:
+    """Return the steps at which the user calls ``stop_gradient``, rather than a function of a library."""
+    return frozenset(
+        step.index
+        for step, how in zip(player.trace.steps, player.written, strict=True)
+        if how.primitive == "stop_gradient" and how.source.functions[:1] == ("stop_gradient",)
+    )
 
 
 def _find_update(player: _Player, results: Sequence[Result]) -> None:

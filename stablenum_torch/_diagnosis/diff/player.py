@@ -54,7 +54,7 @@ def play(
         player = _Player(tape, wide, weights, noise, visit, replace)
         player.wanted = frozenset(code)
         player.run()
-    return Play(player.trace, tuple(player.results), player.keys, player.code)
+    return Play(player.trace, tuple(player.results), player.keys, player.code, frozenset(player.stops))
 
 
 @contextmanager
@@ -91,6 +91,9 @@ class _Player(TorchDispatchMode):
         self.results: list[Result] = []
         self.keys: dict[int, tuple[int, int]] = {}
         self.code: dict[int, str] = {}
+        self.stops: set[int] = set()
+        self._detached: dict[int, int] = {}  # value -> the value without gradients in the same memory
+        self._dead: set[int] = set()  # arguments of the call of which no gradients are wanted
         self.wanted: frozenset[int] = frozenset()
         self._tape, self._wide, self._weights = tape, wide, weights
         self._noise, self._visit, self._replace = noise, visit, replace
@@ -113,7 +116,10 @@ class _Player(TorchDispatchMode):
                 self.results.append(Result(entry.kind, entry.name, self._known(tensor), entry.step))
             else:
                 self._context = entry.step
+                before = len(self.trace.steps)
                 self._evaluate(entry)
+                if entry.stops:
+                    self._end_gradients(entry, before)
                 for number, result in enumerate((*entry.written, *entry.results)):
                     self.keys.setdefault(self._known(self._tensor(result.place)), (index, number))
                 self._steps[entry.step.index] = len(self.trace.steps) - 1
@@ -122,7 +128,20 @@ class _Player(TorchDispatchMode):
 
     # --- entries ---
 
+    def _end_gradients(self, entry: Entry, first: int) -> None:
+        """Note that gradients end at the steps of an entry. What a ``detach`` gives lies in the memory of
+        what it reads: which of both values is read there depends on whether gradients are wanted."""
+        self.stops.update(range(first, len(self.trace.steps)))
+        if entry.operation.name != "detach":
+            return
+        for step in self.trace.steps[first:]:
+            step.operation = "detach"
+            self._detached[step.inputs[0]] = step.outputs[0]
+            tensor = self._tensor(entry.results[0].place)
+            self._values.note(tensor, step.inputs[0], written=False, uninitialised=False)
+
     def _evaluate(self, entry: Entry) -> None:
+        self._dead.clear()
         args, kwargs = self._given(entry.args), self._given(entry.kwargs)
         if any(r.drawn is not None for r in (*entry.results, *entry.written)):
             self._draw(entry, args)
@@ -175,6 +194,8 @@ class _Player(TorchDispatchMode):
     def _given(self, tree: Any, *, narrow: bool = False) -> Any:
         if isinstance(tree, Place):
             tensor = self._tensor(tree)
+            if not tree.live and self._context.phase == "forward":
+                self._dead.add(id(tensor))
             return tensor.to(tree.dtype) if narrow else tensor
         if isinstance(tree, torch.dtype):
             return tree if narrow else self._dtype(tree)
@@ -233,7 +254,7 @@ class _Player(TorchDispatchMode):
         if found in self._replace and found >= self._seen:
             tensor.copy_(torch.as_tensor(self._replace[found]).reshape(tensor.shape))
         self._show(found, tensor)
-        return found
+        return self._detached.get(found, found) if id(tensor) in self._dead else found
 
     def _show(self, value: int, tensor: Tensor) -> None:
         if value >= self._seen:

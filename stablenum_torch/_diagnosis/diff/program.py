@@ -19,7 +19,7 @@ from stablenum.interrupts import and_restore
 from stablenum.settings_checks import check_callable
 from stablenum_torch._diagnosis.diff.compiled import is_compiled, with_arrays
 from stablenum_torch._diagnosis.diff.player import play
-from stablenum_torch._diagnosis.diff.tape import Tape, Taping, draws
+from stablenum_torch._diagnosis.diff.tape import Detaching, Tape, Taping, draws
 from stablenum_torch._diagnosis.diff.writing import DIALECT
 from stablenum_torch._diagnosis.replay.inputs import Surroundings, look_around
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
@@ -182,6 +182,7 @@ class Program:
             torch.enable_grad(),
             recorder,
             PublicFunctions(recorder),
+            Detaching(recorder),
         ):
             warnings.simplefilter("ignore")
             for step in range(1, steps + 1):

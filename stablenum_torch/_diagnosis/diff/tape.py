@@ -12,19 +12,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from stablenum.diagnosis.replay.trace import Step
 from stablenum_torch._diagnosis.replay.contexts import Context
-from stablenum_torch._diagnosis.replay.recorder import Recorder
+from stablenum_torch._diagnosis.replay.recorder import Recorder, require_grad
 from stablenum_torch._diagnosis.replay.schemas import Operation, tensors_in
 from stablenum_torch._diagnosis.replay.tensor_memory import Storage
 
-__all__ = ["Entry", "Mark", "Place", "Taping"]
+__all__ = ["Detaching", "Entry", "Mark", "Place", "Taping"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor as a place in a storage."""
+    """A tensor as a place in a storage.
+
+    Attributes:
+        live: whether gradients of the tensor are wanted. Tensors of one place may differ in this.
+    """
 
     storage: int
     offset: int
@@ -33,6 +38,7 @@ class Place:
     dtype: torch.dtype
     device: torch.device
     conjugated: bool = False
+    live: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,7 @@ class Entry:
         results: what it returned.
         written: what it wrote.
         step: the step in the recorder's trace, which has the source line, the module and the phase.
+        stops: whether gradients end here: at a ``detach``, or at a call without gradients.
     """
 
     func: Callable[..., Any]
@@ -69,6 +76,7 @@ class Entry:
     results: list[Result]
     written: list[Result]
     step: Step
+    stops: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +105,17 @@ class Tape:
 
 
 class Taping(Recorder):
-    """A recorder that also keeps the tape."""
+    """A recorder that also keeps the tape.
+
+    Attributes:
+        tape: the tape.
+        detaching: whether the user is detaching a tensor, as autograd does with the tensors that it keeps.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.tape = Tape()
+        self.detaching = False
         self._numbers: dict[int, tuple[Storage, int]] = {}
 
     def mark(self, kind: str, name: str, tensor: Tensor, step: int) -> None:
@@ -130,7 +144,9 @@ class Taping(Recorder):
         super()._record(func, operation, context, before, call, result, makes_node=makes_node)
         results = [self._result(t, shared=s, drawn=random and not s) for t, s in zip(returned, shared)]
         step = self.trace.steps[first]
-        self.tape.entries.append(Entry(func, operation, args, kwargs, results, written, step))
+        ends = (operation.name == "detach" and self.detaching) or not self._grad
+        stops = ends and step.phase == "forward" and not self._in_function and require_grad(*call)
+        self.tape.entries.append(Entry(func, operation, args, kwargs, results, written, step, stops))
 
     def _result(self, tensor: Tensor, *, shared: bool, drawn: bool) -> Result:
         return Result(self._place(tensor), shared, tensor.detach().clone() if drawn else None)
@@ -158,7 +174,8 @@ class Taping(Recorder):
         else:
             number = known[1]
         at, shape, strides = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
-        place = Place(number, at, shape, strides, tensor.dtype, tensor.device, tensor.is_conj())
+        form = (tensor.dtype, tensor.device, tensor.is_conj(), tensor.requires_grad)
+        place = Place(number, at, shape, strides, *form)
         if storage.outside and place not in self.tape.names:
             name = self.name_of(tensor)
             if name is not None:
@@ -168,6 +185,30 @@ class Taping(Recorder):
     def name_of(self, tensor: Tensor) -> tuple[str, str] | None:
         """Return the role and the name of a tensor that the recorder knows by name."""
         return self._names.get(id(tensor))
+
+
+class Detaching(TorchFunctionMode):
+    """Notes in a recorder when the user detaches a tensor."""
+
+    def __init__(self, recorder: Taping) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        outer, self._recorder.detaching = self._recorder.detaching, func in _DETACHING
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self._recorder.detaching = outer
+
+
+_DETACHING = (Tensor.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
 
 
 def _is_random(func: Any, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:

@@ -33,7 +33,7 @@ from stablenum_torch._diagnosis.replay.snapshot import Snapshot
 from stablenum_torch._diagnosis.replay.source_lines import survey
 from stablenum_torch._diagnosis.replay.tensor_values import TensorValues
 
-__all__ = ["Failure", "Recorder", "rejects_numbers"]
+__all__ = ["Failure", "Recorder", "rejects_numbers", "require_grad"]
 
 # Overwritten tensors are cloned only to be described; cloning more elements than this costs too much.
 _MOST_CLONED = 2**24
@@ -131,7 +131,7 @@ class Recorder(TorchDispatchMode):
             with torch.no_grad():
                 self._failed(operation, context, before, args, error)
             raise
-        makes_node = self._in_function or (self._grad and _require_grad(args, kwargs))
+        makes_node = self._in_function or (self._grad and require_grad(args, kwargs))
         with torch.no_grad():
             self._record(func, operation, context, before, (args, kwargs), result, makes_node=makes_node)
         return result
@@ -388,5 +388,6 @@ def _narrows(args: tuple[Any, ...]) -> bool:
     return bool(torch.finfo(target.dtype).max < torch.finfo(source.dtype).max)
 
 
-def _require_grad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def require_grad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether gradients of an argument are wanted."""
     return any(t.requires_grad for t in tensors_in((args, kwargs)))
