@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stablenum.diagnosis.diff.constant_causes import by_constant, numbers_of
 from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.gradient_causes import by_gradient, by_rows
 from stablenum.diagnosis.diff.pair_causes import by_loss, by_pair
 from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.structure_causes import by_structure
@@ -17,13 +18,16 @@ __all__ = ["causes_of"]
 def causes_of(scene: Scene) -> tuple[Cause, ...]:
     """Return the causes, the most likely first."""
     found: list[Cause] = []
-    for rule in (_by_update, by_variant, by_window, by_pair, by_loss, by_constant, by_structure):
+    for rule in (_by_update, by_variant, by_window, by_rows, by_pair, by_loss, by_constant, *_GUESSES):
         known = rule(scene)
         if known is not None and known.confirmed:
             return (known, *found)
         if known is not None:
             found.append(known)
     return tuple(found)
+
+
+_GUESSES = (by_gradient, by_structure)
 
 
 def _by_update(scene: Scene) -> Cause | None:

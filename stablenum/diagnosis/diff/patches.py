@@ -116,8 +116,8 @@ def candidates(comparison: Comparison, found: Frontier) -> list[Pair]:
     pairs = []
     for i, depth in mine:
         for j, further in theirs:
-            array = laid_out(a[i], b[j])
-            if array is None or a[i].dtype.kind != "f":
+            array = laid_out(a[i], b[j]) if a[i].dtype.kind == b[j].dtype.kind == "f" else None
+            if array is None:
                 continue
             unlike = 0 if (i, j) == ends else 1 if _near(array, b[j]) else 2
             pairs.append(Pair(unlike, depth + further, i, j, array, b[j]))

@@ -30,7 +30,7 @@ REMEDIES = {
     "dropout": "Turn dropout off on both sides, or give both the same mask.",
     "stopped_gradient": "Look for detach, no_grad or stop_gradient on one side only.",
     "straight_through_missing": "Write x + stop_gradient(q(x) - x), so that the gradient passes.",
-    "accumulation": "Accumulate alike: divide by the number of micro-batches, or by all tokens.",
+    "accumulation": "Add up all parts, and divide alike: by the number of micro-batches, or by all tokens.",
     "adam_epsilon_placement": "optax's eps is outside the root as in torch, eps_root inside.",
     "bias_correction": "Correct both moments for their start at zero.",
     "decay_coupling": "Use the same kind of weight decay: AdamW's, or that added to the gradient.",

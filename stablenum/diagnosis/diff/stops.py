@@ -8,8 +8,10 @@ gradients through. Without what passes there, the gradients agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, islice, product
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -22,13 +24,18 @@ from stablenum.diagnosis.diff.remedies import REMEDIES
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.trace import Step
+from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["Stopped", "stopped"]
 
 _OTHER = {"left": "right", "right": "left"}
-_MOST_PLACES = 8
-_MOST_TRIALS = 8
+_MOST_CASES = 8
+_MOST_TRIALS = 9
+_MOST_CHOICES = 3
+_MOST_PAIRS = 3
+_MOST_OF_TWO = 4
 _SUMS = {"add", "sub"}
+_ROUNDING = {"round", "floor", "ceil", "trunc", "sign"}
 
 
 class Stopped(NamedTuple):
@@ -46,42 +53,69 @@ class Stopped(NamedTuple):
     after: Comparison | None
 
 
+class _Read(NamedTuple):
+    """A value, and a step that computes with it."""
+
+    value: int
+    step: Step
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """Steps of one line that end the flow on one side, and the steps that pass it on the other side.
+    """Steps of one line that end the flow on one side, and what passes it on the other side.
 
     Attributes:
         side: the side that ends it.
         stop: the first of its steps.
         code: of the cause.
-        reads: the value that is read on the other side, and the step that reads it.
+        reads: what the other side reads where gradients pass.
+        own: what this side computes with a sum that passes gradients by.
+        missing: whether the other side lacks the stop; else both sides round, and one passes gradients by.
     """
 
     side: str
     stop: Step
     code: str
-    reads: tuple[tuple[int, Step], ...]
+    reads: tuple[_Read, ...]
+    own: tuple[_Read, ...] = ()
+    missing: bool = True
 
 
 def stopped(comparison: Comparison, group: Group, found: Frontier) -> Stopped | None:
     """Return the place from which gradients differ because only one side ends their flow.
 
-    A place at which that was tried and makes more gradients agree comes before others.
+    A place at which that was tried and makes more gradients agree comes before others; two places that do so
+    together come one after the other.
     """
-    cases = [case for side in _OTHER for case in _cases(comparison, side, group)][:_MOST_PLACES]
-    likely: Stopped | None = None
+    cases = [case for side in _OTHER for case in _cases(comparison, side, group)][:_MOST_CASES]
+    cases = cases or [case for side in _OTHER for case in _rounded(comparison, side, group)][:1]
     for case in cases:
         after, evidence = _tried(comparison, group, found, case)
-        this = _stopped(case, after, evidence)
         if evidence:
-            return this
-        likely = likely or this
-    return likely
+            return _stopped(case, after, evidence)
+    return _of_two(comparison, group, cases) or (_stopped(cases[0], None, "") if cases else None)
+
+
+def _of_two(comparison: Comparison, group: Group, cases: Sequence[_Case]) -> Stopped | None:
+    """Return the first of two places without which together all gradients agree."""
+    apart = [p for p in combinations(cases, 2) if p[0].stop.place != p[1].stop.place]
+    for one, two in apart[:_MOST_PAIRS]:
+        sides = _OTHER[one.side], _OTHER[two.side]
+        options = (
+            list(islice(_contributions(comparison.side(name), case.reads), _MOST_OF_TWO))
+            for name, case in zip(sides, (one, two), strict=True)
+        )
+        for values, others in product(*options):
+            first = _without(comparison, {sides[0]: values})
+            if _without(first, {sides[1]: others}, group).agrees(group):
+                where = "" if two.stop.place is None else f" and at line {two.stop.place.line}"
+                return _stopped(one, first, f"Without what passes there{where}, all gradients agree.")
+    return None
 
 
 def _stopped(case: _Case, after: Comparison | None, evidence: str) -> Stopped:
     value, step = case.reads[0]
-    here, there = Start(case.stop), Start(step, missing=True, value=value)
+    here, there = Start(case.stop), Start(step, missing=case.missing, value=value)
     cause = Cause(
         code=case.code,
         sentence=_SENTENCES[case.code].format(stops=case.side, passes=_OTHER[case.side]),
@@ -94,8 +128,8 @@ def _stopped(case: _Case, after: Comparison | None, evidence: str) -> Stopped:
 
 _SENTENCES = {
     "stopped_gradient": "the {stops} program passes no gradient on here; the {passes} one does.",
-    "straight_through_missing": "the {stops} program passes the gradient by what it rounds or chooses here; "
-    "the {passes} one passes it through.",
+    "straight_through_missing": "the {stops} program passes the gradient around what it rounds or chooses "
+    "here; the {passes} one does not.",
     "accumulation": "the {stops} program passes no gradient on to the parts of the loss that were added "
     "before; the {passes} one does.",
 }
@@ -107,18 +141,35 @@ _SENTENCES = {
 def _cases(comparison: Comparison, name: str, group: Group) -> Iterator[_Case]:
     """Yield the lines of a side at which only that side ends the flow, in the order of the program."""
     side, other = _Flow(comparison, name, group), _Flow(comparison, _OTHER[name], group)
-    stops = [side.trace.steps[i] for i in sorted(side.stops)]
-    places = {s.place: s for s in reversed([s for s in stops if s.place is not None])}
-    for place, first in sorted(places.items(), key=lambda item: item[1].index):
+    stops = [side.trace.steps[i] for i in sorted(side.stops) if i in side.steps]
+    for place in dict.fromkeys(s.place for s in stops):
         here = [s for s in stops if s.place == place]
-        passed = [r for s in here for r in _passed_by(side, other, s)]
+        passed = [p for s in here for p in _passed_by(side, other, s)]
         if passed:
-            yield _Case(name, first, "straight_through_missing", tuple(passed))
+            own = tuple(r for mine, _ in passed for r in side.read_by([mine]))
+            yield _Case(name, here[0], "straight_through_missing", tuple(r for _, r in passed), own)
             continue
-        read = [r for s in here for r in _read(side, other, s)]
-        if read:
-            code = "accumulation" if _adds_up(side, here) else "stopped_gradient"
-            yield _Case(name, first, code, tuple(read))
+        choices = [c for s in here for c in _read(side, other, s)]
+        code = "accumulation" if _adds_up(side, here) else "stopped_gradient"
+        for k in range(max(map(len, choices), default=0)):
+            yield _Case(name, here[0], code, tuple(c[min(k, len(c) - 1)] for c in choices))
+
+
+def _rounded(comparison: Comparison, name: str, group: Group) -> Iterator[_Case]:
+    """Yield what both sides round, if only the other side gives no gradient to some parameters: the
+    derivative of rounding is zero, unless it is written otherwise."""
+    other = comparison.side(_OTHER[name])
+    results = [getattr(p, _OTHER[name]).value for p in group.differing]
+    if all(np.any(other.arrays[v]) for v in results):
+        return
+    side, there = _Flow(comparison, name, group), _Flow(comparison, _OTHER[name], group)
+    for step in (there.trace.steps[i] for i in sorted(there.steps)):
+        same = there.equals(step.outputs[0]) if kind(step) in _ROUNDING else []
+        makers = [m for m in (_maker(side, v) for v in same) if m is not None and m.index in side.steps]
+        if makers and other.trained[step.outputs[0]]:
+            read = _Read(step.outputs[0], step)
+            own = tuple(side.read_by([makers[0].outputs[0]]))
+            yield _Case(name, makers[0], "straight_through_missing", (read,), own, missing=False)
 
 
 class _Flow:
@@ -138,9 +189,9 @@ class _Flow:
             for value in own.trace.steps[index].inputs:
                 self.readers.setdefault(value, []).append(own.trace.steps[index])
 
-    def read_by(self, values: Iterable[int]) -> list[tuple[int, Step]]:
-        """Return the steps that compute with values, past those that only move them, and which they read."""
-        todo, found, seen = [(v, v) for v in values], list[tuple[int, Step]](), set[int]()
+    def read_by(self, values: Iterable[int]) -> list[_Read]:
+        """Return what computes with values, past the steps that only move them."""
+        todo, found, seen = [(v, v) for v in values], list[_Read](), set[int]()
         while todo:
             first, value = todo.pop(0)
             for step in self.readers.get(value, ()):
@@ -150,7 +201,7 @@ class _Flow:
                 if quiet(step):
                     todo += [(first, o) for o in step.outputs]
                 else:
-                    found.append((first, step))
+                    found.append(_Read(first, step))
         return found
 
     def equals(self, value: int) -> list[int]:
@@ -180,24 +231,25 @@ def _users(side: _Flow, stop: Step) -> list[Step]:
     return [step for _, step in side.read_by(stop.outputs)]
 
 
-def _read(side: _Flow, other: _Flow, stop: Step) -> list[tuple[int, Step]]:
-    """Return what the other side reads, and passes gradients through, where this side stops them."""
-    found = []
+def _read(side: _Flow, other: _Flow, stop: Step) -> Iterator[list[_Read]]:
+    """Yield, for each value whose gradient ends at a stop, what the other side may read in its place where
+    gradients pass, the most likely first."""
     ended = other.stopped_values()
     for value in stop.inputs:
         same = side.equals(value)
         if side.side.neutral(value) or not same or ended.intersection(same):
             continue
-        ranked = [
-            (_unlike(side, mine, theirs), theirs.index, v, theirs)
+        ranked = {
+            (_unlike(side, mine, read.step), read.step.index): read
             for mine in _users(side, stop)
-            for v, theirs in other.read_by(same)
-            if theirs.index in other.live
-        ]
-        best = min((r[:2] for r in ranked), default=None)
-        if best is not None and best[0] < 2:
-            found += [(v, step) for rank, index, v, step in ranked if (rank, index) == best][:1]
-    return found
+            for read in other.read_by(same)
+            if read.step.index in other.live
+        }
+        first = {
+            read.step.index: read for key, read in sorted(ranked.items(), key=itemgetter(0)) if key[0] < 2
+        }
+        if first:
+            yield list(first.values())[:_MOST_CHOICES]
 
 
 def _unlike(side: _Flow, mine: Step, theirs: Step) -> int:
@@ -207,43 +259,35 @@ def _unlike(side: _Flow, mine: Step, theirs: Step) -> int:
     return 1 if kind(mine) == kind(theirs) or functions_of(mine) & functions_of(theirs) else 2
 
 
-def _passed_by(side: _Flow, other: _Flow, stop: Step) -> list[tuple[int, Step]]:
-    """Return the value of the other side that takes the place of a sum which only passes gradients by:
-    ``z + stop_gradient(q - z)``, equal to q."""
-    for step in _users(side, stop):
-        if kind(step) not in _SUMS or not quiet(stop):
-            continue
+def _passed_by(side: _Flow, other: _Flow, stop: Step) -> Iterator[tuple[int, _Read]]:
+    """Yield a sum that only passes gradients by, such as ``z + stop_gradient(q - z)``, which equals q, and
+    what the other side has in its place, with the step that made it."""
+    for step in _users(side, stop) if quiet(stop) else ():
         same = side.equals(step.outputs[0])
-        twins = {i for j in same for i in other.equals(j) if i < step.outputs[0]} - set(step.inputs)
-        straight = {o for s in other.stops for u in _users(other, other.trace.steps[s]) for o in u.outputs}
-        if not same or straight.intersection(same) or not _before(side, stop, twins | set(stop.inputs), same):
+        if kind(step) not in _SUMS or not same:
             continue
-        first = min(same)
-        maker = _maker(other, first)
-        if maker is not None:
-            return [(first, maker)]
-    return []
-
-
-def _before(side: _Flow, stop: Step, values: set[int], same: list[int]) -> bool:
-    """Return whether one of some values was there before a stop and equals what follows it."""
-    return any(set(side.equals(v)).intersection(same) for v in values if v < stop.outputs[0])
+        before = {i for j in same for i in other.equals(j) if i < stop.outputs[0]}
+        straight = {o for s in other.stops for u in _users(other, other.trace.steps[s]) for o in u.outputs}
+        maker = _maker(other, min(same))
+        if before and maker is not None and not straight.intersection(same):
+            yield step.outputs[0], _Read(min(same), maker)
 
 
 def _maker(side: _Flow, value: int) -> Step | None:
-    """Return the step that computed a value, past those that only moved it."""
-    producer = side.trace.values[value].producer
+    """Return the step that computed a value, past those that only moved it if there is one."""
+    producer, first = side.trace.values[value].producer, None
     while producer is not None:
         step = side.trace.steps[producer]
+        first = first or step
         if not quiet(step) or not step.inputs:
             return step
         producer = side.trace.values[step.inputs[0]].producer
-    return None
+    return first
 
 
 def _adds_up(side: _Flow, stops: list[Step]) -> bool:
     """Return whether what is stopped is a part of the loss, to which others are added."""
-    scalars = all(np.prod(side.side.shapes[s.inputs[0]], dtype=int) == 1 for s in stops if s.inputs)
+    scalars = all(_size(side.side, s.inputs[0]) == 1 for s in stops if s.inputs)
     return scalars and all(kind(u) == "add" for s in stops for u in _users(side, s))
 
 
@@ -259,50 +303,78 @@ def _tried(
         return None, _cut(comparison, group, found, case)
     before = {p.right.name for p in group.differing}
     name = _OTHER[case.side]
-    for values in _contributions(comparison.side(name), case):
-        zeros = {v: np.zeros(comparison.side(name).shapes[v]) for v in values}
-        after = comparison.with_values(name, zeros, until=group)
+    for values in _contributions(comparison.side(name), case.reads):
+        after = _without(comparison, {name: values}, group)
         left = {p.right.name for p in _same(after, group).differing}
         if left < before:
             told = "all gradients agree" if not left else f"{len(before) - len(left)} more gradients agree"
-            return comparison.with_values(name, zeros), f"Without what passes there, {told}."
+            return _without(comparison, {name: values}), f"Without what passes there, {told}."
     return None, ""
 
 
-def _same(comparison: Comparison, group: Group) -> Group:
-    return next(g for g in comparison.groups if (g.kind, g.step) == (group.kind, group.step))
-
-
-def _contributions(side: Side, case: _Case) -> Iterator[set[int]]:
-    """Yield sets of values of the backward pass, each of which may be all that passes on a side: of each
-    derivative of the line that reads the values, one."""
-    lines = [
-        [s for s in side.trace.steps if s.phase == "backward" and s.place == step.place and s.where == where]
-        for step, where in {(s.place, s.where): (s, s.where) for _, s in case.reads}.values()
-    ]
-    sizes = {int(np.prod(side.shapes[v], dtype=int)) for v, _ in case.reads}
-    per_line = [
-        [o for s in steps for o in s.outputs if int(np.prod(side.shapes[o], dtype=int)) in sizes][::-1]
-        for steps in lines
-    ]
-    for values in list(zip(*per_line, strict=False))[:_MOST_TRIALS]:
-        yield set(values)
-
-
 def _cut(comparison: Comparison, group: Group, found: Frontier, case: _Case) -> str:
-    """Leave out, on both sides, a gradient that both have and that only one passes on. Return what that
+    """Leave out the gradient that only one side passes by: on both sides if both have it. Return what that
     shows; nothing if gradients differ without it too."""
-    size = int(np.prod(comparison.side(_OTHER[case.side]).shapes[case.reads[0][0]], dtype=int))
-    region = found.region_left if case.side == "left" else found.region_right
-    own = comparison.side(case.side)
+    own, other = comparison.side(case.side), _OTHER[case.side]
     equal = comparison.found.left if case.side == "left" else comparison.found.right
-    made = {o for s in region for o in s.outputs}
-    read = dict.fromkeys(i for s in region for i in s.inputs if i not in made and i in equal)
-    for value in [i for i in read if int(np.prod(own.shapes[i], dtype=int)) == size][:_MOST_TRIALS]:
-        after = comparison.with_values(case.side, {value: np.zeros(own.shapes[value])})
-        for other in equal[value][:1]:
-            shape = comparison.side(_OTHER[case.side]).shapes[other]
-            after = after.with_values(_OTHER[case.side], {other: np.zeros(shape)})
-        if after.agrees(group):
+    region = found.region_left if case.side == "left" else found.region_right
+    made, sizes = {o for s in region for o in s.outputs}, {own.shapes[r.value] for r in case.own}
+    known = dict.fromkeys(i for s in region for i in s.inputs if i not in made and i in equal)
+    both = [{case.side: {i}, other: {equal[i][0]}} for i in known if own.shapes[i] in sizes]
+    alone = [{case.side: values} for values in _contributions(own, case.own)]
+    for values in [*both[:_MOST_TRIALS], *alone]:
+        if _without(comparison, values, group).agrees(group):
             return "Without the gradient of what follows here, all gradients agree."
     return ""
+
+
+def _without(
+    comparison: Comparison, values: Mapping[str, set[int]], until: Group | None = None
+) -> Comparison:
+    """Return the comparison with zeros in place of values of the sides."""
+    for name, wanted in values.items():
+        shapes = comparison.side(name).shapes
+        comparison = comparison.with_values(name, {v: np.zeros(shapes[v]) for v in wanted}, until)
+    return comparison
+
+
+def _same(after: Comparison, group: Group) -> Group:
+    return next(g for g in after.groups if (g.kind, g.step) == (group.kind, group.step))
+
+
+def _contributions(side: Side, reads: Sequence[_Read]) -> Iterator[set[int]]:
+    """Yield sets of values of the backward pass, each of which may be all that passes through what is read:
+    of the derivative of each step that reads, one.
+
+    After those steps, all are taken that do the same in the same line, such as those of a loop.
+    """
+    if not reads:
+        return
+    lines = dict.fromkeys(r.step.place for r in reads)
+    kinds = {(r.step.place, r.step.primitive, r.step.operation) for r in reads}
+    sizes = {_size(side, r.value) for r in reads}
+    alike = [
+        s.index
+        for s in side.trace.steps
+        if s.phase == "forward" and (s.place, s.primitive, s.operation) in kinds
+    ]
+    made: dict[int, list[int]] = {i: [] for i in alike}
+    for step in side.trace.steps:
+        if step.phase == "backward" and step.place in lines and step.forward is not None:
+            of = min(alike, key=lambda i, at=step.forward: abs(i - at))  # type: ignore[misc]
+            made[of] += [o for o in step.outputs if _size(side, o) in sizes]
+    for steps in dict.fromkeys((tuple(r.step.index for r in reads), tuple(alike))):
+        options = [_in_line(side, steps, made, place) for place in lines]
+        yield from (set().union(*sets) for sets in islice(product(*filter(None, options)), _MOST_TRIALS))
+
+
+def _in_line(
+    side: Side, steps: Iterable[int], made: Mapping[int, list[int]], place: Place | None
+) -> list[set[int]]:
+    """Return sets with one value of each step of a line, the last ones first."""
+    values = [made[i][::-1] for i in steps if made[i] and side.trace.steps[i].place == place]
+    return [set(v) for v in zip(*values, strict=False)]
+
+
+def _size(side: Side, value: int) -> int:
+    return int(np.prod(side.shapes[value], dtype=int))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.frontier import Start
 from stablenum.diagnosis.diff.scene import Scene, cause
@@ -13,8 +11,6 @@ __all__ = ["by_structure"]
 
 def by_structure(scene: Scene) -> Cause | None:
     here, there = scene.found.left, scene.found.right
-    if scene.group.kind == "gradient":
-        return _of_gradient(scene)
     if here is None or there is None:
         return None
     if here.missing or there.missing:
@@ -75,25 +71,4 @@ def _of_missing(here: Start, there: Start) -> Cause:
         f"the {side} program has no {step.operation} here.",
         "Both sides compute the same up to this operation, and go on with the same one after it.",
         confirmed=False,
-    )
-
-
-def _of_gradient(scene: Scene) -> Cause | None:
-    """Say which side has no gradient, or only a part of it."""
-    pairs = scene.group.differing
-    zero = {"left": 0, "right": 0}
-    for pair in pairs:
-        for name, side, result in (("left", scene.left, pair.left), ("right", scene.right, pair.right)):
-            zero[name] += not np.any(side.arrays[result.value])
-    who = next((n for n, count in zero.items() if count), None)
-    said = (
-        f"the {who} program gives no gradient at all to {zero[who]} of them."
-        if who
-        else "a part of the gradient is missing or added on one side."
-    )
-    return cause(
-        "stopped_gradient",
-        f"the losses agree, and {len(pairs)} gradients do not: {said}",
-        "The same loss with other gradients: something is detached, or a derivative is written by hand.",
-        confirmed=bool(who),
     )

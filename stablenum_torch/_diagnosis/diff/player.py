@@ -15,7 +15,7 @@ from stablenum.diagnosis.diff.play import MASKED, Play, Result, Visit
 from stablenum.diagnosis.replay.operations import MOVING
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_torch._diagnosis.diff.decompositions import decomposition_of
-from stablenum_torch._diagnosis.diff.tape import Entry, Mark, Place, Tape, last_uses
+from stablenum_torch._diagnosis.diff.tape import Entry, Mark, Place, Tape, last_uses, places_in
 from stablenum_torch._diagnosis.diff.writing import code_of
 from stablenum_torch._diagnosis.replay.naming import operation_name
 from stablenum_torch._diagnosis.replay.schemas import (
@@ -26,6 +26,7 @@ from stablenum_torch._diagnosis.replay.schemas import (
     tensors_in,
     written_by,
 )
+from stablenum_torch._diagnosis.replay.tensor_memory import Storage
 from stablenum_torch._diagnosis.replay.tensor_values import TensorValues
 
 __all__ = ["play"]
@@ -116,10 +117,7 @@ class _Player(TorchDispatchMode):
                 self.results.append(Result(entry.kind, entry.name, self._known(tensor), entry.step))
             else:
                 self._context = entry.step
-                before = len(self.trace.steps)
-                self._evaluate(entry)
-                if entry.stops:
-                    self._end_gradients(entry, before)
+                self._played(entry)
                 for number, result in enumerate((*entry.written, *entry.results)):
                     self.keys.setdefault(self._known(self._tensor(result.place)), (index, number))
                 self._steps[entry.step.index] = len(self.trace.steps) - 1
@@ -128,17 +126,33 @@ class _Player(TorchDispatchMode):
 
     # --- entries ---
 
-    def _end_gradients(self, entry: Entry, first: int) -> None:
-        """Note that gradients end at the steps of an entry. What a ``detach`` gives lies in the memory of
-        what it reads: which of both values is read there depends on whether gradients are wanted."""
-        self.stops.update(range(first, len(self.trace.steps)))
-        if entry.operation.name != "detach":
-            return
-        for step in self.trace.steps[first:]:
-            step.operation = "detach"
-            self._detached[step.inputs[0]] = step.outputs[0]
-            tensor = self._tensor(entry.results[0].place)
-            self._values.note(tensor, step.inputs[0], written=False, uninitialised=False)
+    def _played(self, entry: Entry) -> None:
+        """Evaluate an entry. Where gradients end, the steps are noted, and values without gradients are told
+        from those in the same memory: which of both is read depends on whether gradients are wanted."""
+        first = len(self.trace.steps)
+        storages = self._without_gradients(entry)
+        before = [(storage, dict(storage.views)) for storage in storages]
+        self._evaluate(entry)
+        for storage, views in before:
+            for key, (value, epoch) in views.items():
+                made = storage.views.get(key)
+                if made is not None and made[0] != value and made[1] == epoch:
+                    self._detached[value] = made[0]
+                    storage.views[key] = (value, epoch)
+        if entry.stops:
+            steps = self.trace.steps[first:]
+            self.stops.update(step.index for step in steps)
+            for step in steps if entry.operation.name == "detach" else ():
+                step.operation = "detach"
+
+    def _without_gradients(self, entry: Entry) -> list[Storage]:
+        """Return the storages of which an entry reads without gradients what is read with gradients too."""
+        if self._context.phase != "forward" or not (entry.stops or self._detached):
+            return []
+        ends = entry.stops and entry.operation.name == "detach"
+        places = [p for p in places_in((entry.args, entry.kwargs)) if ends or not p.live]
+        found = (self._values.memory.find(self._tensor(p)) for p in places)
+        return list({id(s): s for s in found if s is not None}.values())
 
     def _evaluate(self, entry: Entry) -> None:
         self._dead.clear()

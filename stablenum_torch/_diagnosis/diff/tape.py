@@ -20,7 +20,7 @@ from stablenum_torch._diagnosis.replay.recorder import Recorder, require_grad
 from stablenum_torch._diagnosis.replay.schemas import Operation, tensors_in
 from stablenum_torch._diagnosis.replay.tensor_memory import Storage
 
-__all__ = ["Detaching", "Entry", "Mark", "Place", "Taping"]
+__all__ = ["Detaching", "Entry", "Mark", "Place", "Tape", "Taping", "draws", "last_uses", "places_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class Detaching(TorchFunctionMode):
             self._recorder.detaching = outer
 
 
-_DETACHING = (Tensor.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
+_DETACHING = (Tensor.detach, Tensor.data.__get__)
 
 
 def _is_random(func: Any, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
@@ -245,14 +245,15 @@ def places_of(entry: Entry | Mark) -> list[Place]:
     """Return all places that an entry names."""
     if isinstance(entry, Mark):
         return [entry.place]
-    return [*_places_in((entry.args, entry.kwargs)), *(r.place for r in (*entry.results, *entry.written))]
+    return [*places_in((entry.args, entry.kwargs)), *(r.place for r in (*entry.results, *entry.written))]
 
 
-def _places_in(tree: Any) -> list[Place]:
+def places_in(tree: Any) -> list[Place]:
+    """Return all places in nested arguments."""
     if isinstance(tree, Place):
         return [tree]
     if isinstance(tree, tuple | list):
-        return [p for x in tree for p in _places_in(x)]
+        return [p for x in tree for p in places_in(x)]
     if isinstance(tree, dict):
-        return [p for x in tree.values() for p in _places_in(x)]
+        return [p for x in tree.values() for p in places_in(x)]
     return []

@@ -1,0 +1,80 @@
+"""Name the cause of gradients that differ although the losses agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.scene import Scene, cause
+
+__all__ = ["by_gradient", "by_rows"]
+
+_CLOSE = 1e-9
+_MOST_PAIRS = 8
+
+
+def by_rows(scene: Scene) -> Cause | None:
+    """Say which side keeps one gradient of each row of a table, and not their sum."""
+    if scene.group.kind != "gradient":
+        return None
+    for pair in scene.pairs[:_MOST_PAIRS]:
+        found = _overwritten(scene, pair.mine, pair.theirs) if pair.theirs.ndim == 2 else None
+        if found is not None:
+            return found
+    return None
+
+
+def _overwritten(scene: Scene, mine: Any, theirs: Any) -> Cause | None:
+    differing = [r for r in range(len(mine)) if not _equal(mine[r], theirs[r])]
+    for name, array, whole in (("right", theirs, mine), ("left", mine, theirs)):
+        for given in _given(scene, mine.shape[1]):
+            if _equal(whole.sum(0), given.sum(0)) and all(
+                any(_equal(array[r], row) for row in given) for r in differing
+            ):
+                return cause(
+                    "accumulation",
+                    f"where an index occurs several times, the {name} program keeps one gradient and not "
+                    "their sum.",
+                    f"{len(mine) - len(differing)} of {len(mine)} rows agree; each of the others is the "
+                    f"gradient of one occurrence on the {name}.",
+                    confirmed=True,
+                )
+    return None
+
+
+def _given(scene: Scene, width: int) -> Iterator[Any]:
+    """Yield the gradients with a width that the first operation of the right side reads, as rows."""
+    for array in scene.read():
+        if array.ndim > 1 and array.shape[-1] == width:
+            yield array.reshape(-1, width)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    size = max(float(np.abs(a).max(initial=0.0)), float(np.abs(b).max(initial=0.0)))
+    return float(np.abs(a - b).max(initial=0.0)) <= _CLOSE * size
+
+
+def by_gradient(scene: Scene) -> Cause | None:
+    """Say which side has no gradient, or only a part of it."""
+    if scene.group.kind != "gradient":
+        return None
+    pairs = scene.group.differing
+    zero = {"left": 0, "right": 0}
+    for pair in pairs:
+        for name, side, result in (("left", scene.left, pair.left), ("right", scene.right, pair.right)):
+            zero[name] += not np.any(side.arrays[result.value])
+    who = next((n for n, count in zero.items() if count), None)
+    said = (
+        f"the {who} program gives no gradient at all to {zero[who]} of them."
+        if who
+        else "a part of the gradient is missing or added on one side."
+    )
+    return cause(
+        "stopped_gradient",
+        f"the losses agree, and {len(pairs)} gradients do not: {said}",
+        "The same loss with other gradients: something is detached, or a derivative is written by hand.",
+        confirmed=bool(who),
+    )

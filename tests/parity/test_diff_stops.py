@@ -1,0 +1,222 @@
+"""Where only one program stops gradients: the losses agree, and both lines are named."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import stablenum
+import stablenum_jax
+import stablenum_torch
+
+W = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+X = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+stop = jax.lax.stop_gradient
+
+
+def torch_auxiliary(w: Any, x: Any) -> Any:
+    h = torch.tanh(x @ w)
+    aside = (h.detach() @ w).square().mean()  # torch
+    return h.exp().mean() + aside
+
+
+def jax_auxiliary(w: Any, x: Any) -> Any:
+    h = jnp.tanh(x @ w)
+    aside = jnp.mean((h @ w) ** 2)  # jax
+    return jnp.mean(jnp.exp(h)) + aside
+
+
+def torch_no_grad(w: Any, x: Any) -> Any:
+    h = torch.tanh(x @ w)
+    with torch.no_grad():
+        gate = torch.sigmoid(h)  # torch
+    return (gate * h).square().mean()
+
+
+def jax_no_grad(w: Any, x: Any) -> Any:
+    h = jnp.tanh(x @ w)
+    gate = jax.nn.sigmoid(h)  # jax
+    return jnp.mean((gate * h) ** 2)
+
+
+def torch_target(w: Any, x: Any) -> Any:
+    z = torch.tanh(x @ w)
+    near = torch.round(2 * z) / 2
+    passed = z + (near - z).detach()  # torch
+    return (passed @ w).square().mean()
+
+
+def jax_target(w: Any, x: Any) -> Any:
+    z = jnp.tanh(x @ w)
+    near = jnp.round(2 * z) / 2  # jax
+    return jnp.mean((near @ w) ** 2)
+
+
+class Around(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return torch.round(2 * x)  # torch function
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return 2 * gradients[0]
+
+
+def torch_function(w: Any, x: Any) -> Any:
+    return Around.apply(torch.tanh(x @ w)).square().mean()  # type: ignore[no-untyped-call]
+
+
+def jax_function(w: Any, x: Any) -> Any:
+    return jnp.mean(jnp.round(2 * jnp.tanh(x @ w)) ** 2)  # jax
+
+
+def torch_sum(w: Any, x: Any) -> Any:
+    total = torch.zeros(())
+    for part in x:
+        total = total + torch.tanh(part @ w).square().mean()  # torch
+    return total
+
+
+def jax_sum(w: Any, x: Any) -> Any:
+    total = jnp.zeros(())
+    for part in x:
+        total = stop(total) + jnp.mean(jnp.tanh(part @ w) ** 2)  # jax
+    return total
+
+
+def torch_quantised(w: Any, x: Any) -> Any:
+    z = torch.tanh(x @ w)
+    codes = torch.sin(z)
+    codebook = torch.nn.functional.mse_loss(codes, z.detach())
+    commitment = torch.nn.functional.mse_loss(z, codes.detach())
+    passed = z + (codes - z).detach()  # torch
+    return (passed @ w).square().mean() + codebook + commitment
+
+
+def jax_quantised(w: Any, x: Any) -> Any:
+    z = jnp.tanh(x @ w)
+    codes = jnp.sin(z)  # jax
+    codebook = jnp.mean((codes - stop(z)) ** 2)
+    commitment = jnp.mean((z - stop(codes)) ** 2)
+    return jnp.mean((codes @ w) ** 2) + codebook + commitment
+
+
+PAIRS = {
+    "a detached input": (torch_auxiliary, jax_auxiliary, "stopped_gradient", True),
+    "a part without gradients": (torch_no_grad, jax_no_grad, "stopped_gradient", True),
+    "a straight-through estimator": (torch_target, jax_target, "straight_through_missing", True),
+    "a quantiser with both terms": (torch_quantised, jax_quantised, "straight_through_missing", True),
+    "a derivative written by hand": (torch_function, jax_function, "straight_through_missing", True),
+    "a running sum": (torch_sum, jax_sum, "accumulation", False),
+}
+
+
+def line_of(*functions: Any, mark: str) -> int:
+    """The line that ends with a comment."""
+    for function in functions:
+        lines, first = inspect.getsourcelines(function)
+        for i, line in enumerate(lines):
+            if line.rstrip().endswith(f"# {mark}"):
+                return first + i
+    raise AssertionError(mark)
+
+
+def compared(left: Callable[..., Any], right: Callable[..., Any]) -> Any:
+    w = torch.nn.Parameter(torch.from_numpy(W.copy()))
+    model = torch.nn.ParameterDict({"w": w})
+    mine = stablenum_torch.program(lambda x: left(model["w"], x), torch.from_numpy(X), model=model)
+    return stablenum.diff(mine, stablenum_jax.program(lambda p, x: right(p["w"], x), {"w": W}, X))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_line_that_stops_gradients_and_its_counterpart_are_named(name: str) -> None:
+    left, right, code, confirmed = PAIRS[name]
+
+    report = compared(left, right)
+
+    first, cause = report.first, report.causes[0]
+    wanted = line_of(left, Around.forward, mark="torch" if left is not torch_function else "torch function")
+    assert first.left.phase == "backward"
+    assert first.left.where.endswith(f":{wanted}")
+    assert first.right.where.endswith(f":{line_of(right, mark='jax')}")
+    assert (cause.code, cause.confirmed) == (code, confirmed)
+
+
+def test_stops_on_both_sides_are_no_difference() -> None:
+    def with_stop(w: Any, x: Any) -> Any:
+        h = jnp.tanh(x @ w)
+        return jnp.mean(jnp.exp(h)) + jnp.mean((stop(h) @ w) ** 2)
+
+    assert compared(torch_auxiliary, with_stop).ok
+
+
+def test_what_autograd_detaches_to_keep_it_is_no_stop() -> None:
+    def with_stop(w: Any, x: Any) -> Any:
+        h = stop(jnp.tanh(x @ w))
+        return jnp.mean((h @ w) ** 2)
+
+    def without(w: Any, x: Any) -> Any:
+        h = torch.tanh(x @ w)  # keeps a detached result
+        return (h @ w).square().mean()
+
+    report = compared(without, with_stop)
+
+    assert report.first.left.operation is None
+    assert report.first.right.operation == "stop_gradient"
+    assert "the right program passes no gradient on here" in report.causes[0].sentence
+
+
+def test_two_stops_that_are_missing_are_both_named() -> None:
+    def two(w: Any, x: Any) -> Any:
+        h = torch.tanh(x @ w)
+        first = (h.detach() @ w).square().mean()
+        return h.exp().mean() + first + (h.sin().detach() * h).mean()
+
+    def none(w: Any, x: Any) -> Any:
+        h = jnp.tanh(x @ w)
+        first = jnp.mean((h @ w) ** 2)
+        return jnp.mean(jnp.exp(h)) + first + jnp.mean(jnp.sin(h) * h)
+
+    report = compared(two, none)
+
+    assert [d.causes[0].code for d in report.differences] == ["stopped_gradient"] * 2
+
+
+def test_a_table_of_which_one_gradient_of_each_row_is_kept() -> None:
+    index = np.array([0, 1, 1, 3, 3, 3])
+
+    @jax.custom_vjp
+    def rows(w: Any) -> Any:
+        return w[index]
+
+    rows.defvjp(lambda w: (w[index], None), lambda _, g: (jnp.zeros_like(W).at[index].set(g),))
+
+    def right(w: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(rows(w)) ** 2)
+
+    def left(w: Any, x: Any) -> Any:
+        return torch.tanh(torch.nn.functional.embedding(torch.from_numpy(index), w)).square().mean()
+
+    cause = compared(left, right).causes[0]
+
+    assert (cause.code, cause.confirmed) == ("accumulation", True)
+    assert "2 of 4 rows agree" in cause.evidence
+
+
+def test_complex_values_are_not_exchanged_for_real_ones() -> None:
+    def left(w: Any, x: Any) -> Any:
+        even, odd = (x @ w)[:, 0::2], (x @ w)[:, 1::2]
+        return torch.cat([even * 0.6 - odd * 0.8, even * 0.8 + odd * 0.6], -1).exp().mean()
+
+    def right(w: Any, x: Any) -> Any:
+        z = jax.lax.complex(*jnp.split(x @ w, 2, axis=-1)) * jax.lax.complex(0.6, 0.8)
+        return jnp.mean(jnp.exp(jnp.concatenate([z.real, z.imag], -1)))
+
+    assert compared(left, right).first.result == "loss"
