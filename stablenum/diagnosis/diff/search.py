@@ -41,8 +41,8 @@ class Found:
     left: set[Place]
     right: set[Place]
 
-    def holds(self, place: Frontier) -> bool:
-        """Return whether a frontier lies on these lines."""
+    def holds(self, place: Frontier | Stopped) -> bool:
+        """Return whether a place lies on these lines."""
         return any(
             start is not None and start.step.place in lines
             for start, lines in ((place.left, self.left), (place.right, self.right))
@@ -66,7 +66,7 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], bool]:
         stop = stopped(comparison, group, place) if group.kind == "gradient" else None
         pairs = candidates(comparison, place) if stop is None else []
         patch = patched(comparison, place, group, pairs)
-        if not any(f.holds(place) for f in found):
+        if not any(f.holds(stop or place) for f in found):
             found.append(_found(Scene(comparison, place, group, tuple(pairs), patch), stop))
         after = patch.after if patch is not None else None if stop is None else stop.after
         comparison = _past(comparison, group, past) if after is None else after
@@ -103,8 +103,8 @@ def _found(scene: Scene, stop: Stopped | None) -> Found:
         difference,
         place,
         patch,
-        _lines(place.left, place.region_left, None if patch is None else patch.left),
-        _lines(place.right, place.region_right, None if patch is None else patch.right),
+        _lines(left, place.region_left, None if patch is None else patch.left),
+        _lines(right, place.region_right, None if patch is None else patch.right),
     )
 
 

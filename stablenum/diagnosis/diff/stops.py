@@ -344,8 +344,7 @@ def _same(after: Comparison, group: Group) -> Group:
 
 def _contributions(side: Side, reads: Sequence[_Read]) -> Iterator[set[int]]:
     """Yield sets of values of the backward pass, each of which may be all that passes through what is read:
-    of the derivative of each step that reads, one.
-
+    of the derivative of each step that reads, one. Those of the step itself come before those of its line.
     After those steps, all are taken that do the same in the same line, such as those of a loop.
     """
     if not reads:
@@ -359,10 +358,11 @@ def _contributions(side: Side, reads: Sequence[_Read]) -> Iterator[set[int]]:
         if s.phase == "forward" and (s.place, s.primitive, s.operation) in kinds
     ]
     made: dict[int, list[int]] = {i: [] for i in alike}
-    for step in side.trace.steps:
-        if step.phase == "backward" and step.place in lines and step.forward is not None:
+    for step in sorted(side.trace.steps, key=lambda s: (kind(s) in _SUMS, -s.index)):
+        if step.phase == "backward" and step.place in lines and step.forward is not None and not quiet(step):
             of = min(alike, key=lambda i, at=step.forward: abs(i - at))  # type: ignore[misc]
-            made[of] += [o for o in step.outputs if _size(side, o) in sizes]
+            values = [o for o in step.outputs if _size(side, o) in sizes]
+            made[of] = values + made[of] if step.forward == of else made[of] + values
     for steps in dict.fromkeys((tuple(r.step.index for r in reads), tuple(alike))):
         options = [_in_line(side, steps, made, place) for place in lines]
         yield from (set().union(*sets) for sets in islice(product(*filter(None, options)), _MOST_TRIALS))
@@ -371,8 +371,8 @@ def _contributions(side: Side, reads: Sequence[_Read]) -> Iterator[set[int]]:
 def _in_line(
     side: Side, steps: Iterable[int], made: Mapping[int, list[int]], place: Place | None
 ) -> list[set[int]]:
-    """Return sets with one value of each step of a line, the last ones first."""
-    values = [made[i][::-1] for i in steps if made[i] and side.trace.steps[i].place == place]
+    """Return sets with one value of each step of a line."""
+    values = [made[i] for i in steps if made[i] and side.trace.steps[i].place == place]
     return [set(v) for v in zip(*values, strict=False)]
 
 
