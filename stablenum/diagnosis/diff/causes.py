@@ -8,6 +8,7 @@ from stablenum.diagnosis.diff.gradient_causes import by_gradient, by_rows
 from stablenum.diagnosis.diff.pair_causes import by_loss, by_pair
 from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.structure_causes import by_structure
+from stablenum.diagnosis.diff.target_causes import by_targets
 from stablenum.diagnosis.diff.update_causes import cause_of_updates
 from stablenum.diagnosis.diff.variant_causes import by_variant
 from stablenum.diagnosis.diff.window_causes import by_window
@@ -18,16 +19,13 @@ __all__ = ["causes_of"]
 def causes_of(scene: Scene) -> tuple[Cause, ...]:
     """Return the causes, the most likely first."""
     found: list[Cause] = []
-    for rule in (_by_update, by_variant, by_window, by_rows, by_pair, by_loss, by_constant, *_GUESSES):
+    for rule in _RULES:
         known = rule(scene)
         if known is not None and known.confirmed:
             return (known, *found)
         if known is not None:
             found.append(known)
     return tuple(found)
-
-
-_GUESSES = (by_gradient, by_structure)
 
 
 def _by_update(scene: Scene) -> Cause | None:
@@ -41,3 +39,9 @@ def _by_update(scene: Scene) -> Cause | None:
     numbers = {abs(n) for side in ("left", "right") for n, _ in numbers_of(scene, side).values()}
     found = cause_of_updates(scene.comparison.updates(scene.group), names, numbers)
     return None if found is None else cause(*found, confirmed=True)
+
+
+_RULES = (
+    _by_update, by_targets, by_variant, by_window, by_rows, by_pair, by_loss, by_constant, by_gradient,
+    by_structure,
+)  # fmt: skip
