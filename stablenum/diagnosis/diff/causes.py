@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stablenum.diagnosis.diff.constant_causes import by_constant, numbers_of
+from stablenum.diagnosis.diff.constant_causes import by_constant, numbers_of_update
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.gradient_causes import by_gradient, by_rows
 from stablenum.diagnosis.diff.pair_causes import by_loss, by_pair
@@ -36,7 +36,7 @@ def _by_update(scene: Scene) -> Cause | None:
         for region in (scene.found.region_left, scene.found.region_right)
         for s in region[:20]
     ]
-    numbers = {abs(n) for side in ("left", "right") for n, _ in numbers_of(scene, side).values()}
+    numbers = numbers_of_update(scene.left) | numbers_of_update(scene.right)
     found = cause_of_updates(scene.comparison.updates(scene.group), names, numbers)
     return None if found is None else cause(*found, confirmed=True)
 

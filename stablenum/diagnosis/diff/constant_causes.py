@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from stablenum.diagnosis.diff.differences import Cause
@@ -10,7 +12,7 @@ from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["by_constant", "numbers_of"]
+__all__ = ["by_constant", "numbers_of_update"]
 
 _MOST_TRIALS = 16
 _NORMS = ("norm", "normalize", "standard", "sqrt", "var", "std")
@@ -18,7 +20,7 @@ _NORMS = ("norm", "normalize", "standard", "sqrt", "var", "std")
 
 def by_constant(scene: Scene) -> Cause | None:
     """Give one side a constant of the other side, and see whether the results agree then."""
-    mine, theirs = numbers_of(scene, "left"), numbers_of(scene, "right")
+    mine, theirs = _numbers_of(scene, "left"), _numbers_of(scene, "right")
     trials = sorted(
         (_strangeness(number, new), side, value, number, new, step.index, step)
         for side, own, other in (("right", theirs, mine), ("left", mine, theirs))
@@ -47,7 +49,7 @@ def _strangeness(number: float, new: float) -> float:
     return 1.0 + whole + (number * new <= 0)
 
 
-def numbers_of(scene: Scene, name: str) -> dict[int, tuple[float, Step]]:
+def _numbers_of(scene: Scene, name: str) -> dict[int, tuple[float, Step]]:
     """Return the numbers near the difference: by the value that holds each, or by a negative number for one
     that is part of a call and cannot be replaced."""
     side: Side = getattr(scene, name)
@@ -56,6 +58,16 @@ def numbers_of(scene: Scene, name: str) -> dict[int, tuple[float, Step]]:
     if start is None:
         return {}
     near = region[:200] if scene.group.kind == "updated" else same_line(start, region)
+    return _numbers_in(side, near)
+
+
+def numbers_of_update(side: Side) -> set[float]:
+    """Return the sizes of the numbers in the update of a side, such as the decay rates of its moments."""
+    steps = [s for s in side.trace.steps if s.phase == "update"]
+    return {abs(n) for n, _ in _numbers_in(side, steps).values()}
+
+
+def _numbers_in(side: Side, near: Iterable[Step]) -> dict[int, tuple[float, Step]]:
     found: dict[int, tuple[float, Step]] = {}
     for step in near:
         for value in step.inputs:

@@ -21,7 +21,8 @@ def location_of(start: Start | None, side: Side, phase: str) -> Location | None:
         return None
     step = start.step
     place = step.place
-    if phase == "update" and (place is None or step.phase != "update"):
+    own = place is not None and step.phase == "update" and not step.library.startswith("torch.optim.")
+    if phase == "update" and not own:
         place = side.program.optimizer_at
     return Location(
         where=_where(place),

@@ -44,7 +44,7 @@ def cause_of_updates(
     """
     unlike = [u for u in updates if not _equal(u.left, u.right)]
     found = _decay(updates, unlike) or _standstill(unlike) or _law(updates, numbers)
-    return found or _factor(unlike, names) or _epsilon(unlike)
+    return found or _factor(unlike, names, numbers) or _epsilon(unlike)
 
 
 def _standstill(unlike: Sequence[Update]) -> tuple[str, str, str] | None:
@@ -63,7 +63,7 @@ def _law(updates: Sequence[Update], numbers: Collection[float]) -> tuple[str, st
     right = None if left is None else law_of(parameters, gradients, [u.right for u in updates])
     if left is None or right is None:
         return None
-    found = _of_laws(left, right, {*numbers, *_USUAL})
+    found = _of_laws(left, right, {*numbers, *(1 - x for x in numbers), *_USUAL})
     return None if found is None else (*found, f"The left side follows {left}; the right side {right}.")
 
 
@@ -81,9 +81,10 @@ def _of_laws(a: Law, b: Law, numbers: Collection[float]) -> tuple[str, str] | No
             "only one side adds the decay to the gradient.",
         )
     ratio = a.epsilon / b.epsilon if a.epsilon and b.epsilon else 1.0
-    if abs(ratio - 1) > 1e-4:
+    rates = _of_rates(a.name, a.rate / b.rate, numbers)
+    if abs(ratio - 1) > 1e-4 and (rates is None or rates[0] != "bias_correction"):
         return _of_epsilons(ratio, numbers)
-    return _of_rates(a.name, a.rate / b.rate, numbers)
+    return rates
 
 
 def _of_epsilons(ratio: float, numbers: Collection[float]) -> tuple[str, str]:
@@ -97,16 +98,17 @@ def _of_rates(law: str, ratio: float, numbers: Collection[float]) -> tuple[str, 
     size, rates = max(ratio, 1 / ratio) if ratio > 0 else 0.0, [x for x in numbers if 0.5 <= x < 1]
     if size < 1 + 1e-3:
         return None
+    power = math.log2(size)
+    if power >= 3 and abs(power - round(power)) < 1e-6:
+        return ("loss_scale_left_in", f"a factor of 2^{round(power)} is left in the gradients.")
     if any(_near(size, 1 + x if law == "gradient" else 1 + x / (1 + x)) for x in rates):
         return ("nesterov", f"the two updates differ by the factor {size:.6g}, as Nesterov's form does.")
     if law == "gradient" and any(_near(size, 1 / (1 - x)) for x in rates):
         return ("momentum_dampening", f"only one side multiplies the gradient by {1 / size:.6g}.")
-    corrected = [(1 - x) / math.sqrt(1 - y) for x in rates for y in rates if x < y]
-    if law != "gradient" and any(_near(size, max(c, 1 / c)) for c in corrected):
+    both = [(1 - x) / math.sqrt(1 - y) for x in rates for y in rates if x < y]
+    either = [f(1 - x) for x in rates for f in (float, math.sqrt)]
+    if law != "gradient" and any(_near(size, max(c, 1 / c)) for c in (*both, *either)):
         return ("bias_correction", "only one side corrects the moments for their start at zero.")
-    power = math.log2(size)
-    if power >= 3 and abs(power - round(power)) < 1e-6:
-        return ("loss_scale_left_in", f"a factor of 2^{round(power)} is left in the gradients.")
     return None
 
 
@@ -135,7 +137,9 @@ def _decay(updates: Sequence[Update], unlike: Sequence[Update]) -> tuple[str, st
     return ("decay_coupling", "the two sides decay the weights by another amount.", evidence)
 
 
-def _factor(unlike: Sequence[Update], names: Sequence[str]) -> tuple[str, str, str] | None:
+def _factor(
+    unlike: Sequence[Update], names: Sequence[str], numbers: Collection[float]
+) -> tuple[str, str, str] | None:
     """The update of one side is a multiple of that of the other."""
     if not unlike:
         return None
@@ -144,6 +148,8 @@ def _factor(unlike: Sequence[Update], names: Sequence[str]) -> tuple[str, str, s
     if clips and all(f is not None for f in added):
         evidence = "The updates differ by a multiple of the gradient."
         own = [f for f in added if f is not None]
+        if max(map(abs, own)) < 1e-3 * _of_gradient(unlike):
+            return ("clip_epsilon", "the two sides clip with another epsilon.", evidence)
         if max(own) - min(own) <= 1e-3 * max(abs(f) for f in own):
             return ("clip_missing", "only one side clips the gradients, or to another norm.", evidence)
         return ("clip_per_tensor", "one side clips each tensor by itself.", evidence)
@@ -163,11 +169,27 @@ def _factor(unlike: Sequence[Update], names: Sequence[str]) -> tuple[str, str, s
     power = math.log2(factor)
     if clips and abs(factor - 1) < 1e-3:
         return ("clip_epsilon", "the two sides clip with another epsilon.", evidence)
-    if clips:
+    if clips or (factor > 0 and _clipped(unlike, factor, numbers)):
         return ("clip_missing", "only one side clips the gradients, or to another norm.", evidence)
     if abs(power) >= 3 and abs(power - round(power)) < 1e-9:
         return ("loss_scale_left_in", f"a factor of 2^{round(power)} is left in the gradients.", evidence)
     return ("scale", "the two updates differ by one factor (rate, schedule, momentum).", evidence)
+
+
+def _of_gradient(unlike: Sequence[Update]) -> float:
+    """Return how much of the gradients the updates on the left hold, besides a multiple of the parameters."""
+    columns = [
+        np.concatenate([np.ravel(x) for x in xs]) for xs in zip(*((u.gradient, u.parameter) for u in unlike))
+    ]
+    made = np.concatenate([np.ravel(u.left) for u in unlike])
+    held, *_ = np.linalg.lstsq(np.stack(columns, axis=1), made, rcond=None)
+    return abs(float(held[0]))
+
+
+def _clipped(unlike: Sequence[Update], factor: float, numbers: Collection[float]) -> bool:
+    """Return whether a factor is that of a clipped norm: the largest norm over that of all gradients."""
+    norm = math.sqrt(sum(float((u.gradient**2).sum()) for u in unlike))
+    return any(_near(norm * min(factor, 1 / factor), x) for x in numbers)
 
 
 def _epsilon(unlike: Sequence[Update]) -> tuple[str, str, str] | None:
