@@ -212,3 +212,45 @@ def test_an_epsilon_in_the_root_and_a_missing_bias_correction(corrected: bool) -
     found = cause_of_updates(updates, ())
     assert found is not None
     assert found[0] == ("adam_epsilon_placement" if corrected else "bias_correction")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "wanted"),
+    [
+        (lambda g, v: -1e-3 * 0.1 * g / (np.abs(g) + 1e-8), "bias_correction"),  # of the first moment
+        (lambda g, v: -1e-3 * g / (np.sqrt(0.01) * np.abs(g) + 1e-8), "bias_correction"),  # of the second
+        (lambda g, v: -1e-3 * g / (np.abs(g) + 1e-7), "adam_epsilon_placement"),  # before its correction
+        (lambda g, v: -1e-3 * g / (np.abs(g) + 3e-7), "epsilon_value"),
+    ],
+)
+def test_corrections_of_the_moments_are_told_by_their_decay_rates(theirs: Any, wanted: str) -> None:
+    before, gradients, mine = updates_of(lambda p: torch.optim.Adam(p, betas=(0.9, 0.99)))
+    right = [theirs(g, None) for g in gradients]
+    updates = [Update(*row) for row in zip(before, gradients, mine, right, strict=True)]
+    found = cause_of_updates(updates, (), {0.99})
+    assert found is not None
+    assert found[0] == wanted
+
+
+@pytest.mark.parametrize(
+    ("factor", "names", "wanted"),
+    [
+        (1 / (1 + 1e-6), ("clip_grad_norm_",), "clip_epsilon"),
+        (0.5, ("clip_grad_norm_",), "clip_missing"),
+        (0.5, (), "scale"),
+        ("norm", (), "clip_missing"),  # known by its largest norm, 0.25, alone
+    ],
+)
+def test_the_factor_of_a_clipped_norm_is_known(factor: Any, names: tuple[str, ...], wanted: str) -> None:
+    gradients = [RNG.normal(size=(4, 3)), RNG.normal(size=3)]
+    before = [RNG.normal(size=g.shape) for g in gradients]
+    norm = np.sqrt(sum((g**2).sum() for g in gradients))
+    factor = 0.25 / norm if factor == "norm" else factor
+    decay = 0.01 if names else 0.0
+    updates = [
+        Update(p, g, -0.1 * g - decay * p, -0.1 * factor * g - decay * p)
+        for p, g in zip(before, gradients, strict=True)
+    ]
+    found = cause_of_updates(updates, names, {0.25})
+    assert found is not None
+    assert found[0] == wanted

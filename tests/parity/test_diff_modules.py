@@ -95,3 +95,23 @@ def test_modules_of_nnx_and_equinox_are_named_by_their_paths(make: Any) -> None:
     assert first.right is not None
     assert (first.left.module, first.right.module) == ("blocks.0", "blocks.0")
     assert {kind: kind.__call__ for kind in before} == before
+
+
+def test_groups_of_other_entries_are_counted() -> None:
+    image = np.random.default_rng(1).normal(size=(2, 8, 5)).astype(np.float32)
+    norm, last = nn.GroupNorm(4, 8), np.ascontiguousarray(image.transpose(0, 2, 1))
+
+    def other_axes(p: Any, x: Any) -> Any:
+        groups = x.reshape(2, 5, 4, 2)
+        mean = groups.mean(axis=(0, 1, 3), keepdims=True)
+        variance = groups.var(axis=(0, 1, 3), keepdims=True)
+        y = ((groups - mean) * jax.lax.rsqrt(variance + 1e-5)).reshape(x.shape)
+        return jnp.mean(jnp.exp(y * p["weight"] + p["bias"]))
+
+    left = stablenum_torch.program(lambda x: norm(x).exp().mean(), torch.from_numpy(image), model=norm)
+    right = stablenum_jax.program(other_axes, {"weight": np.ones(8, "f"), "bias": np.zeros(8, "f")}, last)
+
+    cause = stablenum.diff(left, right).causes[0]
+
+    assert cause.code == "norm_axis"
+    assert cause.sentence == "the left program takes 8 statistics of 10 entries each, the right one 4 of 20."

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
+
 from stablenum.diagnosis.diff.differences import Cause
-from stablenum.diagnosis.diff.frontier import Start
+from stablenum.diagnosis.diff.frontier import Start, same_line
+from stablenum.diagnosis.diff.kinds import kind
 from stablenum.diagnosis.diff.scene import Scene, cause
+from stablenum.diagnosis.diff.sides import Side
+from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_structure"]
 
@@ -15,6 +22,9 @@ def by_structure(scene: Scene) -> Cause | None:
         return None
     if here.missing or there.missing:
         return _of_missing(here, there)
+    axes = _of_axes(scene, here, there)
+    if axes is not None:
+        return axes
     names = {here.step.operation, there.step.operation}
     moving = {"reshape", "transpose"}
     if {here.step.primitive, there.step.primitive} & moving and names & moving:
@@ -30,6 +40,8 @@ def by_structure(scene: Scene) -> Cause | None:
     return None
 
 
+_FIRST = 8
+_REDUCTIONS = {"mean", "sum", "var", "std"}
 _BY_OPERATION: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"avg_pool", "max_pool"}), "pooling_count"),
     (frozenset({"upsample_bilinear2d", "upsample_nearest2d"}), "resize_mode"),
@@ -50,6 +62,32 @@ _SENTENCES = {
     "ignored_labels": "the two losses weight or ignore labels differently.",
     "transposed_weight": "the two products read equal numbers in another arrangement.",
 }
+
+
+def _of_axes(scene: Scene, here: Start, there: Start) -> Cause | None:
+    """Say how many statistics each side takes of the same value, if the numbers differ."""
+    mine = _statistics(scene.left, here, scene.found.region_left)
+    theirs = _statistics(scene.right, there, scene.found.region_right)
+    if mine is None or theirs is None or mine[1] != theirs[1] or mine[0] == theirs[0]:
+        return None
+    (count, size), (other, _) = mine, theirs
+    told = f"{count} statistics of {size // count} entries each, the right one {other} of {size // other}"
+    agrees = scene.patch is not None and scene.patch.agrees
+    return cause(
+        "norm_axis",
+        f"the left program takes {told}.",
+        "With what the left program computes there, the results agree." if agrees else "",
+        confirmed=agrees,
+    )
+
+
+def _statistics(side: Side, start: Start, region: Iterable[Step]) -> tuple[int, int] | None:
+    """Return how many sums or means a line takes first, and of how many entries."""
+    for step in same_line(start, region)[:_FIRST]:
+        sizes = [int(np.prod(side.shapes[v], dtype=int)) for v in (step.outputs[0], step.inputs[0])]
+        if kind(step) in _REDUCTIONS and sizes[0] < sizes[1]:
+            return sizes[0], sizes[1]
+    return None
 
 
 def _of_missing(here: Start, there: Start) -> Cause:
