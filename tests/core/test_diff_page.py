@@ -152,7 +152,7 @@ def test_an_operation_that_a_side_lacks_is_said_to_be_missing() -> None:
     missing = Location(where="port.py:9", operation=None, module="", phase="forward")
     first = Difference(left=None, right=missing, result="loss", step=3, error=1.0, allowed=0.0)
     page = DiffReport(verdict="different", differences=(first,), weights={}).to_html()
-    assert "no such operation after this line" in page
+    assert "no such operation in this line" in page
     assert "nothing leads to it" in page
     assert "loss of step 3" in page
 

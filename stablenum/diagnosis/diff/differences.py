@@ -15,7 +15,8 @@ class Location:
     Attributes:
         where: "file.py:LINE".
         operation: its name; None if this side lacks the operation that the other side has, in which case
-            ``where`` is the line after whose result it is missing.
+            ``where`` is the line after whose result it is missing, or that passes the gradient which the
+            other side stops.
         module: the path of the module, or the name stack of JAX.
         phase: "forward", "backward" or "update".
         code: the source line.

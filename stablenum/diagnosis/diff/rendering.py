@@ -112,7 +112,7 @@ def shared(report: Shown) -> str:
 def _side(name: str, location: Location | None) -> str:
     if location is None:
         return f"  {name:<6} nothing leads to it"
-    what = location.operation or "no such operation after"
+    what = location.operation or "no such operation here"
     module = f" in {location.module}" if location.module else ""
     shown = f"  {name:<6} {location.where}  {what}{module}"
     return f"{shown}\n           {location.code}" if location.code else shown

@@ -152,7 +152,7 @@ def _title(difference: Difference) -> str:
     def said(place: Location | None) -> str:
         if place is None:
             return "nothing"
-        return f"{place.operation or 'no such operation after'} ({place.where})"
+        return f"{place.operation or 'no such operation'} ({place.where})"
 
     return (
         f"The first difference: {said(difference.left)} on the left, {said(difference.right)} on the right."
