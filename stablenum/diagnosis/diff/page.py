@@ -133,9 +133,7 @@ def _location(location: Location | None) -> Iterator[str]:
     if location is None:
         yield '<p class="soft">nothing leads to it</p>'
         return
-    what = (
-        f"<b>{escape(location.operation)}</b>" if location.operation else "no such operation in this line"
-    )
+    what = f"<b>{escape(location.operation)}</b>" if location.operation else "no such operation in this line"
     module = f" in {_code(location.module)}" if location.module else ""
     yield f"<p>{_code(location.where, 'place')} {what}{module}</p>"
     if location.code:
