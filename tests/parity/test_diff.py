@@ -486,3 +486,28 @@ def test_scalars_that_an_optimizer_reads_are_kept_in_float64() -> None:
     )
     assert stablenum.diff(left, right, steps=3).ok
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_an_update_of_torch_is_placed_where_the_optimizer_was_made(tmp_path: Path) -> None:
+    # In a process of its own: torch wraps the step of SGD as soon as an SGD was made.
+    (tmp_path / "pair.py").write_text(
+        "import torch, stablenum_torch\n"
+        "class Mine(torch.optim.SGD):\n"
+        "    def step(self, closure=None):\n"
+        "        return super().step(closure)\n"
+        "def made(rate):\n"
+        "    torch.manual_seed(0)\n"
+        "    m, x = torch.nn.Linear(3, 2), torch.ones(4, 3)\n"
+        "    return stablenum_torch.program(lambda: m(x).exp().mean(), model=m,\n"
+        "        optimizer=Mine(m.parameters(), lr=rate))  # here\n"
+        "def left(): return made(0.1)\n"
+        "def right(): return made(0.2)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-m", "stablenum", "diff", "pair.py"],
+        capture_output=True, text=True, cwd=tmp_path, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert "pair.py:9  torch.optim.SGD" in done.stdout

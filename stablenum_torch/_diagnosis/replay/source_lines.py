@@ -135,6 +135,8 @@ def _classified(code: CodeType) -> _Kind:
         return _Kind.FUNCTION if name == "apply" else _Kind.OTHER
     if file.endswith("torch/optim/optimizer.py"):
         return _Kind.UPDATE if code.co_qualname.startswith("Optimizer.profile_hook_step") else _Kind.OTHER
+    if "/torch/optim/" in file and name == "step" and not file.endswith(("lr_scheduler.py", "swa_utils.py")):
+        return _Kind.UPDATE  # torch notes only the step of the class that was made, not the one it calls
     return _Kind.USER if is_user_file(code.co_filename) else _Kind.OTHER
 
 
@@ -175,6 +177,8 @@ def _library(code: CodeType) -> str:
 
 def _optimizer(frame: FrameType) -> str:
     """Return the name of the optimizer whose step a frame of torch runs."""
+    if frame.f_code.co_name == "step":
+        return f"torch.optim.{frame.f_code.co_qualname.partition('.')[0]}"
     given = frame.f_locals.get("args") or (frame.f_locals.get("self"),)
     return f"torch.optim.{type(given[0]).__name__}"
 
