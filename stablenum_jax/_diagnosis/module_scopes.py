@@ -112,6 +112,7 @@ def with_module_names(trace: Callable[[], T], *, jit: bool = False) -> tuple[T, 
     def restore() -> None:
         for kind, call in changed:
             type.__setattr__(kind, "__call__", call)
+        _known.clear()  # an interrupt may have left it
         contexts.close()
 
     return and_restore(run, restore), roots

@@ -212,11 +212,16 @@ def _smoothing(left: Targets, right: Targets, i: Any, j: Any) -> tuple[str, str]
     )
     if near:
         return None
-    told = [f"{np.median(t.on[at]):.6g} ({np.median(t.off[at]):.6g})" for t, at in ((left, i), (right, j))]
+    told = [f"{_told(t.on[at])} ({_told(t.off[at])})" for t, at in ((left, i), (right, j))]
     return (
         "label_smoothing",
         f"the target of the label (of each other class) is {told[0]} on the left and {told[1]} on the right.",
     )
+
+
+def _told(targets: Any) -> str:
+    # Rounded to what is compared; + 0.0 turns -0 into 0.
+    return f"{round(float(np.median(targets)), 7) + 0.0:.6g}"
 
 
 def _weights(left: Targets, right: Targets, i: Any, j: Any) -> tuple[str, str] | None:
