@@ -23,6 +23,7 @@ from stablenum_jax._step.readout import (
     load_guard_state_dict,
     metrics,
     resume,
+    scalars,
     unless_skipped,
 )
 from stablenum_jax._step.scaled_loss import scale_loss
@@ -66,6 +67,7 @@ __all__ = [
     "repair",
     "replay",
     "resume",
+    "scalars",
     "scale_loss",
     "step",
     "stochastic_rounding",

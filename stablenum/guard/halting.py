@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from stablenum.errors import NonFiniteError
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState
-from stablenum.guard.readout import StepRecord, history, metrics
+from stablenum.guard.readout import StepRecord, history, loss_was_given, metrics
 from stablenum.guard.reasons import Reason, explain_reason
 
 __all__ = ["check_halted", "first_bad_parameter"]
@@ -51,8 +51,8 @@ def check_halted(
 def first_bad_parameter(row: StepRecord) -> str:
     """Return text with the gradient norm and the loss of a skipped step, and its first bad parameter if a
     gradient was bad."""
-    known = not math.isnan(row["loss"]) or row["reason"] is Reason.NONFINITE_LOSS
-    numbers = f"gradient norm {row['grad_norm']:g}" + (f", loss {row['loss']:g}" if known else "")
+    loss = f", loss {row['loss']:g}" if loss_was_given(row) else ""
+    numbers = f"gradient norm {row['grad_norm']:g}{loss}"
     if math.isfinite(row["grad_norm"]):
         return f"All gradients were finite ({numbers})."
     worst = row["worst"]

@@ -5,14 +5,16 @@ The functions work for every framework, because ``.tolist()`` is the only method
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, TypedDict, cast
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict, cast
 
+from stablenum.errors import bad_type
 from stablenum.guard.decide import GuardState
 from stablenum.guard.reasons import Reason
 from stablenum.guard.recorder import Row, read_rows
 
-__all__ = ["Metrics", "StepRecord", "Worst", "history", "metrics"]
+__all__ = ["Metrics", "StepRecord", "Worst", "history", "loss_was_given", "metrics", "scalars"]
 
 
 class Worst(NamedTuple):
@@ -106,3 +108,46 @@ def metrics(state: GuardState, names: Sequence[str] | None = None) -> Metrics:
         "skipped_total": state.skipped_total.tolist(),
         "skipped_in_a_row": state.skipped_in_a_row.tolist(),
     }
+
+
+def loss_was_given(row: Mapping[str, Any]) -> bool:
+    """Return whether a step knew its loss. A NaN that was given is the step's reason, whatever else was bad."""
+    return not math.isnan(row["loss"]) or row["reason"] == Reason.NONFINITE_LOSS
+
+
+_SCALARS = (
+    "loss",
+    "grad_norm",
+    "loss_scale",
+    "clip_coefficient",
+    "applied",
+    "reason",
+    "skipped_total",
+    "skipped_in_a_row",
+)
+
+
+def scalars(last: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the numbers of a step's :func:`metrics`, for a logger.
+
+    A loss that was not given is left out. A loss that is NaN stays, because the step was skipped for it.
+
+    Args:
+        last: what :func:`metrics` returns.
+        prefix: put in front of each key.
+
+    Raises:
+        TypeError: ``prefix`` is not a string.
+
+    Example:
+        >>> import numpy as np
+        >>> from stablenum import GuardConfig, init_guard
+        >>> scalars(metrics(init_guard(GuardConfig(), 1, xp=np)), "guard/")["guard/skipped_total"]
+        0
+    """
+    if not isinstance(prefix, str):
+        raise bad_type("prefix", "a string", prefix)
+    given = loss_was_given(last)
+    return {
+        prefix + key: last[key] + 0 for key in _SCALARS if given or key != "loss"
+    }  # + 0: not a bool or enum

@@ -26,6 +26,7 @@ __all__ = [
     "metrics",
     "raise_if_halted",
     "resume",
+    "scalars",
     "unless_skipped",
 ]
 
@@ -118,6 +119,34 @@ def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
         "skipped_total": state.skipped_total,
         "skipped_in_a_row": state.skipped_in_a_row,
     }
+
+
+def scalars(opt_state: PyTree, prefix: str = "") -> dict[str, float]:
+    """Return the last step as plain numbers for a logger. Reading them waits for the device.
+
+    Keys: loss (left out if it was not given), grad_norm, loss_scale, clip_coefficient, applied (1 or 0),
+    reason (:class:`stablenum.Reason`), skipped_total, skipped_in_a_row. Loss and norm are NaN or inf if they
+    were so in the step. In a trace, :func:`stablenum_jax.metrics` returns these as arrays.
+
+    Args:
+        opt_state: a pytree with one guard's state in it.
+        prefix: put in front of each key, such as ``"guard/"``.
+
+    Raises:
+        NonFiniteError: the guard has halted the training, as in :func:`stablenum_jax.metrics`.
+        TypeError: ``prefix`` is not a string.
+        ValueError: ``opt_state`` has no guard or more than one, or is stacked or traced.
+
+    Example:
+        >>> import optax, stablenum_jax
+        >>> tx = optax.chain(stablenum_jax.guard(clip=1.0), optax.sgd(0.1))
+        >>> params, grads = {"w": jnp.zeros(2)}, {"w": jnp.asarray([3.0, 4.0])}
+        >>> params, opt_state = stablenum_jax.step(tx, params, tx.init(params), grads)
+        >>> scalars(opt_state, "guard/")["guard/grad_norm"]
+        5.0
+    """
+    _read(opt_state)  # which refuses a traced state; metrics would give arrays
+    return readout.scalars(metrics(opt_state), prefix)
 
 
 def history(opt_state: PyTree) -> list[stablenum.StepRecord]:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from stablenum.errors import bad_type
 from stablenum.guard.config import GuardConfig, Settings, make_config
 from stablenum.guard.decide import GuardState
-from stablenum.guard.readout import Metrics, StepRecord, history
+from stablenum.guard.readout import Metrics, StepRecord, history, scalars
 from stablenum.interrupts import and_then
 from stablenum.precision.policy import Policy
 from stablenum.settings_checks import check_callable
@@ -41,6 +41,7 @@ from stablenum_torch._step.checks import (
 )
 from stablenum_torch._step.guard import Guard
 from stablenum_torch._step.observe import in_float32
+from stablenum_torch._step.schedulers import hold
 
 if TYPE_CHECKING:
     from stablenum.diagnosis.report.report import Report
@@ -50,6 +51,7 @@ __all__ = ["GuardedOptimizer", "wrap"]
 _KEY = "stablenum"  # the guard's key in a state dict, next to torch's "state" and "param_groups"
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -410,6 +412,44 @@ class GuardedOptimizer(Optimizer):
         if hasattr(self.inner.step, "_wrapped_by_lr_sched"):
             self.inner._opt_called = True
 
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was skipped; False before the first. Reading it waits for the device."""
+        return bool(self._guard.state.skipped_in_a_row > 0)
+
+    def hold(self, scheduler: S) -> S:
+        """Make a scheduler stand still at a skipped step: its ``step()`` then does nothing.
+
+        For schedulers that are stepped once after each step of this optimizer. Each of their steps waits for
+        the device, which has to say whether the step was skipped.
+
+        Args:
+            scheduler: a scheduler made for this optimizer, or for the one inside. The object stays the same,
+                and so does its state dict; its class becomes a subclass of its own.
+
+        Returns:
+            ``scheduler``.
+
+        Raises:
+            TypeError: ``scheduler`` is not a scheduler, or it is a ``ReduceLROnPlateau``, which is stepped
+                once per evaluation.
+            ValueError: ``scheduler`` belongs to another optimizer.
+
+        Example:
+            >>> import torch
+            >>> w = torch.nn.Parameter(torch.ones(1))
+            >>> opt = wrap(torch.optim.SGD([w], lr=1.0))
+            >>> scheduler = opt.hold(torch.optim.lr_scheduler.ExponentialLR(opt, 0.5))
+            >>> for factor in (1.0, float("nan"), 1.0):
+            ...     opt.zero_grad()
+            ...     opt.backward((factor * w).sum())
+            ...     opt.step()
+            ...     scheduler.step()
+            >>> scheduler.get_last_lr()
+            [0.25]
+        """
+        return hold(self, scheduler)
+
     def _remember_generators(self) -> None:
         """Keep the generators' states at the beginning of this step, for `explain`, and of the next step."""
         now = _generators()
@@ -491,6 +531,30 @@ class GuardedOptimizer(Optimizer):
         """The last step: applied, reason, grad_norm, loss_scale (the one it ran with), clip_coefficient,
         skipped_total, skipped_in_a_row, worst, step, loss. Reading it waits for the device."""
         return self._guard.last()
+
+    def scalars(self, prefix: str = "") -> dict[str, float]:
+        """Return the last step as plain numbers for a logger. Reading them waits for the device.
+
+        Keys: loss (left out if it was not given), grad_norm, loss_scale, clip_coefficient, applied (1 or 0),
+        reason (:class:`stablenum.Reason`), skipped_total, skipped_in_a_row. Loss and norm are NaN or inf if
+        they were so in the step.
+
+        Args:
+            prefix: put in front of each key, such as ``"guard/"``.
+
+        Raises:
+            TypeError: ``prefix`` is not a string.
+
+        Example:
+            >>> import torch
+            >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+            >>> opt = wrap(torch.optim.SGD([w], lr=1.0), clip=1.0)
+            >>> opt.backward((w * w).sum() / 2)
+            >>> opt.step()
+            >>> opt.scalars("guard/")["guard/grad_norm"]
+            5.0
+        """
+        return scalars(self.last, prefix)
 
     def history(self) -> list[StepRecord]:
         """Return the last 128 steps, oldest first, each as in :attr:`last` without the counters."""
