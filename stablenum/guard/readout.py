@@ -111,7 +111,7 @@ def metrics(state: GuardState, names: Sequence[str] | None = None) -> Metrics:
 
 
 def loss_was_given(row: Mapping[str, Any]) -> bool:
-    """Return whether a step knew its loss. A NaN that was given is the step's reason, whatever else was bad."""
+    """Return whether a step knew its loss: one that is NaN is the step's reason, whatever else is bad."""
     return not math.isnan(row["loss"]) or row["reason"] == Reason.NONFINITE_LOSS
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from stablenum.errors import bad_type
-
-if TYPE_CHECKING:
-    from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["hold"]
 
@@ -48,24 +45,24 @@ def _made(cls: type) -> Any:
     return object.__new__(_held(cls))
 
 
-def _guarded(optimizer: Any) -> GuardedOptimizer:
+def _guarded(optimizer: Any) -> Any:
     """Return the guarded optimizer of a scheduler's optimizer, which may be the one inside.
 
     Raises:
         RuntimeError: the optimizer is a copy, which no guard knows.
     """
     if hasattr(optimizer, "step_was_skipped"):
-        return optimizer  # type: ignore[no-any-return]
+        return optimizer
     found = getattr(optimizer, _GUARD, lambda: None)()
     if found is None:
         raise RuntimeError(
             "A held scheduler must have the optimizer of a guard; got one whose guard is gone, as after a "
-            "copy of the inner optimizer. Make the scheduler for the guarded optimizer, or call opt.hold again."
+            "copy of the inner optimizer. Make it for the guarded optimizer, or call opt.hold again."
         )
-    return found  # type: ignore[no-any-return]
+    return found
 
 
-def hold(guarded: GuardedOptimizer, scheduler: S) -> S:
+def hold(guarded: Any, scheduler: S) -> S:
     """Change a scheduler's class so that it stands still at a skipped step: ``GuardedOptimizer.hold``."""
     if not callable(getattr(scheduler, "step", None)) or isinstance(scheduler, ReduceLROnPlateau):
         raise bad_type("scheduler", "a learning-rate scheduler that is stepped after each step", scheduler)
@@ -77,5 +74,5 @@ def hold(guarded: GuardedOptimizer, scheduler: S) -> S:
         raise ValueError(f"scheduler must be made for this optimizer; got {got}.")
     if of is guarded.inner:
         setattr(guarded.inner, _GUARD, weakref.ref(guarded))
-    scheduler.__class__ = _held(type(scheduler))
+    scheduler.__class__ = _held(type(scheduler))  # type: ignore[arg-type]
     return scheduler
