@@ -5,7 +5,6 @@ Each tensor is read once, in blocks, on its own device; the host waits for the d
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -28,39 +27,18 @@ from stablenum.diagnosis.audit import (
 )
 from stablenum_torch._devices.fused_optimizers import is_fused
 from stablenum_torch._devices.ranks import is_sharded, local_part
+from stablenum_torch._diagnosis.optimizer_entries import (
+    entries_of,
+    formula_owner,
+    kind_of,
+    unwrapped,
+)
 from stablenum_torch._precision.float32_copies import Float32CopyOptimizer
 from stablenum_torch._step.checks import given_names
 from stablenum_torch._step.parameters import names_of
 
 __all__ = ["audit", "repair", "setting_problems", "state_problems", "value_of"]
 
-Entries = dict[str, tuple[Role, Tensor]]
-
-# The entries that torch's optimizers, and others with the same names, store per parameter.
-_ROLES = {
-    "exp_avg": Role.FIRST,
-    "exp_avg_sq": Role.SECOND,
-    "max_exp_avg_sq": Role.SECOND_MAX,
-    "exp_inf": Role.NORM,
-    "square_avg": Role.SECOND,
-    "grad_avg": Role.MEAN,
-    "acc_delta": Role.ACCUMULATOR,
-    "momentum_buffer": Role.BUFFER,
-    "kahan_comp": Role.COMPENSATION,
-    "compensation": Role.COMPENSATION,
-}
-# An update formula applies to the class and to subclasses that do not override ``step``, such as AdamW.
-_FORMULAS: dict[type[Optimizer], str] = {
-    torch.optim.Adam: "adam",
-    torch.optim.NAdam: "nadam",
-    torch.optim.RAdam: "radam",
-    torch.optim.Adamax: "adamax",
-    torch.optim.RMSprop: "rmsprop",
-    torch.optim.Adagrad: "adagrad",
-    torch.optim.SGD: "sgd",
-    torch.optim.SparseAdam: "sparse adam",
-    torch.optim.Adadelta: "adadelta",
-}
 _CORRECTED = ("adam", "nadam", "radam", "adamax", "sparse adam")
 # Elements per block: a block and what is computed from it fit in the cache, or in a part of GPU memory.
 _ON_HOST, _ON_DEVICE = 2**15, 2**23
@@ -107,11 +85,11 @@ def audit(
         1
     """
     _check_optimizer(optimizer)
-    inner, named = _unwrapped(optimizer), _names(optimizer, given_names(names))
+    inner, named = unwrapped(optimizer), _names(optimizer, given_names(names))
     notes: list[str] = []
     given = _gradients(optimizer, named, grads, notes)
-    own = _formula_owner(inner)
-    kind, fused, every = _kind(own), is_fused(own), inner.state
+    own = formula_owner(inner)
+    kind, fused, every = kind_of(own), is_fused(own), inner.state
     rows, bad_gradients = [], []
     places = ((p, group) for group in inner.param_groups for p in group["params"])
     for (p, group), name, grad in zip(places, named, given, strict=True):
@@ -185,26 +163,9 @@ def _problem(kind: type[Optimizer], name: str, value: Any) -> str:
 # --- what is known of the optimizer ----------------------------------------------------------
 
 
-def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that holds the state, from inside a guard, Accelerate's wrapper, and the like."""
-    seen = {id(optimizer)}
-    while not isinstance(optimizer, Float32CopyOptimizer):
-        inner = getattr(optimizer, "inner", None) or getattr(optimizer, "optimizer", None)
-        if not isinstance(inner, Optimizer) or id(inner) in seen:
-            return optimizer
-        seen.add(id(inner))
-        optimizer = inner
-    return optimizer
-
-
-def _formula_owner(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer whose update formula applies: inside one that runs it in float32."""
-    return optimizer.inner if isinstance(optimizer, Float32CopyOptimizer) else optimizer
-
-
 def value_of(optimizer: Optimizer, p: Tensor) -> Tensor:
     """Return what the update formula applies to: the parameter, or its value in float32."""
-    inner = _unwrapped(optimizer)
+    inner = unwrapped(optimizer)
     return inner.wide_value(p) if isinstance(inner, Float32CopyOptimizer) else p
 
 
@@ -261,16 +222,6 @@ def _gradients(
     return found
 
 
-def _kind(optimizer: Optimizer) -> str:
-    # The class's `step`, because schedulers patch the instance's; unwrapped, because torch wraps the class's
-    # for its profiler when the first instance is made.
-    step = inspect.unwrap(type(optimizer).step)
-    for base, kind in _FORMULAS.items():
-        if isinstance(optimizer, base) and step is inspect.unwrap(base.step):
-            return kind
-    return ""
-
-
 def _formula(kind: str, group: Mapping[str, Any], state: Mapping[str, Any]) -> UpdateFormula:
     if not kind:
         return UpdateFormula()
@@ -312,7 +263,7 @@ def _row(
     *,
     fused: bool,
 ) -> Row:
-    entries, others = _entries(p, state, formula.kind)
+    entries, others = entries_of(p, state, formula.kind)
     second = next((t for role, t in entries.values() if role.squared), None)
     second_dtype = None if second is None else _dtype(second)
     lost = eps_is_lost(formula.eps, second_dtype, wide=fused and formula.eps != 0)
@@ -328,24 +279,6 @@ def _row(
         second_dtype=second_dtype,
         eps_lost=lost,
     )
-
-
-def _entries(p: Tensor, state: Mapping[str, Any], kind: str) -> tuple[Entries, dict[str, Tensor]]:
-    """Return the entries of known meaning, in the parameter's shape, and the other floating-point tensors."""
-    known: Entries = {}
-    others: dict[str, Tensor] = {}
-    for key, value in state.items():
-        role = _ROLES.get(key, Role.SECOND if key == "sum" and kind == "adagrad" else None)
-        # A compensation is an integer, so it is always finite; only its parameter can be poisoned.
-        if not isinstance(value, Tensor) or not (
-            value.is_floating_point() or value.is_complex() or role is Role.COMPENSATION
-        ):
-            continue
-        if role is not None and value.shape == p.shape and value.layout == torch.strided:
-            known[key] = (role, value)
-        elif key != "step":
-            others[key] = value
-    return known, others
 
 
 def _measure(
@@ -445,12 +378,12 @@ def repair(optimizer: Optimizer, audit: Audit) -> int:
         raise TypeError(
             f"audit must be what stablenum_torch.audit(optimizer) returned; got {type(audit).__name__}."
         )
-    inner = _unwrapped(optimizer)
-    kind, every = _kind(_formula_owner(inner)), inner.state
+    inner = unwrapped(optimizer)
+    kind, every = kind_of(formula_owner(inner)), inner.state
     found: list[tuple[list[Tensor], Tensor]] = []
     for group in inner.param_groups:
         for p in group["params"]:
-            entries, _ = _entries(p, every.get(p, {}), kind)
+            entries, _ = entries_of(p, every.get(p, {}), kind)
             parts = [(role, _writable(t)) for role, t in entries.values()]
             if parts and parts[0][1].numel():
                 found.append(([values for _, values in parts], poisoned(parts, xp=xp)))

@@ -10,6 +10,7 @@ from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.compiled import compiled_errors, too_far
 from stablenum.diagnosis.diff.doubts import doubts_of
 from stablenum.diagnosis.diff.locations import off_of, share_of
+from stablenum.diagnosis.diff.optimizer_states import continued
 from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.recording import recorded, undisturbed
 from stablenum.diagnosis.diff.report import DiffReport
@@ -99,10 +100,15 @@ def compared(
     a = measured(left, steps=steps)
     progress("matching the weights")
     mapped, arrays = carried(a, right, weights)
+    right, said = (
+        (right, ())
+        if weights == "as they are"
+        else continued(left, right, mapped, lambda p: recorded(p, "right", steps))
+    )
     progress("evaluating the right program in float64")
     b = measured(right, weights=arrays, steps=steps)
     progress("matching the values")
-    return Comparison(a, b, mapped)
+    return Comparison(a, b, mapped, said)
 
 
 def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> DiffReport:
@@ -135,7 +141,7 @@ def _notes(comparison: Comparison, astray: list[str], *, complete: bool) -> tupl
     doubts = () if comparison.differing is None else doubts_of(comparison)
     tried = (_TRIED,) if comparison.weights.by_trial else ()
     compiled = tuple(_ASTRAY.format(side) for side in astray)
-    return (*compiled, *tried, *doubts, *(() if complete else (_REST,)))
+    return (*compiled, *tried, *comparison.said, *doubts, *(() if complete else (_REST,)))
 
 
 def _repro(comparison: Comparison, found: list[Found]) -> Repro | None:

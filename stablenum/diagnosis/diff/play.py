@@ -9,11 +9,16 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from stablenum.diagnosis.replay.trace import Trace
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["MASKED", "Dialect", "Play", "Program", "Result", "Visit"]
+__all__ = ["COUNT", "MASKED", "Dialect", "Moments", "Play", "Program", "Result", "Visit"]
 
 # Larger entries are masks (-1e9, the least number of a format), which programs fill in differently. They are
 # given no noise: what it adds to them would hide everything else.
 MASKED = 1e8
+
+# The role of the number of steps that an optimizer has taken; the others are those of the audit.
+COUNT = "count"
+# Gives the array that an optimizer begins with, by parameter and role; None if there is none.
+Moments: TypeAlias = Callable[[str, str], Any]
 
 # Called with every value's index and array, as soon as the value exists.
 Visit: TypeAlias = Callable[[int, Any], None]
@@ -88,6 +93,17 @@ class Program(Protocol):
 
     def parameters(self) -> Mapping[str, Any]:
         """Return the parameters and buffers by name, as arrays of NumPy."""
+
+    def optimizer_state(self) -> Mapping[tuple[str, str], Any]:
+        """Return what the optimizer keeps of the steps before the first one, by parameter and role, as arrays
+        of NumPy; nothing if there were none."""
+
+    def with_optimizer_state(self, moments: Moments | None) -> Program:
+        """Return the same program, not recorded yet, whose optimizer begins with another state.
+
+        Args:
+            moments: gives the state; None for an optimizer that has not taken a step.
+        """
 
     def record(self, steps: int) -> None:
         """Run the user's code, unless that has been done; ``play`` does so too.

@@ -15,9 +15,10 @@ from jax import make_jaxpr, value_and_grad
 from jax.extend.core import jaxpr_as_fun
 
 from stablenum.diagnosis.diff.call_sites import argument_line
-from stablenum.diagnosis.diff.play import Play, Visit
+from stablenum.diagnosis.diff.play import Moments, Play, Visit
 from stablenum.diagnosis.replay.values import Place
 from stablenum.settings_checks import check_callable
+from stablenum_jax._diagnosis.diff.optimizer_states import continued
 from stablenum_jax._diagnosis.diff.player import Traced, play
 from stablenum_jax._diagnosis.diff.writing import DIALECT
 from stablenum_jax._diagnosis.module_scopes import names_of, with_module_names
@@ -83,6 +84,7 @@ class Program:
         self._loss_fn, self._params, self._args = loss_fn, params, args
         self._optimizer, self._compute = optimizer, compute
         self._traced: dict[int, Traced] = {}
+        self._moments: Moments | None = None
 
     def parameters(self) -> Mapping[str, Any]:
         """Return the parameters and buffers by name, as arrays of NumPy."""
@@ -100,9 +102,21 @@ class Program:
 
     def fresh(self) -> Program:
         """Return the same program, not recorded yet."""
-        return Program(
+        made = Program(
             self._loss_fn, self._params, self._args, self._optimizer, self._compute, self.optimizer_at
         )
+        made._moments = self._moments
+        return made
+
+    def optimizer_state(self) -> Mapping[tuple[str, str], Any]:
+        """Return nothing: the optimizer begins with the state of ``optimizer.init``."""
+        return {}
+
+    def with_optimizer_state(self, moments: Moments | None) -> Program:
+        """Return the same program with another state of the optimizer; see the core's ``Program``."""
+        made = self.fresh()
+        made._moments = moments
+        return made
 
     def play(
         self,
@@ -218,10 +232,16 @@ class Program:
             return _trained(call.rebuild(given)[0][0])
 
         params = tree(own)
-        state = self._optimizer.init(params) if state is None else state
+        state = self._first_state(call, chosen, params) if state is None else state
         updates, state = self._optimizer.update(tree(gradients), state, params)
         new = optax.apply_updates(params, updates)
         return [x for x in jax.tree.leaves(new) if is_floating(x)], state
+
+    def _first_state(self, call: Call, chosen: list[int], params: Any) -> Any:
+        state = self._optimizer.init(params)
+        if self._moments is None:
+            return state
+        return continued(state, params, [call.leaves[i].name for i in chosen], self._moments)
 
 
 def _given(leaf: Leaf, weights: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from stablenum.diagnosis.diff.call_sites import argument_line
-from stablenum.diagnosis.diff.play import Play, Visit
+from stablenum.diagnosis.diff.play import Moments, Play, Visit
 from stablenum.diagnosis.replay.values import Place
 from stablenum.interrupts import and_restore
 from stablenum.settings_checks import check_callable
 from stablenum_torch._diagnosis.diff.compiled import is_compiled, with_arrays
+from stablenum_torch._diagnosis.diff.optimizer_states import begin_with, kept_by
 from stablenum_torch._diagnosis.diff.player import play
 from stablenum_torch._diagnosis.diff.tape import Detaching, Tape, Taping, draws
 from stablenum_torch._diagnosis.diff.writing import DIALECT
@@ -89,6 +91,7 @@ class Program:
         self._model, self._optimizer = model, optimizer
         self._tapes: dict[int, Tape] = {}
         self._around: Surroundings | None = None
+        self._begin_with: Callable[[Mapping[str, Tensor]], None] | None = None
 
     def parameters(self) -> Mapping[str, Any]:
         """Return the parameters and buffers by name, as arrays of NumPy."""
@@ -103,9 +106,22 @@ class Program:
 
     def fresh(self) -> Program:
         """Return the same program, not recorded yet."""
-        return Program(
+        made = Program(
             self._loss_fn, self._args, self._model, self._optimizer, self._compute, self.optimizer_at
         )
+        made._begin_with = self._begin_with
+        return made
+
+    def optimizer_state(self) -> Mapping[tuple[str, str], Any]:
+        """Return what the optimizer keeps, by parameter and role; see the core's ``Program``."""
+        return {} if self._optimizer is None else kept_by(self._optimizer, self._found().parameters)
+
+    def with_optimizer_state(self, moments: Moments | None) -> Program:
+        """Return the same program with another state of the optimizer; see the core's ``Program``."""
+        made = self.fresh()
+        if self._optimizer is not None:
+            made._begin_with = functools.partial(begin_with, self._optimizer, moments=moments)
+        return made
 
     def play(
         self,
@@ -185,6 +201,8 @@ class Program:
             Detaching(recorder),
         ):
             warnings.simplefilter("ignore")
+            if self._begin_with is not None:
+                self._begin_with(around.parameters)
             for step in range(1, steps + 1):
                 _begin(recorder, around)
                 with self._autocast():
