@@ -17,7 +17,7 @@ from flax.training.dynamic_scale import DynamicScale
 
 import stablenum_jax
 import stablenum_torch
-from stablenum import DynamicLossScale
+from stablenum import DynamicLossScale, StepRecord
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrate.md"
 Weights = dict[str, np.ndarray]
@@ -50,6 +50,7 @@ class Pair(NamedTuple):
 
     @property
     def lines(self) -> str:
+        """The lines of both that are not blank."""
         return " -> ".join(
             str(sum(bool(line.strip()) for line in text.splitlines())) for text in (self.before, self.after)
         )
@@ -97,9 +98,21 @@ def replaced(text: str, old: str, new: str) -> str:
 
 
 def loop(program: str) -> str:
-    """The part of a program that may go on with the state of another: its step and its loop."""
-    start = program.find("@jax.jit")
-    return program[start if start >= 0 else program.index("for x, y in batches()") :]
+    """The part of a program that may go on with the state of another: its step or its loop."""
+    return program[program.index("@jax.jit" if "@jax.jit" in program else "for x, y in batches()") :]
+
+
+# The page leaves out the loop around ``train_step``, which takes and returns the state.
+JAX_LOOP = """
+for x, y in batches():
+    {state} = train_step({state}, x, y)
+"""
+
+
+def jax_loop(program: str) -> str:
+    """The loop around the ``train_step`` of a program."""
+    (state,) = re.findall(r"def train_step\((.*), x, y\):", program)
+    return JAX_LOOP.format(state=state)
 
 
 def data(events: str, *, seed: int = 1) -> list[Batch]:
@@ -125,10 +138,10 @@ USUAL = "............n......."
 class Run:
     """A namespace in which programs of one library run, and the weights after each step."""
 
-    def __init__(self, library: str, *, judged: bool = False, seed: int = 0) -> None:
-        self.library, self.weights = library, [{}]
+    def __init__(self, library: str, *, judged: bool = False, seed: int = 0, fused: bool = False) -> None:
+        self.library = library
         self.names: dict[str, Any] = {"__name__": "program", "DynamicLossScale": DynamicLossScale}
-        self.names |= _torch(judged, seed) if library == "torch" else _jax(judged, seed)
+        self.names |= _torch(judged, seed, fused) if library == "torch" else _jax(judged, seed)
         self.weights = [self._now()]
 
     def go(self, program: str, batches: list[Batch], after: Callable[[], Any] | None = None) -> list[Any]:
@@ -142,6 +155,7 @@ class Run:
                 seen.append(after() if after is not None else None)
 
         self.names["batches"] = served
+        program += jax_loop(program) if self.library == "jax" else ""
         exec(compile(program, str(PAGE), "exec"), self.names)
         return seen
 
@@ -150,16 +164,23 @@ class Run:
             return {name: np.array(value) for name, value in self.names["params"].items()}
         return {name: p.detach().numpy().copy() for name, p in self.names["model"].named_parameters()}
 
+    def history(self) -> list[StepRecord]:
+        """What the guard recorded."""
+        if self.library == "jax":
+            return stablenum_jax.history(self.names["opt_state"])
+        return self.names["opt"].history()
+
     def guards_scale(self) -> float:
+        """The guard's loss scale."""
         if self.library == "jax":
             return float(stablenum_jax.loss_scale(self.names["opt_state"]))
         return float(self.names["opt"].loss_scale)
 
 
-def _torch(judged: bool, seed: int) -> dict[str, Any]:
+def _torch(judged: bool, seed: int, fused: bool) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
     if judged:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=DECAY)
     return {
