@@ -3,7 +3,8 @@
 ``cpu.json`` has the cost of a guarded step compared with that of the peers' steps; ``gpu.json`` has the same
 on a CUDA device, measured only on request (``python -m benchmarks gpu``). ``rules.json`` has the cost of each
 rule's decision and how well the spike rules find spikes, ``diagnosis.json`` how often a diagnosis is right.
-``diff.json`` has the cost of comparing two programs. ``python -m benchmarks rules`` measures one part alone.
+``diff.json`` has the cost of comparing two programs, ``partners.json`` what a bad batch leaves behind in other
+trainers. ``python -m benchmarks rules`` measures one part alone.
 
 The command exits with an error if a peer is missing or a result differs from the peer's, so that only
 measured figures are printed.
@@ -24,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import decide_cost, diagnosis, diff_cost, losses, rule_steps, spike_detection, ulp, watching
+from benchmarks.partners import table as partners
 from benchmarks.ranks import run as ranks
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.steps.keeping import Kept, sources_digest
@@ -211,6 +213,12 @@ def _measure_diff(console: Console) -> None:
     _save(console, "diff.json", report)
 
 
+def _measure_partners(console: Console) -> None:
+    console.print("running: trainers and loops with one bad batch (half an hour) ...")
+    report = _facts(partners.packages()) | {"partners": partners.run(console.print)}
+    _save(console, "partners.json", report)
+
+
 def main() -> None:
     """Measure the chosen parts, print the tables and save the results."""
     chosen = sys.argv[1:] or [name for name in PARTS if name != "gpu"]
@@ -235,6 +243,7 @@ PARTS = {
     "diagnosis": _measure_diagnosis,
     "watching": _measure_watching,
     "diff": _measure_diff,
+    "partners": _measure_partners,
 }
 
 

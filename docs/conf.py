@@ -42,6 +42,7 @@ def setup(app: object) -> None:
     import cures
     import figures
     import gallery
+    import partners
     import poison
     import programs
     import tables
@@ -54,6 +55,7 @@ def setup(app: object) -> None:
     tables.write_ulp(results / "ulp.json", generated)
     tables.write_losses(results / "losses.json", generated)
     tables.write_diagnosis(results / "diagnosis.json", generated)
+    partners.write_partners(results / "partners.json", generated)
     costs.write_costs(results / "cpu.json", generated)
     costs.write_ranks(results / "ranks.json", generated)
     cures.write_cures(generated)

@@ -1,0 +1,66 @@
+"""The training loops of all partners, by the names of the table. A loop's module is imported when it runs."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+from benchmarks.partners.outcome import Fault, Outcome
+
+__all__ = ["PARTNERS", "RANK_FAULT", "Partner"]
+
+RANK_FAULT = "nan_loss_on_one_rank"
+
+
+@dataclass(frozen=True)
+class Partner:
+    """One row of the table.
+
+    Attributes:
+        module: the module below ``benchmarks.partners`` whose ``LOOPS`` has the loop.
+        loop: its name there.
+        packages: the distributions whose versions are stated.
+        ranks: how many processes train together.
+    """
+
+    module: str
+    loop: str
+    packages: tuple[str, ...]
+    ranks: int = 1
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """The faults that the loop is run with."""
+        return tuple(Fault) if self.ranks == 1 else (*Fault, RANK_FAULT)
+
+    def run(self, fault: str, *, guarded: bool) -> Outcome:
+        """Train with a bad batch, and without it for reference."""
+        loops = importlib.import_module(f"benchmarks.partners.{self.module}").LOOPS
+        known = Fault(fault) if fault in tuple(Fault) else fault
+        found: Outcome = loops[self.loop](known, guarded=guarded)
+        return found
+
+
+PARTNERS = {
+    "PyTorch, one process": Partner("torch_hf", "plain", ("torch",)),
+    "PyTorch, DDP": Partner("torch_ranks", "ddp", ("torch",), ranks=2),
+    "PyTorch, FSDP2": Partner("torch_ranks", "fsdp2", ("torch",), ranks=2),
+    "Accelerate": Partner("torch_hf", "accelerate", ("accelerate",)),
+    "Accelerate, two processes": Partner("torch_hf_ranks", "accelerate", ("accelerate",), ranks=2),
+    "HF Trainer": Partner("torch_hf", "trainer", ("transformers", "accelerate")),
+    "HF Trainer, two processes": Partner("torch_hf_ranks", "trainer", ("transformers",), ranks=2),
+    "TRL SFTTrainer": Partner("torch_hf", "sft", ("trl", "transformers")),
+    "sentence-transformers": Partner("torch_hf", "sentence_transformers", ("sentence-transformers",)),
+    "Lightning, automatic": Partner("torch_trainers", "lightning", ("lightning",)),
+    "Lightning, manual": Partner("torch_trainers", "lightning_manual", ("lightning",)),
+    "ignite": Partner("torch_trainers", "ignite", ("pytorch-ignite",)),
+    "fastai": Partner("torch_trainers", "fastai", ("fastai",)),
+    "optax": Partner("jax_loops", "optax", ("optax", "jax")),
+    "optax.MultiSteps": Partner("jax_loops", "optax.MultiSteps", ("optax",)),
+    "optax.apply_if_finite": Partner("jax_loops", "optax.apply_if_finite", ("optax",)),
+    "flax TrainState": Partner("jax_loops", "flax TrainState", ("flax",)),
+    "flax DynamicScale": Partner("jax_loops", "flax DynamicScale", ("flax",)),
+    "flax nnx.Optimizer": Partner("jax_loops", "flax nnx.Optimizer", ("flax",)),
+    "equinox": Partner("jax_loops", "equinox", ("equinox",)),
+    "jmp": Partner("jax_loops", "jmp", ("jmp",)),
+}
