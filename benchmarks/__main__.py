@@ -3,8 +3,8 @@
 ``cpu.json`` has the cost of a guarded step compared with that of the peers' steps; ``gpu.json`` has the same
 on a CUDA device, measured only on request (``python -m benchmarks gpu``). ``rules.json`` has the cost of each
 rule's decision and how well the spike rules find spikes, ``diagnosis.json`` how often a diagnosis is right.
-``diff.json`` has the cost of comparing two programs, ``partners.json`` what a bad batch leaves behind in other
-trainers. ``python -m benchmarks rules`` measures one part alone.
+``diff.json`` has the cost of comparing two programs, ``partners.json`` what a bad batch leaves behind in
+other trainers. ``python -m benchmarks rules`` measures one part alone.
 
 The command exits with an error if a peer is missing or a result differs from the peer's, so that only
 measured figures are printed.
