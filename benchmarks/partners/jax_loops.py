@@ -1,0 +1,28 @@
+"""Training loops of JAX partners, as their documentation writes them, alone and with a guard.
+
+Each function of :data:`LOOPS` trains the model of :mod:`benchmarks.partners.batches` and returns an
+:class:`~benchmarks.partners.outcome.Outcome`. The guarded variant differs by about two lines, which the
+functions show side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.partners.jax_equinox import equinox_filter_jit
+from benchmarks.partners.jax_flax import flax_dynamic_scale, flax_train_state, nnx_optimizer
+from benchmarks.partners.jax_optax import apply_if_finite, jmp_loss_scale, multisteps, plain_optax
+from benchmarks.partners.outcome import Fault, Outcome
+
+__all__ = ["LOOPS"]
+
+LOOPS: dict[str, Callable[[Fault | None, bool], Outcome]] = {
+    "optax": plain_optax,
+    "flax TrainState": flax_train_state,
+    "flax nnx.Optimizer": nnx_optimizer,
+    "equinox": equinox_filter_jit,
+    "optax.MultiSteps": multisteps,
+    "optax.apply_if_finite": apply_if_finite,
+    "flax DynamicScale": flax_dynamic_scale,
+    "jmp": jmp_loss_scale,
+}
