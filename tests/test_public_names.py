@@ -24,6 +24,7 @@ PUBLIC = (
     "stablenum.precision",
     "stablenum_jax",
     "stablenum_jax.integrations.flax",
+    "stablenum_jax.integrations.orbax",
     "stablenum_jax.losses",
     "stablenum_jax.numerics",
     "stablenum_jax.policy",
