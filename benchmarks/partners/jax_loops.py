@@ -11,10 +11,24 @@ from collections.abc import Callable
 
 from benchmarks.partners.jax_equinox import equinox_filter_jit
 from benchmarks.partners.jax_flax import flax_dynamic_scale, flax_train_state, nnx_optimizer
-from benchmarks.partners.jax_optax import apply_if_finite, jmp_loss_scale, multisteps, plain_optax
+from benchmarks.partners.jax_optax import (
+    apply_if_finite,
+    jmp_loss_scale,
+    multisteps,
+    orbax_manager,
+    plain_optax,
+)
 from benchmarks.partners.outcome import Fault, Outcome
 
 __all__ = ["LOOPS"]
+
+
+def keras_jax(fault: Fault | None, guarded: bool) -> Outcome:
+    """See :func:`benchmarks.partners.keras_jax.keras_jax`; Keras is imported when the loop first runs."""
+    from benchmarks.partners import keras_jax as found
+
+    return found.keras_jax(fault, guarded)
+
 
 LOOPS: dict[str, Callable[[Fault | None, bool], Outcome]] = {
     "optax": plain_optax,
@@ -22,7 +36,9 @@ LOOPS: dict[str, Callable[[Fault | None, bool], Outcome]] = {
     "flax nnx.Optimizer": nnx_optimizer,
     "equinox": equinox_filter_jit,
     "optax.MultiSteps": multisteps,
+    "Orbax": orbax_manager,
     "optax.apply_if_finite": apply_if_finite,
     "flax DynamicScale": flax_dynamic_scale,
     "jmp": jmp_loss_scale,
+    "Keras on JAX": keras_jax,
 }

@@ -23,17 +23,19 @@ from benchmarks.partners.jax_parts import (
     dtype_of,
     guard_of,
     load_flax,
+    load_orbax,
     loss_of,
     named,
     row,
     save_flax,
+    save_orbax,
     schedule_count,
     unscaled,
     variables,
 )
 from benchmarks.partners.outcome import Fault, Outcome
 
-__all__ = ["apply_if_finite", "jmp_loss_scale", "multisteps", "plain_optax"]
+__all__ = ["apply_if_finite", "jmp_loss_scale", "multisteps", "orbax_manager", "plain_optax"]
 
 
 class Training(NamedTuple):
@@ -86,6 +88,13 @@ def plain_optax(fault: Fault | None, guarded: bool) -> Outcome:
     """A loop of ``tx.update`` and ``optax.apply_updates``; guarded, of ``stablenum_jax.step``."""
     tx = optax.chain(guard_of(fault), adamw()) if guarded else adamw()
     return drive(_optax_program(fault, guarded, tx), fault)
+
+
+def orbax_manager(fault: Fault | None, guarded: bool) -> Outcome:
+    """The plain loop with Orbax' ``CheckpointManager``; guarded, with ``GuardedSave``."""
+    tx = optax.chain(guard_of(fault), adamw()) if guarded else adamw()
+    save, load = (functools.partial(file, guarded=guarded) for file in (save_orbax, load_orbax))
+    return drive(_optax_program(fault, guarded, tx, save=save, load=load), fault)
 
 
 def multisteps(fault: Fault | None, guarded: bool) -> Outcome:

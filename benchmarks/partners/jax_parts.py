@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 
 import stablenum_jax
 from benchmarks.partners.batches import HIDDEN, Batch, batches, guard_config
 from benchmarks.partners.outcome import Fault, Row, State
+from stablenum_jax.integrations.orbax import GuardedRestore, GuardedSave
 
 __all__ = [
     "Net",
@@ -22,10 +24,12 @@ __all__ = [
     "dtype_of",
     "guard_of",
     "load_flax",
+    "load_orbax",
     "loss_of",
     "named",
     "row",
     "save_flax",
+    "save_orbax",
     "schedule_count",
     "unscaled",
     "variables",
@@ -110,3 +114,15 @@ def save_flax(state: Any, folder: Path) -> None:
 def load_flax(like: Any, folder: Path) -> Any:
     """Load what :func:`save_flax` saved."""
     return flax.serialization.from_bytes(like, (folder / "state.msgpack").read_bytes())
+
+
+def save_orbax(state: Any, folder: Path, *, guarded: bool) -> None:
+    """Save a pytree with Orbax' manager."""
+    with ocp.CheckpointManager(folder) as manager:
+        manager.save(0, args=GuardedSave(state) if guarded else ocp.args.StandardSave(state))
+
+
+def load_orbax(like: Any, folder: Path, *, guarded: bool) -> Any:
+    """Load what :func:`save_orbax` saved."""
+    with ocp.CheckpointManager(folder) as manager:
+        return manager.restore(0, args=GuardedRestore(like) if guarded else ocp.args.StandardRestore(like))

@@ -185,6 +185,10 @@ def unless_skipped(opt_state: PyTree, new: PyTree, old: PyTree, *, before: PyTre
     For what a forward pass changes besides the parameters: batch norm's running statistics become NaN in the
     forward pass of a bad batch, and would stay so. This works under jit too, and never waits for the device.
 
+    Some layers turn a statistic infinite while loss and gradients stay finite: the batch norms of equinox and
+    Keras divide by an infinite variance and go on with zeros. Such a step is skipped if the loss says so:
+    ``value=jnp.where(stablenum_jax.policy.all_finite(new), loss, jnp.nan)``.
+
     Args:
         opt_state: the state that :func:`stablenum_jax.step` returned.
         new: what the forward pass of the step returned, a pytree.
@@ -236,7 +240,7 @@ def _applied(opt_state: PyTree, before: PyTree) -> jax.Array:
         raise ValueError(
             "before must be the state before the step, as in unless_skipped(opt_state, new, old, "
             "before=old_opt_state), for a guard inside optax.MultiSteps; got None. Or put the guard outside: "
-            "stablenum_jax.guard(optax.MultiSteps(...).gradient_transformation())."
+            "stablenum_jax.guard(optax.MultiSteps(...))."
         )
     return guard.skipped_in_a_row == 0
 
