@@ -33,6 +33,7 @@ LEFT_OUT = (
     "tests/pairs/real/test_page.py",
     "tests/partners/test_migration.py",
     "tests/partners/test_migration_scales.py",
+    "tests/partners/test_jax_loops.py",
     "tests/test_diff_examples.py",
     "tests/test_docs.py",
     "tests/test_public_names.py::test_the_api_pages_hold_every_public_name_and_nothing_else",

@@ -19,6 +19,7 @@ from flax.core import freeze
 from flax.training import train_state
 from flax.training.dynamic_scale import DynamicScale
 
+import stablenum
 import stablenum_jax
 from stablenum_jax.integrations.flax import TrainState
 from tests.jax.helpers import all_finite, assert_same_bits, make_grads, make_params, spoil, without_guard
@@ -200,6 +201,17 @@ def test_an_optimizer_without_a_guard_or_with_two_is_refused() -> None:
         make(optax.chain(stablenum_jax.guard(), stablenum_jax.guard(optax.adam(1e-2))))
     with pytest.raises(TypeError, match=r"tx must be an optax\.GradientTransformation"):
         make("adam")
+
+
+def test_a_halt_raises_and_the_state_is_still_good() -> None:
+    tx = stablenum_jax.guard(optax.adam(1e-2), max_skips_in_a_row=1)
+    state = TrainState.create(apply_fn=None, params=make_params(), tx=tx)
+    with pytest.raises(stablenum.NonFiniteError, match="out") as caught:
+        state.apply_gradients(grads=spoil(make_grads(0)))
+    halted = state.replace(opt_state=caught.value.opt_state)
+    step = jax.jit(lambda s, g: s.apply_gradients(grads=g))
+    assert int(step(halted, make_grads(1)).step) == 0
+    assert int(step(stablenum_jax.resume(halted), make_grads(1)).step) == 1
 
 
 def test_unknown_fields_and_fields_of_another_structure_are_named() -> None:
