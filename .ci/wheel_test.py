@@ -31,6 +31,7 @@ LEFT_OUT = (
     "tests/losses/test_cost.py",
     "tests/mutants",
     "tests/pairs/real/test_page.py",
+    "tests/partners/test_jax_loops.py",
     "tests/partners/test_migration.py",
     "tests/partners/test_migration_scales.py",
     "tests/test_diff_examples.py",

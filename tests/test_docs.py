@@ -25,7 +25,8 @@ from tests.selection import REPEATS, one_in_three, only
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 RULES = sorted((DOCS / "rules").glob("*.md"))
-PAGES = sorted(DOCS.glob("*.md")) + RULES
+RECIPES = sorted((DOCS / "recipes").glob("*.md"))
+PAGES = sorted(DOCS.glob("*.md")) + RULES + RECIPES
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -58,7 +59,11 @@ def test_the_pages_have_examples():
         "quickstart.md",
         "ranges.md",
     }
-    assert with_examples == pages | rules
+    recipes = {str(page.relative_to(DOCS)) for page in RECIPES if page.name != "index.md"}
+    assert with_examples == pages | rules | recipes
+    index = (DOCS / "recipes" / "index.md").read_text(encoding="utf-8")
+    listed = {page for page in RECIPES if f"]({page.name})" in index and f"\n{page.stem}\n" in index}
+    assert {str(page.relative_to(DOCS)) for page in listed} == recipes
 
 
 @pytest.mark.parametrize("rule", [*CLIP_RULES, *LOSS_SCALES, SpikeGuard, MeanStdSpikeGuard])

@@ -23,6 +23,8 @@ PUBLIC = (
     "stablenum.numerics",
     "stablenum.precision",
     "stablenum_jax",
+    "stablenum_jax.integrations.flax",
+    "stablenum_jax.integrations.orbax",
     "stablenum_jax.losses",
     "stablenum_jax.numerics",
     "stablenum_jax.policy",

@@ -39,7 +39,13 @@ from stablenum_jax._step.observe import Watched, judge, judge_finiteness
 from stablenum_jax._step.warnings import GuardPlacementWarning
 from stablenum_jax._trees.leaves import check_gradients, is_floating, is_measurable
 from stablenum_jax._trees.names import Path, names_id_of
-from stablenum_jax._trees.state import GuardOptState, find_guard, has_guard, replace_guard
+from stablenum_jax._trees.state import (
+    GuardOptState,
+    find_guard,
+    has_guard,
+    is_inside_multisteps,
+    replace_guard,
+)
 
 __all__ = ["Add", "decide_and_update", "without_unsupported_value"]
 
@@ -177,7 +183,7 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
         decision, after = judge_finiteness(config, own.guard, watched, loss=loss, axis_name=seen.axis_name)
         # The guard inside may judge the mean of several micro-batches, and a spike rule must not pair
         # its norm with the loss of one of them. Each loss has just been checked for finiteness.
-        withheld = config.spike is not None and _accumulates(opt_state)
+        withheld = config.spike is not None and is_inside_multisteps(opt_state)
         mode = Deferred(unscaled=unscaled or scaled, loss=None if withheld else loss)
     return _Plan(
         config=config,
@@ -377,18 +383,9 @@ def _without_window(opt_state: PyTree) -> PyTree:
     return jax.tree.map(drop, opt_state, is_leaf=lambda node: isinstance(node, optax.MultiStepsState))
 
 
-def _accumulates(opt_state: PyTree) -> bool:
-    """Return whether the guard is inside a ``MultiSteps``."""
-
-    def around(node: object) -> bool:
-        return isinstance(node, optax.MultiStepsState) and has_guard(node) == 1
-
-    return any(map(around, jax.tree.leaves(opt_state, is_leaf=around)))
-
-
 def _warn_of_placement(opt_state: PyTree) -> None:
     """Warn unless the guard received different gradients only because ``MultiSteps`` accumulates them."""
-    if not _accumulates(opt_state):
+    if not is_inside_multisteps(opt_state):
         warn(
             "The guard does not receive the gradients themselves: a transformation before it, or a jit "
             "around tx.update, changes them. Steps with non-finite gradients are skipped anyway, but put "

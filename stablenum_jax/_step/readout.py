@@ -17,7 +17,7 @@ from stablenum.guard.recorder import NO_LOSS
 from stablenum.guard.skip_log import SkipLog
 from stablenum.settings_checks import check_flag
 from stablenum_jax._trees.names import known_names
-from stablenum_jax._trees.state import GuardOptState, find_guard, replace_guard
+from stablenum_jax._trees.state import GuardOptState, find_guard, is_inside_multisteps, replace_guard
 
 __all__ = [
     "guard_state_dict",
@@ -179,23 +179,30 @@ def raise_if_halted(opt_state: PyTree, config: stablenum.GuardConfig) -> None:
         raise
 
 
-def unless_skipped(opt_state: PyTree, new: PyTree, old: PyTree) -> PyTree:
+def unless_skipped(opt_state: PyTree, new: PyTree, old: PyTree, *, before: PyTree = None) -> PyTree:
     """Return ``new``, or ``old`` if the last step was skipped.
 
     For what a forward pass changes besides the parameters: batch norm's running statistics become NaN in the
     forward pass of a bad batch, and would stay so. This works under jit too, and never waits for the device.
 
+    Some layers turn a statistic infinite while loss and gradients stay finite: the batch norms of equinox and
+    Keras divide by an infinite variance and go on with zeros. Such a step is skipped if the loss says so:
+    ``value=jnp.where(stablenum_jax.policy.all_finite(new), loss, jnp.nan)``.
+
     Args:
         opt_state: the state that :func:`stablenum_jax.step` returned.
         new: what the forward pass of the step returned, a pytree.
         old: the same from before the step.
+        before: the state that :func:`stablenum_jax.step` got, needed for a guard inside ``optax.MultiSteps``.
+            Such a guard is called once per window, so its state alone does not say which of the micro-batches
+            were skipped.
 
     Returns:
         A pytree of the structure of ``new``; leaves that are not arrays are those of ``new``.
 
     Raises:
         ValueError: ``opt_state`` has no guard or more than one, or the structures of ``new`` and ``old``
-            differ.
+            differ; the guard is inside ``optax.MultiSteps``, and ``before`` is None.
 
     Example:
         >>> import optax, stablenum_jax
@@ -206,7 +213,7 @@ def unless_skipped(opt_state: PyTree, new: PyTree, old: PyTree) -> PyTree:
         >>> unless_skipped(opt_state, {"mean": jnp.nan}, {"mean": jnp.asarray(0.5)})
         {'mean': Array(0.5, dtype=float32, weak_type=True)}
     """
-    applied = find_guard(opt_state).guard.skipped_in_a_row == 0
+    applied = _applied(opt_state, before)
     if jax.tree.structure(new) != jax.tree.structure(old):
         allowed = f"a tree like old, {jax.tree.structure(old)}"
         raise ValueError(f"new must be {allowed}; got {jax.tree.structure(new)}.")
@@ -222,6 +229,20 @@ def unless_skipped(opt_state: PyTree, new: PyTree, old: PyTree) -> PyTree:
         return jnp.where(applied, after, before)
 
     return jax.tree_util.tree_map_with_path(choose, new, old)
+
+
+def _applied(opt_state: PyTree, before: PyTree) -> jax.Array:
+    """Return () bool, whether the step from ``before`` (None if it is not known) was applied."""
+    guard = find_guard(opt_state).guard
+    if before is not None:
+        return (guard.skipped_total == find_guard(before).guard.skipped_total) & (guard.halted == 0)
+    if is_inside_multisteps(opt_state):
+        raise ValueError(
+            "before must be the state before the step, as in unless_skipped(opt_state, new, old, "
+            "before=old_opt_state), for a guard inside optax.MultiSteps; got None. Or put the guard outside: "
+            "stablenum_jax.guard(optax.MultiSteps(...))."
+        )
+    return guard.skipped_in_a_row == 0
 
 
 def resume(opt_state: PyTree) -> PyTree:

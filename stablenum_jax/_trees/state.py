@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import optax
 
 import stablenum
 
@@ -17,6 +18,7 @@ __all__ = [
     "has_guard",
     "injects_hyperparams",
     "is_guard",
+    "is_inside_multisteps",
     "loss_scale",
     "replace_guard",
 ]
@@ -78,6 +80,15 @@ def replace_guard(opt_state: PyTree, guard: GuardOptState) -> PyTree:
         return jax.tree.unflatten(structure, jax.tree.leaves(guard))
 
     return jax.tree.map(put, opt_state, is_leaf=is_guard)
+
+
+def is_inside_multisteps(opt_state: PyTree) -> bool:
+    """Return whether the guard is inside a ``MultiSteps``, which calls it once in several steps."""
+
+    def around(node: object) -> bool:
+        return isinstance(node, optax.MultiStepsState) and has_guard(node) == 1
+
+    return any(map(around, jax.tree.leaves(opt_state, is_leaf=around)))
 
 
 def injects_hyperparams(node: object) -> bool:

@@ -85,3 +85,40 @@ def test_keys_and_leaves_that_are_no_arrays() -> None:
     assert kept["key"] == old["key"]
     assert kept["count"] == 1
     assert kept["f"] is jnp.tanh
+
+
+def inside_multisteps() -> Any:
+    return optax.MultiSteps(optax.chain(stablenum_jax.guard(), optax.sgd(0.1)), 3).gradient_transformation()
+
+
+def test_a_good_micro_batch_after_a_bad_one_is_not_taken_for_a_skip() -> None:
+    tx, params = inside_multisteps(), {"w": jnp.ones(2)}
+
+    @jax.jit
+    def train(params: Any, opt_state: Any, seen: Any, g: Any) -> Any:
+        params, after = stablenum_jax.step(tx, params, opt_state, {"w": g})
+        return params, after, stablenum_jax.unless_skipped(after, seen + 1, seen, before=opt_state)
+
+    opt_state, seen, counts = tx.init(params), jnp.asarray(0), []
+    for i in range(6):
+        params, opt_state, seen = train(params, opt_state, seen, jnp.full(2, jnp.nan if i in {1, 3} else 1.0))
+        counts.append(int(seen))
+    assert counts == [1, 1, 2, 2, 3, 4]
+
+
+def test_inside_multisteps_the_state_before_the_step_is_needed() -> None:
+    tx, params = inside_multisteps(), {"w": jnp.ones(2)}
+    opt_state = tx.init(params)
+    with pytest.raises(
+        ValueError, match=r"before must be the state before the step.*guard\(optax\.MultiSteps"
+    ):
+        stablenum_jax.unless_skipped(opt_state, 1, 0)
+
+
+def test_a_halted_guard_keeps_the_old_collections_whether_or_not_the_state_before_is_known() -> None:
+    tx, params = optax.chain(stablenum_jax.guard(max_skips_in_a_row=1), optax.sgd(0.1)), {"w": jnp.ones(2)}
+    step = jax.jit(lambda s, g: stablenum_jax.step(tx, params, s, {"w": g})[1])
+    halted = step(tx.init(params), jnp.full(2, jnp.nan))
+    after = step(halted, jnp.ones(2))
+    assert stablenum_jax.unless_skipped(after, 1, 0) == 0
+    assert stablenum_jax.unless_skipped(after, 1, 0, before=halted) == 0
