@@ -63,4 +63,6 @@ PARTNERS = {
     "flax nnx.Optimizer": Partner("jax_loops", "flax nnx.Optimizer", ("flax",)),
     "equinox": Partner("jax_loops", "equinox", ("equinox",)),
     "jmp": Partner("jax_loops", "jmp", ("jmp",)),
+    "Orbax": Partner("jax_loops", "Orbax", ("orbax-checkpoint",)),
+    "Keras on JAX": Partner("jax_loops", "Keras on JAX", ("keras",)),
 }
