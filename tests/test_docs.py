@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -41,6 +43,8 @@ BLOCKS = {
     if page.name != "migrate.md"
     for i, block in enumerate(blocks(page, "python"))
 }
+
+ON_TWO_RANKS = {"recipes/ddp.md:0", "recipes/fsdp2.md:0"}  # programs for torchrun
 
 
 def test_the_pages_have_examples():
@@ -86,9 +90,24 @@ def test_the_scenario_files_on_the_page_run(tmp_path, backends):
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
-def test_the_example_runs(block):
-    exec(compile(block, "<documentation>", "exec"), {"__name__": "example"})
+# What torch.distributed.checkpoint says in one process, and Lightning without worker processes.
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
+@pytest.mark.filterwarnings("ignore:The '.*dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated")
+@pytest.mark.parametrize("name", [name for name in BLOCKS if name not in ON_TWO_RANKS])
+def test_the_example_runs(name):
+    exec(compile(BLOCKS[name], "<documentation>", "exec"), {"__name__": "example"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ON_TWO_RANKS))
+def test_the_example_runs_on_two_ranks(name, tmp_path):
+    (tmp_path / "train.py").write_text(BLOCKS[name], encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [*torchrun, str(tmp_path / "train.py")]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,9 @@ PUBLIC = (
     "stablenum_jax.numerics",
     "stablenum_jax.policy",
     "stablenum_torch",
+    "stablenum_torch.integrations.fastai",
+    "stablenum_torch.integrations.ignite",
+    "stablenum_torch.integrations.lightning",
     "stablenum_torch.losses",
     "stablenum_torch.numerics",
 )

@@ -52,7 +52,7 @@ PARTNERS = {
     "TRL SFTTrainer": Partner("torch_hf", "sft", ("trl", "transformers")),
     "sentence-transformers": Partner("torch_hf", "sentence_transformers", ("sentence-transformers",)),
     "Lightning, automatic": Partner("torch_trainers", "lightning", ("lightning",)),
-    "Lightning, manual": Partner("torch_trainers", "lightning_manual", ("lightning",)),
+    "Lightning, manual": Partner("torch_trainers", "lightning-manual", ("lightning",)),
     "ignite": Partner("torch_trainers", "ignite", ("pytorch-ignite",)),
     "fastai": Partner("torch_trainers", "fastai", ("fastai",)),
     "optax": Partner("jax_loops", "optax", ("optax", "jax")),

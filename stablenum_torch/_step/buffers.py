@@ -20,6 +20,21 @@ class KeptBuffers:
             with the copies. (Not every program calls the whole: Lightning's ``training_step`` calls parts.)
     """
 
+    @classmethod
+    def of(cls, module: nn.Module) -> KeptBuffers:
+        """Return what keeps the buffers of a module, made at the first call.
+
+        The optimizers of one model share it, as those of a GAN do: the forward passes since the last step of
+        any of them then belong to the next step. Each with its own copies would restore those from before the
+        steps of the others.
+        """
+        for hook in module._forward_pre_hooks.values():
+            kept = getattr(hook, "__self__", None)
+            if isinstance(kept, cls) and kept.module is module:
+                kept._begun = False  # copies from a training that has ended
+                return kept
+        return cls(module)
+
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self._before: list[tuple[Tensor, Tensor]] = []

@@ -125,3 +125,41 @@ def test_buffers_must_be_a_module():
     net = model()
     with pytest.raises(TypeError, match=r"buffers must be a torch\.nn\.Module; got list"):
         guarded(net, buffers=list(net.buffers()))
+
+
+def test_two_optimizers_of_one_model_keep_its_buffers_in_turn():
+    nets = [torch.nn.ModuleDict({"left": model(), "right": model()}) for _ in range(2)]
+    for net, bad in zip(nets, ({(2, "right")}, ()), strict=True):
+        opts = {side: guarded(part, buffers=net) for side, part in net.items()}
+        for step, side in ((step, side) for step in range(4) for side in net):
+            if net is nets[1] and (step, side) == (2, "right"):
+                continue
+            opts[side].zero_grad()
+            opts[side].backward(net[side](batch(step, (step, side) in bad)).square().mean())
+            opts[side].step()
+    assert bits(nets[0]) == bits(nets[1])
+
+
+def test_a_model_that_is_guarded_again_keeps_nothing_of_the_training_before():
+    net = model()
+    for _ in range(2):
+        opt = guarded(net, buffers=net)
+        train(net, opt, range(2))
+        net(batch(9, bad=False))  # in training mode, but without a step
+    assert len(net._forward_pre_hooks) == 1
+    before = bits(net)
+    opt = guarded(net, buffers=net)
+    train(net, opt, [3], bad={3})
+    assert bits(net) == before
+
+
+def test_trap_a_variance_beyond_float32_is_no_reason_to_skip():
+    net = model()
+    opt = guarded(net, buffers=net)
+    x = batch(0, bad=False)
+    x[0] *= 1e25  # torch computes the variance in float64: only the running one is not finite
+    opt.zero_grad()
+    opt.backward(net(x).square().mean())
+    opt.step()
+    assert opt.last["applied"]
+    assert net[1].running_var.isinf().all()

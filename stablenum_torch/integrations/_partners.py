@@ -1,0 +1,51 @@
+"""Importing a partner: the error of an integration whose partner is missing or too old."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["imported"]
+
+
+def imported(needed_by: str, partners: Mapping[str, str], oldest: str) -> Any:
+    """Import the first module that is installed.
+
+    Args:
+        needed_by: the module of the integration.
+        partners: for each module, in order of preference, the name by which it is installed.
+        oldest: the oldest version with which the integration works.
+
+    Raises:
+        ImportError: none is installed, or the one found is older. The message says what to install.
+
+    Example:
+        >>> imported("mine", {"torch": "torch"}, "999.0")
+        Traceback (most recent call last):
+        ImportError: mine needs torch 999.0 or newer; found ...: pip install 'torch>=999.0'
+    """
+    for module, distribution in partners.items():
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is not None and not module.startswith(error.name):
+                raise  # the partner is there, but something that it needs itself is not
+            continue
+        if _numbers(found.__version__) < _numbers(oldest):
+            raise _missing(needed_by, distribution, oldest, f"; found {found.__version__}")
+        return found
+    raise _missing(needed_by, next(iter(partners.values())), oldest, "")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def _missing(needed_by: str, distribution: str, oldest: str, found: str) -> ImportError:
+    install = f"pip install '{distribution}>={oldest}'"
+    return ImportError(
+        f"{needed_by} needs {distribution} {oldest} or newer{found}: {install}", name=needed_by
+    )

@@ -1,0 +1,192 @@
+"""Lightning: a callback that guards the optimizers of a training.
+
+Run with Lightning 2.6.6, as ``lightning.pytorch`` and as ``pytorch_lightning``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Unpack
+
+import torch
+
+from stablenum.guard.config import GuardConfig, Settings, make_config
+from stablenum.public_names import present
+from stablenum.rules.clipping import ClipByGlobalNorm, ClipByValue
+from stablenum.user_warnings import warn
+from stablenum_torch._step.optimizer import GuardedOptimizer, wrap
+from stablenum_torch.integrations._partners import imported
+
+__all__ = ["GuardCallback"]
+
+_lightning = imported(
+    __name__, {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}, "2.6"
+)
+
+
+class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
+    """Guards the optimizers that ``configure_optimizers`` returned: ``Trainer(callbacks=GuardCallback())``.
+
+    When training begins, each optimizer is replaced by a guarded one, which also keeps the model's buffers at
+    a skipped step, and each scheduler with ``interval="step"`` and ``frequency=1`` is held at skipped steps.
+    An optimizer that is guarded already keeps its settings. Every ``log_every_n_steps`` steps the guard's
+    numbers are logged. Checkpoints contain the guard's state.
+
+    - ``precision="16-mixed"`` needs ``loss_scale="dynamic"`` (or another scale) here: the guard's scale then
+      replaces Lightning's. With other precisions no loss is scaled.
+    - ``Trainer(gradient_clip_val=...)`` becomes the guard's clip rule, so that one place clips.
+    - In manual optimization write ``self.manual_backward(opt.scale(loss))``, where ``opt`` comes from
+      ``self.optimizers()``; without ``opt.scale`` the loss is neither checked, recorded nor scaled.
+    - ``global_step`` and ``max_steps`` count skipped steps, too.
+
+    Args:
+        config: a :class:`stablenum.GuardConfig`.
+        prefix: put in front of each logged name. With several optimizers, their index follows.
+        **settings: fields of ``GuardConfig``: ``clip=1.0``, ``spike="skip"``...
+
+    Attributes:
+        optimizers: the guarded optimizers of the current training.
+
+    Raises:
+        ValueError: a setting has a wrong value. When training begins: an optimizer is guarded already, but
+            settings were given here as well; both the Trainer and the guard clip; or precision and
+            ``loss_scale`` do not fit together.
+
+    Warns:
+        UserWarning: a scheduler with ``interval="step"`` cannot be held, because of its frequency or because
+            it is not made for one of the optimizers.
+    """
+
+    def __init__(
+        self, config: GuardConfig | None = None, *, prefix: str = "guard/", **settings: Unpack[Settings]
+    ) -> None:
+        self.config = make_config(config, settings)
+        self.prefix = prefix
+        self.optimizers: list[GuardedOptimizer] = []
+        self._has_settings = config is not None or bool(settings)
+        self._taken: tuple[Any, Any] = (None, None)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Guard the optimizers, hold the schedulers, and take clipping and loss scaling over."""
+        config = _with_clip_of(trainer, self.config)
+        optimizers = [self._guarded(optimizer, config, pl_module) for optimizer in trainer.optimizers]
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        automatic = pl_module.automatic_optimization
+        _check_loss_scale(trainer, optimizers, scaler, automatic)
+        self.optimizers = trainer.optimizers = optimizers
+        self._taken = trainer.gradient_clip_val, scaler
+        trainer.gradient_clip_val = None
+        if scaler is not None:
+            trainer.precision_plugin.scaler = _GuardsAsScaler(optimizers, automatic)
+        for scheduler in trainer.lr_scheduler_configs:
+            if scheduler.interval == "step" and not scheduler.reduce_on_plateau:
+                _hold(scheduler, optimizers)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Give the Trainer back its own clipping and loss scaling."""
+        self._give_back(trainer)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Give the Trainer back its own clipping and loss scaling."""
+        self._give_back(trainer)
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
+        """Give the loss to the guard. A loss that is to be scaled has been given by then."""
+        if pl_module.automatic_optimization and not self.optimizers[0].scales_loss:
+            self.optimizers[0].scale(loss)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log the last step, if Lightning's loggers write in this one: the host waits to read it."""
+        every = trainer.log_every_n_steps
+        if every and trainer.global_step % every == 0:
+            for i, optimizer in enumerate(self.optimizers):
+                place = self.prefix if len(self.optimizers) == 1 else f"{self.prefix}{i}/"
+                pl_module.log_dict(optimizer.scalars(place))
+
+    def _guarded(self, optimizer: Any, config: GuardConfig, pl_module: Any) -> GuardedOptimizer:
+        if not isinstance(optimizer, GuardedOptimizer):
+            return wrap(optimizer, config, names=pl_module, buffers=pl_module)
+        if self._has_settings or config != self.config:
+            raise ValueError(
+                "GuardCallback must have no settings, and the Trainer no gradient_clip_val, if "
+                f"configure_optimizers returns a guarded optimizer; got {config}. Give the settings to wrap, "
+                "or return the optimizer without it."
+            )
+        return optimizer
+
+    def _give_back(self, trainer: Any) -> None:
+        (clip, scaler), self._taken = self._taken, (None, None)
+        if clip is not None:
+            trainer.gradient_clip_val = clip
+        if scaler is not None:
+            trainer.precision_plugin.scaler = scaler
+
+
+class _GuardsAsScaler:
+    """Stands where Lightning has its ``GradScaler``: the guards scale, and decide whether to step."""
+
+    def __init__(self, optimizers: list[GuardedOptimizer], automatic: bool) -> None:
+        self._optimizers, self._automatic = optimizers, automatic
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        # In manual optimization, the user says whose loss it is by calling opt.scale(loss).
+        return self._optimizers[0].scale(loss) if self._automatic else loss
+
+    def unscale_(self, optimizer: GuardedOptimizer) -> None:
+        optimizer.unscale_()  # on_before_optimizer_step is documented to see unscaled gradients
+
+    def step(self, optimizer: GuardedOptimizer, **kwargs: Any) -> Any:
+        return optimizer.step(**kwargs)
+
+    def update(self) -> None:
+        pass  # the guard has done so in its step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}  # the scale is in the optimizer's state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+def _with_clip_of(trainer: Any, config: GuardConfig) -> GuardConfig:
+    """Return the settings with the clip rule that the Trainer's arguments ask for."""
+    bound = trainer.gradient_clip_val
+    if not bound:
+        return config
+    if config.clip:
+        raise ValueError(
+            f"gradient_clip_val of the Trainer must be None if the guard clips; got {bound} beside "
+            f"clip={config.clip}. One place has to clip: leave gradient_clip_val out."
+        )
+    by_value = trainer.gradient_clip_algorithm == "value"
+    return dataclasses.replace(config, clip=ClipByValue(bound) if by_value else ClipByGlobalNorm(bound))
+
+
+def _check_loss_scale(trainer: Any, optimizers: list[GuardedOptimizer], scaler: Any, automatic: bool) -> None:
+    if scaler is not None and not all(optimizer.scales_loss for optimizer in optimizers):
+        raise ValueError(
+            f"precision={trainer.precision!r} needs a loss scale, which must be the guard's; got "
+            "loss_scale=None. Write GuardCallback(loss_scale='dynamic')."
+        )
+    if scaler is None and automatic and any(optimizer.scales_loss for optimizer in optimizers):
+        raise ValueError(
+            f"loss_scale must be None with precision={trainer.precision!r}, in which Lightning scales no "
+            "loss. Leave loss_scale out, or train with precision='16-mixed'."
+        )
+
+
+def _hold(config: Any, optimizers: list[GuardedOptimizer]) -> None:
+    """Hold a scheduler at the skipped steps of its optimizer, or warn that this cannot be done."""
+    scheduler = config.scheduler
+    of = getattr(scheduler, "optimizer", None)
+    guards = [guarded for guarded in optimizers if of is guarded or of is guarded.inner]
+    if config.frequency == 1 and guards:
+        guards[0].hold(scheduler)
+        return
+    why = f"frequency={config.frequency} counts batches" if guards else "it has none of these optimizers"
+    warn(f"{type(scheduler).__name__} does not stand still at skipped steps: {why}.", UserWarning)
+
+
+__dir__ = present(globals())
