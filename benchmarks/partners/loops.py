@@ -20,18 +20,13 @@ class Partner:
         module: the module below ``benchmarks.partners`` whose ``LOOPS`` has the loop.
         loop: its name there.
         packages: the distributions whose versions are stated.
-        ranks: how many processes train together.
+        faults: the faults that the loop is run with.
     """
 
     module: str
     loop: str
     packages: tuple[str, ...]
-    ranks: int = 1
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """The faults that the loop is run with."""
-        return tuple(Fault) if self.ranks == 1 else (*Fault, RANK_FAULT)
+    faults: tuple[str, ...] = tuple(Fault)
 
     def run(self, fault: str, *, guarded: bool) -> Outcome:
         """Train with a bad batch, and without it for reference."""
@@ -41,16 +36,18 @@ class Partner:
         return found
 
 
+_WITHOUT_BATCH_NORM = tuple(fault for fault in Fault if fault is not Fault.NAN_IN_BATCHNORM)
+
 PARTNERS = {
     "PyTorch, one process": Partner("torch_hf", "plain", ("torch",)),
-    "PyTorch, DDP": Partner("torch_ranks", "ddp", ("torch",), ranks=2),
-    "PyTorch, FSDP2": Partner("torch_ranks", "fsdp2", ("torch",), ranks=2),
+    "PyTorch, DDP": Partner("torch_ranks", "ddp", ("torch",), (*Fault, RANK_FAULT)),
+    "PyTorch, FSDP2": Partner("torch_ranks", "fsdp2", ("torch",), (*Fault, RANK_FAULT)),
     "Accelerate": Partner("torch_hf", "accelerate", ("accelerate",)),
-    "Accelerate, two processes": Partner("torch_hf_ranks", "accelerate", ("accelerate",), ranks=2),
+    "Accelerate, two processes": Partner("torch_hf_ranks", "accelerate", ("accelerate",), (RANK_FAULT,)),
     "HF Trainer": Partner("torch_hf", "trainer", ("transformers", "accelerate")),
-    "HF Trainer, two processes": Partner("torch_hf_ranks", "trainer", ("transformers",), ranks=2),
-    "TRL SFTTrainer": Partner("torch_hf", "sft", ("trl", "transformers")),
-    "sentence-transformers": Partner("torch_hf", "sentence_transformers", ("sentence-transformers",)),
+    "HF Trainer, two processes": Partner("torch_hf_ranks", "trainer", ("transformers",), (RANK_FAULT,)),
+    "TRL SFTTrainer": Partner("torch_hf", "trl-sft", ("trl", "transformers"), _WITHOUT_BATCH_NORM),
+    "sentence-transformers": Partner("torch_hf", "sentence-transformers", ("sentence-transformers",)),
     "Lightning, automatic": Partner("torch_trainers", "lightning", ("lightning",)),
     "Lightning, manual": Partner("torch_trainers", "lightning-manual", ("lightning",)),
     "ignite": Partner("torch_trainers", "ignite", ("pytorch-ignite",)),

@@ -62,7 +62,7 @@ def verdicts(name: str, variant: str, faults: Sequence[str] = ()) -> dict[str, d
             raise BenchmarkError(f"{name}, {variant}: {done.stderr[-1500:]}")
         lines, ended = done.stdout.splitlines(), True
     rows = [json.loads(line) for line in lines if line.startswith('{"fault"')]
-    found = {row.pop("fault"): row | {"ends": True} for row in rows}
+    found = {row.pop("fault"): row for row in rows}
     if ended and list(found) != list(faults):
         raise BenchmarkError(f"{name}, {variant}: verdicts on {list(found)}, expected on {list(faults)}")
     return {fault: found.get(fault, {"ends": False}) for fault in faults}

@@ -6,6 +6,8 @@ reference = two_ranks("accelerate", guarded=True, without=True)
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import pickle
 import socket
@@ -17,7 +19,7 @@ from typing import Any
 
 from benchmarks.partners.outcome import Fault, Outcome
 
-__all__ = ["two_ranks"]
+__all__ = ["LOOPS", "two_ranks"]
 
 _PATIENCE_S = 300
 
@@ -31,7 +33,8 @@ def two_ranks(loop: str, *, guarded: bool, without: bool = False) -> tuple[Outco
         without: whether to leave the bad batch out, on both ranks.
 
     Raises:
-        RuntimeError: a rank failed or did not end; the message has what it wrote.
+        RuntimeError: a rank failed; the message has what it wrote.
+        TimeoutError: a rank did not end.
     """
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -43,7 +46,7 @@ def two_ranks(loop: str, *, guarded: bool, without: bool = False) -> tuple[Outco
         try:
             said = [rank.communicate(timeout=_PATIENCE_S)[0] for rank in ranks]
         except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"two ranks did not end within {_PATIENCE_S} seconds") from error
+            raise TimeoutError(f"two ranks did not end within {_PATIENCE_S} seconds") from error
         finally:
             for rank in ranks:
                 rank.kill()
@@ -52,6 +55,12 @@ def two_ranks(loop: str, *, guarded: bool, without: bool = False) -> tuple[Outco
             raise RuntimeError("a rank failed:\n" + "\n".join(said))
         first, second = (pickle.loads(Path(folder, str(rank)).read_bytes()) for rank in range(2))
     return first, second
+
+
+def _judged_on_the_first(loop: str, fault: str, *, guarded: bool) -> Outcome:
+    """Return the outcome on the first rank, with its reference. The fault is a NaN loss on one rank."""
+    outcome, reference = (two_ranks(loop, guarded=guarded, without=without)[0] for without in (False, True))
+    return dataclasses.replace(outcome, reference=reference)
 
 
 def _environment(rank: int, port: int) -> dict[str, str]:
@@ -69,6 +78,9 @@ def _main(loop: str, guarded: str, without: str, folder: str) -> None:
         arguments |= {"per_device_train_batch_size": 8, "ddp_backend": "gloo", "save_strategy": "no"}
     outcome = UNREFERENCED[loop](Fault.NAN_IN_BATCHNORM, **arguments)
     Path(folder, os.environ["RANK"]).write_bytes(pickle.dumps(outcome))
+
+
+LOOPS = {loop: functools.partial(_judged_on_the_first, loop) for loop in ("accelerate", "trainer")}
 
 
 if __name__ == "__main__":
