@@ -32,6 +32,7 @@ LEFT_OUT = (
     "tests/mutants",
     "tests/pairs/real/test_page.py",
     "tests/partners/test_accelerate.py",
+    "tests/partners/test_conformance.py",
     "tests/partners/test_fastai.py",
     "tests/partners/test_ignite.py",
     "tests/partners/test_jax_loops.py",

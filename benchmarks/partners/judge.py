@@ -22,14 +22,15 @@ class Verdict:
         finite: all parameters, moments and buffers are finite at the end.
         bit_equal: they have the same bits as after the run without the bad batch.
         visible: the log shows at the bad step that something was wrong with it.
-        scheduler_held: the schedule ends where that of the run without the bad batch ends.
+        scheduler_held: the schedule ends where that of the run without the bad batch ends; None if it is
+            constant.
         resumes: the run that was saved and resumed ends with the same bits; None if it was not tried.
     """
 
     finite: bool
     bit_equal: bool
     visible: bool
-    scheduler_held: bool
+    scheduler_held: bool | None
     resumes: bool | None
 
 
@@ -46,9 +47,13 @@ def judge(outcome: Outcome) -> Verdict:
         finite=all(bool(np.isfinite(part).all()) for part in outcome.state.values()),
         bit_equal=same_bits(outcome.state, reference.state),
         visible=shown(outcome.log, BAD),
-        scheduler_held=outcome.schedule[-1] == reference.schedule[-1],
+        scheduler_held=_held(outcome.schedule, reference.schedule),
         resumes=None if outcome.resumed is None else same_bits(outcome.state, outcome.resumed),
     )
+
+
+def _held(schedule: Sequence[float], reference: Sequence[float]) -> bool | None:
+    return None if len({*schedule, *reference}) == 1 else schedule[-1] == reference[-1]
 
 
 def same_bits(one: State, other: State) -> bool:

@@ -29,7 +29,13 @@ class Partner:
     faults: tuple[str, ...] = tuple(Fault)
 
     def run(self, fault: str, *, guarded: bool) -> Outcome:
-        """Train with a bad batch, and without it for reference."""
+        """Train with a bad batch, and without it for reference.
+
+        Raises:
+            ValueError: the loop does not have this fault.
+        """
+        if fault not in self.faults:
+            raise ValueError(f"fault must be one of {', '.join(self.faults)}; got {fault!r}.")
         loops = importlib.import_module(f"benchmarks.partners.{self.module}").LOOPS
         known = Fault(fault) if fault in tuple(Fault) else fault
         found: Outcome = loops[self.loop](known, guarded=guarded)

@@ -45,12 +45,18 @@ OTHER_BITS = {"w": np.ones(2, np.float32), "mean": np.full(1, -0.0, np.float32)}
         ({"resumed": None}, replace(ALL, resumes=None)),
         ({"log": tuple({"loss": loss} for loss in LOSSES)}, replace(ALL, visible=False)),
         ({"schedule": tuple(map(float, range(1, STEPS + 1)))}, replace(ALL, scheduler_held=False)),
+        ({"schedule": (11.0,) * STEPS}, ALL),
     ],
 )
 def test_each_column_is_judged_by_its_own_part_of_the_outcome(
     changes: dict[str, object], expected: Verdict
 ) -> None:
     assert judge(outcome(**changes)) == expected
+
+
+def test_a_constant_rate_says_nothing_of_the_schedule() -> None:
+    constant = {"schedule": (0.1,) * 3}
+    assert judge(outcome(**constant, reference=replace(outcome(), **constant))).scheduler_held is None
 
 
 def test_a_run_without_a_bad_batch_cannot_be_judged() -> None:
