@@ -41,7 +41,7 @@ from stablenum_torch._step.checks import (
 )
 from stablenum_torch._step.guard import Guard
 from stablenum_torch._step.observe import in_float32
-from stablenum_torch._step.schedulers import hold
+from stablenum_torch._step.schedulers import hold, remember
 
 if TYPE_CHECKING:
     from stablenum.diagnosis.report.report import Report
@@ -189,6 +189,7 @@ class GuardedOptimizer(Optimizer):
         self._ended: RngState | None = _generators()
         self._began: tuple[RngState, ...] = ()
         super().__setstate__({})
+        remember(self)
 
     def __getattr__(self, name: str) -> Any:
         # Extras of unusual optimizers: schedule-free's train() and eval(), the _get_lr() of transformers'
