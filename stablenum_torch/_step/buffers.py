@@ -13,56 +13,79 @@ __all__ = ["KeptBuffers"]
 
 
 class KeptBuffers:
-    """Copies of a model's buffers from before a step's first forward pass, restored if the step is skipped.
+    """The buffers of a model, for one of its optimizers: restored if that skips a step.
+
+    They become what they were before the step's first forward pass. The optimizers of one model, as those of
+    a GAN, share the copies: the forward passes since the last step of any of them belong to the next step.
+    With copies of its own, each would restore what was before the steps of the others. Several may step after
+    the same forward pass: a skip of any of them then restores what was before it.
 
     Args:
-        module: the model. A forward pass in training mode, of the whole or of a part that has buffers, begins
-            with the copies. (Not every program calls the whole: Lightning's ``training_step`` calls parts.)
+        module: the model.
     """
 
-    @classmethod
-    def of(cls, module: nn.Module) -> KeptBuffers:
-        """Return what keeps the buffers of a module, made at the first call.
-
-        The optimizers of one model share it, as those of a GAN do: the forward passes since the last step of
-        any of them then belong to the next step. Each with its own copies would restore those from before the
-        steps of the others.
-        """
-        for hook in module._forward_pre_hooks.values():
-            kept = getattr(hook, "__self__", None)
-            if isinstance(kept, cls) and kept.module is module:
-                kept._begun = False  # copies from a training that has ended
-                return kept
-        return cls(module)
-
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self._before: list[tuple[Tensor, Tensor]] = []
-        self._begun = False
-        for part in module.modules():
-            if part is module or part._buffers:
-                part.register_forward_pre_hook(self._before_forward)
+        self._waiting = False  # there was a forward pass since this optimizer's last step
+        self._copies = _Copies.of(module)
+        self._copies.kept.append(self)
 
-    @torch.no_grad()
+    def before_forward(self) -> None:
+        """Wait for the step to which a forward pass belongs."""
+        self._waiting = True
+
     def after_step(self, applied: Tensor) -> None:
         """Restore the buffers if the step was skipped.
 
         Args:
             applied: () bool. Its value is read only if it is in the host's memory.
         """
-        if self._begun and not (applied.is_cpu and applied):
-            for buffer, before in self._before:
-                kept = (
-                    before
-                    if applied.is_cpu
-                    else torch.where(to_device(applied, buffer.device), buffer, before)
-                )
-                buffer.copy_(kept)
-        self._begun = False
+        if self._waiting and not (applied.is_cpu and applied):
+            self._copies.restore(applied)
+        self._waiting = self._copies.current = False
+
+
+class _Copies:
+    """Copies of a model's buffers from before a step's first forward pass.
+
+    A forward pass in training mode, of the whole model or of a part that has buffers, begins with the copies.
+    (Not every program calls the whole: Lightning's ``training_step`` calls parts.)
+
+    Attributes:
+        kept: who restores from the copies, one for each optimizer.
+        current: whether they belong to the next step; otherwise the next forward pass makes new ones.
+    """
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Copies:
+        """Return the copies of a module, made at the first call."""
+        for hook in module._forward_pre_hooks.values():
+            found = getattr(hook, "__self__", None)
+            if isinstance(found, cls) and found.module is module:
+                found.current = False  # copies from a training that has ended
+                return found
+        return cls(module)
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.kept: list[KeptBuffers] = []
+        self.current = False
+        self._before: list[tuple[Tensor, Tensor]] = []
+        for part in module.modules():
+            if part is module or part._buffers:
+                part.register_forward_pre_hook(self._before_forward)
+
+    @torch.no_grad()
+    def restore(self, applied: Tensor) -> None:
+        """Restore the buffers, unless ``applied``, a () bool on a device, is true."""
+        for buffer, before in self._before:
+            if applied.is_cpu:
+                buffer.copy_(before)
+            else:
+                buffer.copy_(torch.where(to_device(applied, buffer.device), buffer, before))
 
     @torch.no_grad()
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        if self._begun or not module.training:
+        if self.current or not module.training:
             return
         now = list(self.module.buffers())
         known = [buffer for buffer, _ in self._before]
@@ -70,4 +93,6 @@ class KeptBuffers:
             self._before = [(buffer, torch.empty_like(buffer)) for buffer in now]
         for buffer, before in self._before:
             before.copy_(buffer)
-        self._begun = True
+        self.current = True
+        for kept in self.kept:
+            kept.before_forward()

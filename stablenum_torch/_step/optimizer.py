@@ -41,7 +41,7 @@ from stablenum_torch._step.checks import (
 )
 from stablenum_torch._step.guard import Guard
 from stablenum_torch._step.observe import in_float32
-from stablenum_torch._step.schedulers import hold
+from stablenum_torch._step.schedulers import hold, remember
 
 if TYPE_CHECKING:
     from stablenum.diagnosis.report.report import Report
@@ -85,8 +85,8 @@ def wrap(
             ranks (DDP, ZeroRedundancyOptimizer), nor for DTensors (FSDP2), which have their own mesh.
         buffers: the model whose buffers a skipped step restores to what they were before the step's first
             forward pass. A bad batch makes batch norm's running statistics NaN in the forward pass, and they
-            would stay so. Costs a copy of the buffers per step. Several optimizers of one model may share it,
-            if each step has its own forward pass.
+            would stay so. Costs a copy of the buffers per step. Several optimizers of one model share the
+            copies. If they step after the same forward pass, a skip of any of them restores the buffers.
         **overrides: fields of ``GuardConfig``: ``clip=1.0``, ``loss_scale="dynamic"``, ``spike="skip"``...
             ``ClipUpdateRMS`` needs memory for a copy of the parameters during a step.
 
@@ -124,7 +124,7 @@ def wrap(
     check_process_group(process_group)
     check_rules(made, optimizer, process_group)
     warn_of_lost_eps(optimizer)
-    kept = None if buffers is None else KeptBuffers.of(check_module("buffers", buffers))
+    kept = None if buffers is None else KeptBuffers(check_module("buffers", buffers))
     guarded = GuardedOptimizer(optimizer, made, known, process_group, kept)
     guarded._guard.warn_of_kernels()
     return guarded
@@ -189,6 +189,7 @@ class GuardedOptimizer(Optimizer):
         self._ended: RngState | None = _generators()
         self._began: tuple[RngState, ...] = ()
         super().__setstate__({})
+        remember(self)
 
     def __getattr__(self, name: str) -> Any:
         # Extras of unusual optimizers: schedule-free's train() and eval(), the _get_lr() of transformers'

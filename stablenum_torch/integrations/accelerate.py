@@ -6,7 +6,6 @@ FSDP it has not been run.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 
 from stablenum.errors import bad_type
 from stablenum.guard.config import GuardConfig, Settings, make_config
+from stablenum.mixins import Mixin, mix_in
 from stablenum.public_names import present
 from stablenum.user_warnings import warn
 from stablenum_torch._step.optimizer import GuardedOptimizer, wrap
@@ -94,8 +94,7 @@ def guard(accelerator: A, config: GuardConfig | None = None, **settings: Unpack[
             )
         known.scaler = None
     known.stablenum = _Guards(made)
-    known.__class__ = _guarding(known.__class__)
-    return accelerator
+    return mix_in(_Guarding, accelerator)
 
 
 @dataclass
@@ -138,7 +137,7 @@ class GuardedAcceleratedOptimizer(_AcceleratedOptimizer):  # type: ignore[misc, 
         return bool(super().step_was_skipped or self.optimizer.step_was_skipped)
 
 
-class _Guarding:
+class _Guarding(Mixin):
     """What comes before an accelerator's own class."""
 
     stablenum: _Guards
@@ -164,7 +163,16 @@ class _Guarding:
             )
         prepared = super().prepare_optimizer(optimizer, *args, **kwargs)  # type: ignore[misc]
         prepared.__class__ = GuardedAcceleratedOptimizer
-        self.stablenum.optimizers.append(prepared.optimizer)
+        if prepared.optimizer not in self.stablenum.optimizers:
+            self.stablenum.optimizers.append(prepared.optimizer)
+        return prepared
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        prepared = super().prepare_scheduler(scheduler)  # type: ignore[misc]
+        # Accelerate does not find an optimizer inside a guard: a skip of any would then hold the scheduler.
+        of = getattr(scheduler, "optimizer", None)
+        own = [one for one in prepared.optimizers if of is one.optimizer or of is one.optimizer.inner]
+        prepared.optimizers = own or prepared.optimizers
         return prepared
 
     def free_memory(self, *objects: Any) -> Any:
@@ -200,12 +208,6 @@ class _Guarding:
     def clip_grad_value_(self, *args: Any, **kwargs: Any) -> None:
         _warn_of_clipping("clip_grad_value_")
         super().clip_grad_value_(*args, **kwargs)  # type: ignore[misc]
-
-
-@functools.cache
-def _guarding(cls: Any) -> Any:
-    """Return the class of guarded accelerators of a class."""
-    return type(f"Guarded{cls.__name__}", (_Guarding, cls), {"__module__": cls.__module__})
 
 
 def _warn_of_clipping(method: str) -> None:

@@ -65,6 +65,7 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
         self.optimizers: list[GuardedOptimizer] = []
         self._has_settings = config is not None or bool(settings)
         self._taken: tuple[Any, Any] = (None, None)
+        self._steps = 0  # the Trainer's global_step after the last batch
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Guard the optimizers, hold the schedulers, and take clipping and loss scaling over."""
@@ -74,6 +75,7 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
         automatic = pl_module.automatic_optimization
         _check_loss_scale(trainer, optimizers, scaler, automatic)
         self.optimizers = trainer.optimizers = optimizers
+        self._steps = trainer.global_step
         self._taken = trainer.gradient_clip_val, scaler
         trainer.gradient_clip_val = None
         if scaler is not None:
@@ -99,11 +101,21 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log the last step, if Lightning's loggers write in this one: the host waits to read it."""
+        if not self._is_logged(trainer, pl_module):
+            return
+        for i, optimizer in enumerate(self.optimizers):
+            place = self.prefix if len(self.optimizers) == 1 else f"{self.prefix}{i}/"
+            pl_module.log_dict(optimizer.scalars(place))
+
+    def _is_logged(self, trainer: Any, pl_module: Any) -> bool:
+        """Return whether this batch had a step, and Lightning's loggers write after it."""
+        before, self._steps = self._steps, trainer.global_step
+        # Lightning counts the batches that had a step. In manual optimization, which does not accumulate, these
+        # are all batches, whereas global_step counts the steps of each optimizer.
+        automatic = pl_module.automatic_optimization
+        count = trainer.global_step if automatic else trainer.fit_loop.total_batch_idx + 1
         every = trainer.log_every_n_steps
-        if every and trainer.global_step % every == 0:
-            for i, optimizer in enumerate(self.optimizers):
-                place = self.prefix if len(self.optimizers) == 1 else f"{self.prefix}{i}/"
-                pl_module.log_dict(optimizer.scalars(place))
+        return every > 0 and count % every == 0 and trainer.global_step != before
 
     def _guarded(self, optimizer: Any, config: GuardConfig, pl_module: Any) -> GuardedOptimizer:
         if not isinstance(optimizer, GuardedOptimizer):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import math
 from typing import Any, TypeVar, Unpack
 
 from stablenum.errors import bad_type
 from stablenum.guard.config import GuardConfig, Settings, make_config
+from stablenum.mixins import Mixin, mix_in
 from stablenum.public_names import present
 from stablenum_torch.integrations import accelerate
 from stablenum_torch.integrations._partners import imported
@@ -85,9 +85,8 @@ def guard(trainer: T, config: GuardConfig | None = None, **settings: Unpack[Sett
     accelerate.guard(known.accelerator, made)
     known.args = copy.copy(known.args)  # the caller's may be for other trainers, too
     known.args.max_grad_norm = 0.0
-    known.__class__ = _logging(known.__class__)
     known.add_callback(_LogSkips())
-    return trainer
+    return mix_in(_Logging, trainer)
 
 
 class _LogSkips(_transformers.TrainerCallback):  # type: ignore[name-defined]
@@ -108,7 +107,7 @@ class _LogSkips(_transformers.TrainerCallback):  # type: ignore[name-defined]
         return control
 
 
-class _Logging:
+class _Logging(Mixin):
     """What comes before a trainer's own class."""
 
     optimizer: Any
@@ -121,12 +120,6 @@ class _Logging:
                 logs["loss"] = seen["guard/loss"]  # logging_nan_inf_filter has put some other number there
             logs.update(seen)
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
-
-
-@functools.cache
-def _logging(cls: Any) -> Any:
-    """Return the class of guarded trainers of a class. Trainers write the name of their class to files."""
-    return type(cls.__name__, (_Logging, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
 __dir__ = present(globals())

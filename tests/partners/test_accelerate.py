@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 
 import accelerate
 import pytest
@@ -15,6 +16,7 @@ import stablenum_torch
 from benchmarks.partners.batches import BAD
 from benchmarks.partners.outcome import Fault
 from benchmarks.partners.torch_hf_ranks import two_ranks
+from benchmarks.partners.torch_parts import whole_state
 from stablenum import GuardConfig, Reason
 from stablenum_torch.integrations.accelerate import GuardedAcceleratedOptimizer, guard
 from tests.partners.hugging_face import alone, bits, check_guarded, check_imports, check_same
@@ -51,11 +53,6 @@ def train(accelerator, model, opt, steps, bad=()):
             accelerator.backward(model(batch(i, i in bad)).square().mean())
             opt.step()
             opt.zero_grad()
-
-
-def state_of(model, opt):
-    moments = {f"{i}/{k}": v for i, kept in opt.state_dict()["state"].items() for k, v in kept.items()}
-    return {name: value.detach().numpy().copy() for name, value in (model.state_dict() | moments).items()}
 
 
 @pytest.mark.parametrize("fault", Fault)
@@ -109,7 +106,7 @@ def test_one_bad_micro_batch_skips_the_step_it_belongs_to(steps):
         accelerator, model, opt = prepared(accelerator=accumulating)
         whole = range(4 // steps * steps, (4 // steps + 1) * steps)
         train(accelerator, model, opt, [i for i in range(4 * steps) if bad or i not in whole], bad)
-        ends.append(state_of(model, opt))
+        ends.append(whole_state(model, opt))
         assert opt.optimizer.last["skipped_total"] == len(bad)
     check_same(*ends)
 
@@ -133,7 +130,7 @@ def test_a_loss_scale_changes_nothing_but_the_range(precision):
         train(accelerator, model, opt, range(4), bad={2})
         assert opt.optimizer.loss_scale == (scale or 1.0)
         assert opt.optimizer.last["skipped_total"] == 1
-        ends.append(state_of(model, opt))
+        ends.append(whole_state(model, opt))
     check_same(*ends)
 
 
@@ -215,8 +212,50 @@ def test_saved_state_includes_the_guard(tmp_path):
     again.load_state(str(tmp_path))
     assert second_opt.optimizer.last["skipped_total"] == 1
     train(again, second, second_opt, range(3, 6))
-    check_same(state_of(second, second_opt), state_of(model, opt))
+    check_same(whole_state(second, second_opt), whole_state(model, opt))
     assert second_opt.optimizer.guard_state_dict() == opt.optimizer.guard_state_dict()
+
+
+def test_a_scheduler_stands_still_at_the_skips_of_its_own_optimizer():
+    accelerator, parts = guard(accelerate.Accelerator(cpu=True)), [network(), network()]
+    opts = [torch.optim.AdamW(part.parameters()) for part in parts]
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(opt, 0.5) for opt in opts]
+    *parts, left, right, one, other = accelerator.prepare(*parts, *opts, *schedulers)
+    for i, model in enumerate(parts):
+        accelerator.backward(model(batch(i, bad=i == 1)).square().mean())
+    for part in (left, right, one, other):
+        part.step()
+    assert [opt.step_was_skipped for opt in (left, right)] == [False, True]
+    assert [one.get_last_lr(), other.get_last_lr()] == [[5e-4], [1e-3]]
+
+
+def test_an_optimizer_may_be_prepared_twice():
+    accelerator, model, opt = prepared(loss_scale=2.0)
+    assert accelerator.prepare(opt) is opt
+    train(accelerator, model, opt, range(2), bad={1})
+    assert [row["reason"] for row in opt.optimizer.history()] == [Reason.OK, Reason.NONFINITE_LOSS]
+
+
+def test_a_held_scheduler_may_be_stepped_once_for_each_process(monkeypatch):
+    accelerator, model = accelerate.Accelerator(cpu=True), network()
+    opt = stablenum_torch.wrap(torch.optim.AdamW(model.parameters()))
+    scheduler = opt.hold(torch.optim.lr_scheduler.ExponentialLR(opt, 0.5))
+    model, opt, scheduler = accelerator.prepare(model, opt, scheduler)
+    monkeypatch.setattr(accelerate.PartialState(), "num_processes", 2)
+    for i in range(3):
+        train(accelerator, model, opt, [i], bad={1})
+        scheduler.step()
+    assert scheduler.scheduler.last_epoch == 2 * 2
+
+
+def test_what_is_unpickled_is_guarded_too():
+    parts = prepared(loss_scale=2.0)
+    train(*parts, range(2))
+    accelerator, model, opt = pickle.loads(pickle.dumps(parts))
+    for one in (parts, (accelerator, model, opt)):
+        train(*one, range(2, 5), bad={3})
+    assert opt.optimizer.last["skipped_total"] == 1
+    check_same(whole_state(parts[1], parts[2]), whole_state(model, opt))
 
 
 def test_two_optimizers_keep_apart_and_have_no_loss():

@@ -255,6 +255,36 @@ def test_the_log_shows_the_skip_every_so_many_steps(tmp_path):
     assert rows[1].split(",")[header.split(",").index("g/loss")] == "nan"
 
 
+def logged(module: Any, batches: list[torch.Tensor], **settings: Any) -> list[tuple[int, list[float]]]:
+    """The batch and the steps so far of each optimizer, at each reading of the guards' numbers."""
+    callback, now, seen = GuardCallback(), [-1], []
+    log_dict, begin = module.log_dict, module.on_train_batch_start
+
+    def note(numbers: Any) -> None:
+        seen.append((now[0], [optimizer.last["step"] for optimizer in callback.optimizers]))
+        log_dict(numbers)
+
+    def count(batch: torch.Tensor, batch_idx: int) -> Any:
+        now[0] = batch_idx
+        return begin(batch, batch_idx)
+
+    module.log_dict, module.on_train_batch_start = note, count
+    fit(trainer_of(callback, **settings), module, batches)
+    return seen[:: len(callback.optimizers)]
+
+
+def test_micro_batches_without_a_step_are_not_logged():
+    assert logged(module_of(), data(), accumulate_grad_batches=2) == [(1, [0]), (3, [1]), (5, [2])]
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_the_log_of_several_optimizers_is_written_at_the_batches_that_lightning_writes(every):
+    module = gan(guarded=True)
+    rows = logged(module, data(), log_every_n_steps=every)
+    assert [batch for batch, _ in rows] == list(range(every - 1, 6, every))
+    assert rows == [(batch, [batch, batch]) for batch, _ in rows]
+
+
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")  # the second run saves nothing
 def test_a_checkpoint_of_modelcheckpoint_resumes_exactly(tmp_path):
     checkpoints = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)

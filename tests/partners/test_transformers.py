@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import pytest
 import torch
+from accelerate.state import GradientState
 from transformers import PreTrainedConfig, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from benchmarks.partners.batches import BAD, STEPS
 from benchmarks.partners.outcome import Fault
 from benchmarks.partners.torch_hf import quiet
 from benchmarks.partners.torch_hf_ranks import two_ranks
+from benchmarks.partners.torch_parts import whole_state
 from stablenum import ClipByGlobalNorm, GuardConfig, NonFiniteError, Reason
 from stablenum_torch.integrations.transformers import guard
 from tests.partners.hugging_face import (
@@ -69,11 +72,7 @@ def make(folder, data=None, trainer=Trainer, keywords=None, **arguments):
 
 
 def state_of(trainer):
-    moments = {
-        f"{i}/{k}": v for i, kept in trainer.optimizer.state_dict()["state"].items() for k, v in kept.items()
-    }
-    found = trainer.model.state_dict() | moments
-    return {name: value.detach().numpy().copy() for name, value in found.items()}
+    return whole_state(trainer.model, trainer.optimizer)
 
 
 def training_log(trainer):
@@ -288,6 +287,14 @@ def test_the_class_keeps_its_name_and_its_own_log(tmp_path):
     assert isinstance(trainer, Mine)
     assert type(trainer).__name__ == "Mine"
     assert all(row["mine"] == 1.0 and row["guard/applied"] == 1 for row in training_log(trainer))
+
+
+def test_a_pickled_trainer_is_guarded_too(tmp_path):
+    GradientState._reset_state()  # which has weak references to the loaders of the trainings before
+    trainer = pickle.loads(pickle.dumps(guard(make(tmp_path, rows(bad=3)))))
+    trainer.train()
+    assert trainer.optimizer.optimizer.last["skipped_total"] == 1
+    assert [row["guard/applied"] for row in training_log(trainer)] == [1, 1, 1, 0, 1, 1]
 
 
 def test_a_training_ends_as_configured(tmp_path):

@@ -140,6 +140,35 @@ def test_two_optimizers_of_one_model_keep_its_buffers_in_turn():
     assert bits(nets[0]) == bits(nets[1])
 
 
+@pytest.mark.parametrize("bad", [{"left"}, {"right"}, {"left", "right"}, set()])
+def test_two_optimizers_that_step_after_the_same_forward_pass(path, bad):
+    net = torch.nn.ModuleDict({"left": model(), "right": model()})
+    opts = {side: guarded(part, buffers=net) for side, part in net.items()}
+    for step in range(3):
+        before = {name: kept.clone() for name, kept in net.named_buffers()}
+        losses = {s: net[s](batch(step, step == 1 and s in bad)).square().mean() for s in net}
+        for side, opt in opts.items():
+            opt.zero_grad()
+            opt.backward(losses[side])
+        for opt in opts.values():
+            opt.step()
+        stay = step == 1 and bool(bad)
+        assert all(torch.equal(kept, before[name]) == stay for name, kept in net.named_buffers())
+    assert {side for side, opt in opts.items() if opt.last["skipped_total"]} == bad
+
+
+def test_a_step_without_a_forward_pass_restores_nothing_of_an_earlier_step(path):
+    net = model()
+    opt = guarded(net, buffers=net)
+    train(net, opt, range(2))
+    before = bits(net)
+    for p in net.parameters():
+        p.grad = torch.full_like(p, math.nan)
+    opt.step()
+    assert opt.step_was_skipped
+    assert bits(net) == before
+
+
 def test_a_model_that_is_guarded_again_keeps_nothing_of_the_training_before():
     net = model()
     for _ in range(2):

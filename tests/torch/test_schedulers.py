@@ -95,7 +95,17 @@ def test_a_held_scheduler_is_saved_and_loaded_as_a_plain_one() -> None:
     assert plain.last_epoch == len(GOOD)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: _pickled(x)], ids=["deepcopy", "pickle"])
+def _pickled(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = pytest.mark.parametrize("copied", [copy.deepcopy, _pickled], ids=["deepcopy", "pickle"])
+
+
+@COPIES
 def test_a_copy_of_optimizer_and_scheduler_holds_by_itself(copied: Any) -> None:
     opt = guarded()
     scheduler = opt.hold(SCHEDULERS["step"](opt))
@@ -107,11 +117,76 @@ def test_a_copy_of_optimizer_and_scheduler_holds_by_itself(copied: Any) -> None:
     assert scheduler.last_epoch == len(GOOD)
 
 
-def _pickled(value: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
+@COPIES
+def test_a_copy_of_a_scheduler_of_the_inner_optimizer_holds_too(copied: Any) -> None:
+    inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=1.0)
+    scheduler = lr_scheduler.StepLR(inner, 1, 0.5)
+    opt = stablenum_torch.wrap(inner)
+    opt.hold(scheduler)
+    train(opt, scheduler, GOOD)
+    other, moved = copied((opt, scheduler))
+    train(other, moved, (float("nan"), 1.0))
+    assert moved.last_epoch == len(GOOD) + 1
+
+
+class Counting:
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer, self.count = optimizer, 0
+
+    def step(self) -> None:
+        self.count += 1
+
+
+class WithSlot(lr_scheduler.StepLR):
+    """A scheduler with ``__dict__`` and an attribute that is not in it."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, optimizer: Any) -> None:
+        self.count = 0
+        super().__init__(optimizer, 1)
+        self.count = 0
+
+    def step(self, epoch: Any = None) -> None:
+        super().step()
+        self.count += 1
+
+
+class Reducing(Counting):
+    """A scheduler that says itself how it is pickled."""
+
+    def __reduce__(self) -> Any:
+        return _reduced, (self.__class__, self.optimizer, self.count)
+
+
+def _reduced(cls: Any, optimizer: Any, count: int) -> Any:
+    made = cls(optimizer)
+    made.count = count
+    return made
+
+
+class WithState(Counting):
+    """A scheduler that does not pickle all that it has."""
+
+    def __getstate__(self) -> Any:
+        return self.optimizer, self.count
+
+    def __setstate__(self, state: Any) -> None:
+        (self.optimizer, self.count), self.unpickled = state, True
+
+
+@COPIES
+@pytest.mark.parametrize("cls", [Counting, WithSlot, Reducing, WithState])
+def test_schedulers_are_copied_as_their_class_says(cls: Any, copied: Any) -> None:
+    opt = guarded()
+    scheduler = opt.hold(cls(opt))
+    train(opt, scheduler, FACTORS)
+    other, moved = copied((opt, scheduler))
+    assert isinstance(moved, cls)
+    assert (moved.optimizer, moved.count) == (other, len(GOOD))
+    assert cls is not WithState or moved.unpickled
+    train(other, moved, (float("nan"), 1.0))
+    assert (moved.count, scheduler.count) == (len(GOOD) + 1, len(GOOD))
 
 
 def test_a_copy_without_its_guard_says_so() -> None:
@@ -131,6 +206,10 @@ def test_what_is_no_scheduler_of_this_optimizer_is_refused() -> None:
         opt.hold(lr_scheduler.ReduceLROnPlateau(opt))
     with pytest.raises(TypeError, match="scheduler must be"):
         opt.hold(None)
+    slotted = type("Slotted", (), {"__slots__": ("optimizer",), "step": lambda self: None})()
+    slotted.optimizer = opt
+    with pytest.raises(TypeError, match="Slotted must have a __dict__; got a class of __slots__"):
+        opt.hold(slotted)
 
 
 def test_the_first_step_may_be_skipped_without_a_warning() -> None:
