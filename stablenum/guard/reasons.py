@@ -74,12 +74,13 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "the loss scale is not the cause and was left alone",
     ),
     Reason.FOUND_INF: Explanation(
-        "the step was skipped: another rank, an outer wrapper or an unguarded leaf "
-        "reported a non-finite value",
-        "the non-finite value is outside the gradients that this guard measures; or, in the first step after "
-        "a state with a loss scale was restored into a guard without one, the gradients may be multiplied by "
-        "that scale",
-        "look at the reporting rank or wrapper; after such a restore, nothing to do",
+        "the step was skipped: another rank, an outer wrapper, an unguarded leaf or a kept buffer "
+        "had a non-finite value",
+        "the non-finite value is outside the gradients that this guard measures; for a buffer, this batch "
+        "made running statistics NaN or inf, or one before it that was dropped without a step; or, in the "
+        "first step after a state with a loss scale was restored into a guard without one, the gradients may "
+        "be multiplied by that scale",
+        "look at the rank, the wrapper or the batch; after such a restore, nothing to do",
     ),
     Reason.NO_STEP_YET: Explanation("no step has been taken", "-", "nothing to do"),
     Reason.SPIKE_LOSS: Explanation(

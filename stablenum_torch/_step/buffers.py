@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,6 +35,14 @@ class KeptBuffers:
         """Wait for the step to which a forward pass belongs."""
         self._waiting = True
 
+    def poisoned(self, device: torch.device) -> Tensor | None:
+        """Return whether a forward pass of this step has made a buffer non-finite that was finite before.
+
+        Returns:
+            () bool on ``device``; None if there was no forward pass, or the model has no buffer of numbers.
+        """
+        return self._copies.poisoned(device) if self._waiting else None
+
     def after_step(self, applied: Tensor) -> None:
         """Restore the buffers if the step was skipped.
 
@@ -53,6 +63,8 @@ class _Copies:
     Attributes:
         kept: who restores from the copies, one for each optimizer.
         current: whether they belong to the next step; otherwise the next forward pass makes new ones.
+        found: () bool, whether a buffer was found non-finite since they were made; None if nobody has looked.
+            One optimizer restores the buffers, and the others still have to know.
     """
 
     @classmethod
@@ -69,19 +81,38 @@ class _Copies:
         self.module = module
         self.kept: list[KeptBuffers] = []
         self.current = False
+        self.found: Tensor | None = None
         self._before: list[tuple[Tensor, Tensor]] = []
         for part in module.modules():
             if part is module or part._buffers:
                 part.register_forward_pre_hook(self._before_forward)
 
     @torch.no_grad()
+    def poisoned(self, device: torch.device) -> Tensor | None:
+        """Return () bool, whether a buffer that was finite is not so any more; None without such buffers."""
+        alike: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
+        for buffer, before in self._before:
+            if buffer.is_floating_point() and buffer.numel():
+                alike.setdefault((buffer.device, buffer.dtype), []).append((buffer, before))
+        for pairs in alike.values():
+            now, then = (_are_finite(tensors) for tensors in zip(*pairs, strict=True))
+            bad = to_device((then & ~now).any(), device)
+            self.found = bad if self.found is None else self.found | bad
+        return self.found
+
+    @torch.no_grad()
     def restore(self, applied: Tensor) -> None:
-        """Restore the buffers, unless ``applied``, a () bool on a device, is true."""
+        """Restore the buffers, unless ``applied``, a () bool on a device, is true.
+
+        They are written through ``data``, which leaves their version as it is: a graph that another optimizer
+        has yet to differentiate, as the generator's of a GAN, holds running statistics, but only the forward
+        pass reads them.
+        """
         for buffer, before in self._before:
             if applied.is_cpu:
-                buffer.copy_(before)
+                buffer.data.copy_(before)
             else:
-                buffer.copy_(torch.where(to_device(applied, buffer.device), buffer, before))
+                buffer.data.copy_(torch.where(to_device(applied, buffer.device), buffer, before))
 
     @torch.no_grad()
     def _before_forward(self, module: nn.Module, args: Any) -> None:
@@ -93,6 +124,11 @@ class _Copies:
             self._before = [(buffer, torch.empty_like(buffer)) for buffer in now]
         for buffer, before in self._before:
             before.copy_(buffer)
-        self.current = True
+        self.current, self.found = True, None
         for kept in self.kept:
             kept.before_forward()
+
+
+def _are_finite(tensors: Sequence[Tensor]) -> Tensor:
+    """Return which tensors, all of one device and format, are finite: (n,) bool."""
+    return torch.isfinite(torch.stack(torch._foreach_norm(tensors, math.inf)))

@@ -177,7 +177,7 @@ class Guard:
             self._look_closer(params)
         # Each rank has its own loss, and only the gradients are the same on all ranks, so one bad loss would
         # make the ranks disagree.
-        noted = Noted(None if ranks else self.loss, self.found_inf)
+        noted = Noted(None if ranks else self.loss, self._found_elsewhere(params[0].device, alone=not ranks))
         if self.found_inf is not None:
             self.found_inf = (
                 None  # first, so that an interrupt leaves nothing to the gradients of a later step
@@ -196,6 +196,18 @@ class Guard:
             self._watch.after_step(self.state, self.parameters.names, decided_on_host=on_host)
         if self.config.skip_limit is not None:
             self._raise_if_halted()
+
+    def _found_elsewhere(self, device: torch.device, *, alone: bool) -> Tensor | None:
+        """Return whether something besides these gradients was not finite: () bool, or None if unknown.
+
+        Each rank has buffers of its own, so they have a say only where a rank is alone.
+        """
+        found = [
+            self.found_inf,
+            self.buffers.poisoned(device) if alone and self.buffers is not None else None,
+        ]
+        known = [flag for flag in found if flag is not None]
+        return torch.stack(known).any() if known else None
 
     def _commit(self, write: Callable[[Any], None], after: Any) -> None:
         """Complete a step: write the next state, restore the buffers of a skipped step, forget the loss.

@@ -87,6 +87,8 @@ def wrap(
             forward pass. A bad batch makes batch norm's running statistics NaN in the forward pass, and they
             would stay so. Costs a copy of the buffers per step. Several optimizers of one model share the
             copies. If they step after the same forward pass, a skip of any of them restores the buffers.
+            A step is also skipped if a buffer that was finite has become NaN or inf since the last step,
+            although loss and gradients are finite (reason ``FOUND_INF``); not where several ranks train.
         **overrides: fields of ``GuardConfig``: ``clip=1.0``, ``loss_scale="dynamic"``, ``spike="skip"``...
             ``ClipUpdateRMS`` needs memory for a copy of the parameters during a step.
 

@@ -110,8 +110,8 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
     def _is_logged(self, trainer: Any, pl_module: Any) -> bool:
         """Return whether this batch had a step, and Lightning's loggers write after it."""
         before, self._steps = self._steps, trainer.global_step
-        # Lightning counts the batches that had a step. In manual optimization, which does not accumulate, these
-        # are all batches, whereas global_step counts the steps of each optimizer.
+        # Lightning counts the batches that had a step. In manual optimization, which does not accumulate,
+        # these are all batches, whereas global_step counts the steps of each optimizer.
         automatic = pl_module.automatic_optimization
         count = trainer.global_step if automatic else trainer.fit_loop.total_batch_idx + 1
         every = trainer.log_every_n_steps
