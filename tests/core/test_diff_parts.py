@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablenum.diagnosis.diff.arrangement import same_arrangement
-from stablenum.diagnosis.diff.call_sites import argument_line
+from stablenum.diagnosis.diff.call_sites import CallSite, argument_site
 from stablenum.diagnosis.diff.exact_constants import exact_constant, exact_constants
 from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.layouts import layouts
@@ -178,7 +178,7 @@ def test_every_cause_has_a_remedy() -> None:
 def made_by(*, optimizer: object) -> Any:
     import sys
 
-    return argument_line(sys._getframe(1), "optimizer")
+    return argument_site(sys._getframe(1), "optimizer")
 
 
 def test_the_line_that_made_an_argument_is_found() -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stablenum.diagnosis.diff.kinds import called, functions_of, in_one, kind, quiet
 from stablenum.diagnosis.diff.matching import Matching
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["Frontier", "Start", "frontier", "last_of_line", "same_line"]
+__all__ = ["Frontier", "Start", "frontiers", "last_of_line", "same_line"]
 
 _PLAIN = {"add", "sub", "mul", "div", "where", "cast", "sum"}
 # A line in a loop runs again after so many steps.
 _NEAR = 60
+_FAR = 6
+_MOST_PAIRS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +42,28 @@ class Frontier:
     Attributes:
         left, right: where each side begins to differ; None where nothing of it leads to the difference.
         region_left, region_right: all operations from there to the values that differ.
+        doubtful: whether the two operations are unlike, so that one side may lack what the other one has.
     """
 
     left: Start | None
     right: Start | None
     region_left: tuple[Step, ...]
     region_right: tuple[Step, ...]
+    doubtful: bool = False
+
+    @property
+    def lacks(self) -> bool:
+        """Whether one side lacks the operation of the other."""
+        return any(start is not None and start.missing for start in (self.left, self.right))
 
 
-def frontier(
+def frontiers(
     left: Side, right: Side, found: Matching, differing: Iterable[tuple[int, int]], since: tuple[int, int]
-) -> Frontier:
-    """Return where the results that differ begin to differ.
+) -> Iterator[Frontier]:
+    """Yield where the results that differ may begin to differ, the most likely place first.
+
+    After the first place come those at which one side may lack the operation of the other, and the same for
+    further operations that read common values.
 
     Args:
         left, right: the sides.
@@ -60,15 +73,37 @@ def frontier(
             follow from it are.
     """
     pairs = list(differing)
-    a = _Region(left, found.left, [i for i, _ in pairs], since[0])
-    b = _Region(right, found.right, [j for _, j in pairs], since[1])
-    here, there, shared = _paired(found, a, b)
-    if here is None or there is None or not shared:
-        first = None if here is None else Start(here)
-        second = None if there is None else Start(there)
-    else:
-        first, second = _compared(a, b, here, there, shared)
-    return Frontier(first, second, tuple(a.steps), tuple(b.steps))
+    a = _Region(left, found.known("left"), [i for i, _ in pairs], since[0])
+    b = _Region(right, found.known("right"), [j for _, j in pairs], since[1])
+    regions = tuple(a.steps), tuple(b.steps)
+    choices = _pairs(a, b)
+    if not choices:
+        starts = (next(iter(r.starts()), None) for r in (a, b))
+        yield Frontier(*(None if step is None else Start(step) for step in starts), *regions)
+        return
+    first = _compared(a, b, choices[0])
+    unlike = _unlike(choices[0].left, choices[0].right) == 2
+    yield Frontier(*first, *regions, doubtful=unlike and not any(s.missing for s in first))
+    for pair in choices[:_MOST_PAIRS]:
+        own = Start(pair.left), Start(pair.right)
+        lacks = _lacking(a, b, pair) if _unlike(pair.left, pair.right) == 2 else (None, None)
+        for starts in ((own[0], lacks[1]), (lacks[0], own[1]), own):
+            if starts != first and None not in starts:
+                yield Frontier(*starts, *regions)
+
+
+class _Pair(NamedTuple):
+    """Two steps that read a common value.
+
+    Attributes:
+        left, right: the steps.
+        shared_left, shared_right: the common values as either side has them.
+    """
+
+    left: Step
+    right: Step
+    shared_left: frozenset[int]
+    shared_right: frozenset[int]
 
 
 class _Region:
@@ -87,6 +122,7 @@ class _Region:
             seen.add(producer)
             todo += [i for i in step.inputs if i not in known and not side.neutral(i)]
         self.steps = [trace.steps[i] for i in sorted(seen)]
+        self._made = {o for s in self.steps for o in s.outputs}
         self.readers: dict[int, list[Step]] = {}
         for step in self.steps:
             for value in step.inputs:
@@ -94,8 +130,7 @@ class _Region:
 
     def starts(self) -> list[Step]:
         """Return the steps that read nothing from the region."""
-        made = {o for s in self.steps for o in s.outputs}
-        return [s for s in self.steps if not made.intersection(s.inputs)]
+        return [s for s in self.steps if not self._made.intersection(s.inputs)]
 
     def next_to(self, step: Step) -> set[str]:
         """Return the functions that compute with what the function that a step belongs to gives."""
@@ -111,44 +146,78 @@ class _Region:
                     found |= functions_of(reader)
         return found
 
-    def of_data(self, step: Step) -> bool:
+    def after(self, step: Step) -> set[str]:
+        """Return the functions that compute with what a step gives, up to a few of them one after another;
+        those that nearly every line has are left out after the first."""
+        found, todo, seen = self.next_to(step), list(step.outputs), {step.index}
+        for _ in range(_FAR):
+            readers = [s for v in todo for s in self.readers.get(v, ()) if s.index not in seen]
+            seen.update(s.index for s in readers)
+            found |= {f for s in readers if not quiet(s) for f in functions_of(s) - _PLAIN}
+            todo = [o for s in readers for o in s.outputs]
+        return found
+
+    def aside(self, step: Step) -> bool:
+        """Return whether a step reads nothing that depends on a parameter, and something else that differs
+        is read where its result meets what does."""
+        if self._of_data(step):
+            meets = self._meets(step)
+            return meets is None or any(i in self._made and self.side.trained[i] for i in meets.inputs)
+        return False
+
+    def entry(self, step: Step) -> int:
+        """Return when the result of a step meets what depends on a parameter."""
+        meets = self._meets(step) if self._of_data(step) else None
+        return step.index if meets is None else meets.index
+
+    def _of_data(self, step: Step) -> bool:
         """Return whether a step reads nothing that depends on a parameter."""
         return not any(self.side.trained[i] for i in step.inputs)
+
+    def _meets(self, step: Step) -> Step | None:
+        """Return the first step that reads what depends on a parameter, and what follows from a step that does
+        not."""
+        todo, seen, found = [step], {step.index}, list[Step]()
+        while todo:
+            for reader in (r for o in todo.pop().outputs for r in self.readers.get(o, ())):
+                if reader.index not in seen:
+                    seen.add(reader.index)
+                    (todo if self._of_data(reader) else found).append(reader)
+        return min(found, key=lambda s: s.index, default=None)
 
     def functions(self, step: Step) -> set[str]:
         """Return the function that a step belongs to, or those that read what it only moves."""
         return self.next_to(step) if quiet(step) else functions_of(step)
 
-    def maker(self, value: int | None) -> Step | None:
-        """Return the step that computed a value, past those that only moved it if there is one."""
-        trace, first = self.side.trace, None
-        while value is not None:
-            producer = trace.values[value].producer
-            step = None if producer is None else trace.steps[producer]
-            if step is None or not quiet(step) or not step.inputs:
-                return step or first
-            first, value = first or step, step.inputs[0]
-        return first
+    def maker(self, value: int) -> tuple[Step | None, int]:
+        """Return the step that computed a value, and what it gave: past those that only moved it, as long as
+        the other side has what they read as the same value."""
+        trace, same = self.side.trace, set(self.equal.get(value, ()))
+        made_by = trace.values[value].producer
+        while made_by is not None and quiet(trace.steps[made_by]) and trace.steps[made_by].inputs:
+            before = trace.steps[made_by].inputs[0]
+            if trace.values[before].producer is None or not same.intersection(self.equal.get(before, ())):
+                break
+            value, made_by = before, trace.values[before].producer
+        return (None if made_by is None else trace.steps[made_by]), value
 
 
-def _paired(found: Matching, a: _Region, b: _Region) -> tuple[Step | None, Step | None, set[int]]:
-    """Return the first pair of steps that read a common value, and the left values that they share.
+def _pairs(a: _Region, b: _Region) -> list[_Pair]:
+    """Return the pairs of steps that read a common value, the most likely first.
 
-    What depends on parameters comes before what depends on data alone, and a pair of the same function before
-    one of the same operation."""
+    What stands aside comes last, and a pair of the same function comes before one of the same operation."""
     starts_a, starts_b = a.starts(), b.starts()
-    pairs = []
+    ranked = []
     for there in starts_b:
-        shared = {i for value in there.inputs for i in found.right.get(value, ())}
+        equal = {j: set(b.equal.get(j, ())) for j in there.inputs}
         for here in starts_a:
-            common = shared.intersection(here.inputs)
-            if common:
-                data = b.of_data(there) or a.of_data(here)
-                pairs.append((data, _unlike(here, there), there.index, here.index, here, there, common))
-    if pairs:
-        *_, here, there, common = min(pairs, key=lambda p: p[:4])
-        return here, there, common
-    return (starts_a[0] if starts_a else None), (starts_b[0] if starts_b else None), set()
+            mine = frozenset(here.inputs).intersection(set().union(*equal.values()))
+            if mine:
+                theirs = frozenset(j for j in there.inputs if equal[j] & mine)
+                aside = b.aside(there) or a.aside(here)
+                rank = aside, _unlike(here, there), b.entry(there), there.index, here.index
+                ranked.append((rank, _Pair(here, there, mine, theirs)))
+    return [pair for _, pair in sorted(ranked, key=lambda p: p[0])]
 
 
 def _unlike(here: Step, there: Step) -> int:
@@ -157,26 +226,36 @@ def _unlike(here: Step, there: Step) -> int:
     return 0 if functions else 1 if kind(here) == kind(there) else 2
 
 
-def _compared(a: _Region, b: _Region, here: Step, there: Step, shared: set[int]) -> tuple[Start, Start]:
+def _compared(a: _Region, b: _Region, pair: _Pair) -> tuple[Start, Start]:
     """Return the starts of the two sides; one may lack the operation that the other has."""
-    mine, theirs = a.functions(here), b.functions(there)
-    if not mine & theirs and _unlike(here, there) == 2:
-        if theirs & a.next_to(here) and not mine & b.next_to(there):
-            return _whole(a, b, here, there, shared)
-        if mine & b.next_to(there) and not theirs & a.next_to(here):
-            return _whole(b, a, there, here, shared)[::-1]
-    return Start(here), Start(there)
+    here, there = Start(pair.left), Start(pair.right)
+    mine, theirs = a.functions(pair.left), b.functions(pair.right)
+    lacks = _lacking(a, b, pair)
+    if not mine & theirs and _unlike(pair.left, pair.right) == 2:
+        if theirs & a.next_to(pair.left) and not mine & b.after(pair.right):
+            return here, lacks[1] or there
+        if mine & b.next_to(pair.right) and not theirs & a.after(pair.left):
+            return lacks[0] or here, there
+    return here, there
 
 
-def _whole(a: _Region, b: _Region, here: Step, there: Step, shared: set[int]) -> tuple[Start, Start]:
-    """Return the start of the side that has an operation, and that of the side that lacks it.
+def _lacking(a: _Region, b: _Region, pair: _Pair) -> tuple[Start | None, Start | None]:
+    """Return the start of each side if it lacks what the other one does with the common value; None where the
+    other one only moves entries: then nothing is missing, but the operation that reads them differs."""
+    return (
+        None if _moves(pair.right) else _after(a, pair.left, pair.shared_left),
+        None if _moves(pair.left) else _after(b, pair.right, pair.shared_right),
+    )
 
-    Where only entries are moved, nothing is missing: the operation that reads them differs.
-    """
-    if quiet(here) or called(here) == "neg":
-        return Start(here), Start(there)
-    value = next((i for i in there.inputs if set(b.equal.get(i, ())) & shared), None)
-    return Start(here), Start(b.maker(value) or there, missing=True, value=value)
+
+def _moves(step: Step) -> bool:
+    return quiet(step) or called(step) == "neg"
+
+
+def _after(side: _Region, step: Step, shared: frozenset[int]) -> Start:
+    """Return the start of a side that lacks what the other one does with a common value that a step reads."""
+    made_by, value = side.maker(next(i for i in step.inputs if i in shared))
+    return Start(made_by or step, missing=True, value=value)
 
 
 def same_line(start: Start, region: Iterable[Step]) -> list[Step]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from stablenum.diagnosis.diff.causes import causes_of
@@ -11,7 +12,7 @@ from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.frontier import Frontier, Start
 from stablenum.diagnosis.diff.locations import location_of, result_name
-from stablenum.diagnosis.diff.patches import Patch, candidates, patched
+from stablenum.diagnosis.diff.patches import Pair, Patch, candidates, patched
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.scene import Scene
 from stablenum.diagnosis.diff.stops import Stopped, stopped
@@ -21,6 +22,9 @@ from stablenum.diagnosis.replay.values import Place
 __all__ = ["Found", "differences_of"]
 
 _MOST_ROUNDS = 16
+_MOST_PLACES = 8
+# Of places after the first, so many values are tried.
+_MOST_TRIALS = 3
 _PHASES = {"gradient": "backward", "updated": "update"}
 
 
@@ -62,15 +66,40 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], bool]:
         if not groups:
             return found, all(kind == "updated" for kind, _ in past)
         group = groups[0]
-        place = comparison.frontier(group)
+        place = next(comparison.frontiers(group))
         stop = stopped(comparison, group, place) if group.kind == "gradient" else None
-        pairs = candidates(comparison, place) if stop is None else []
-        patch = patched(comparison, place, group, pairs)
+        pairs, patch = list[Pair](), None
+        if stop is None:
+            place, pairs, patch = _set_right(comparison, group)
         if not any(f.holds(stop or place) for f in found):
             found.append(_found(Scene(comparison, place, group, tuple(pairs), patch), stop))
         after = patch.after if patch is not None else None if stop is None else stop.after
         comparison = _past(comparison, group, past) if after is None else after
     return found, False
+
+
+def _set_right(comparison: Comparison, group: Group) -> tuple[Frontier, list[Pair], Patch | None]:
+    """Return the first place after which the programs can be made to agree, with the values that correspond
+    there; without such a place, the first one."""
+    places = islice(comparison.frontiers(group), _MOST_PLACES)
+    first = next(places)
+    pairs = candidates(comparison, first)
+    patch = patched(comparison, first, group, pairs)
+    if patch is None or first.doubtful:
+        for place in places if patch is None else (p for p in places if p.lacks):
+            others = [p for p in candidates(comparison, place) if _fits(place, p)]
+            further = patched(comparison, place, group, others[:_MOST_TRIALS])
+            if further is not None and further.agrees:
+                return place, others, further
+    return first, pairs, patch
+
+
+def _fits(place: Frontier, pair: Pair) -> bool:
+    """Return whether the value after which a side lacks an operation, if it does, is one of a pair."""
+    return all(
+        start is None or not start.missing or start.value == value
+        for start, value in ((place.left, pair.left), (place.right, pair.right))
+    )
 
 
 def _past(comparison: Comparison, group: Group, past: set[tuple[str, int]]) -> Comparison:
