@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablenum.diagnosis.diff.arrangement import same_arrangement
-from stablenum.diagnosis.diff.call_sites import CallSite, argument_site
+from stablenum.diagnosis.diff.call_sites import argument_site
 from stablenum.diagnosis.diff.exact_constants import exact_constant, exact_constants
 from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.layouts import layouts

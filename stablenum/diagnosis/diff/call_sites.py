@@ -156,7 +156,10 @@ def _called_within(function: FunctionType) -> set[str]:
     while todo:
         at, depth = todo.pop()
         named = _names_in(inspect.unwrap(at).__code__)
-        spaces = [at.__globals__, *(vars(m) for n in named if isinstance(m := at.__globals__.get(n), ModuleType))]
+        spaces = [
+            at.__globals__,
+            *(vars(m) for n in named if isinstance(m := at.__globals__.get(n), ModuleType)),
+        ]
         for name in named:
             inner = next((s[name] for s in spaces if isinstance(s.get(name), FunctionType)), None)
             if inner is not None and name not in found and _package(inner) == _package(function):
@@ -225,11 +228,9 @@ def _scopes(tree: ast.Module, line: int) -> list[_Scope]:
 def _function_at(tree: ast.Module, line: int) -> ast.FunctionDef | None:
     """Return the function that begins in a line, with its decorators."""
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    return next((f for f in functions if min([f, *f.decorator_list], key=_line).lineno == line), None)
-
-
-def _line(node: ast.expr | ast.stmt) -> int:
-    return node.lineno
+    return next(
+        (f for f in functions if line == min([f.lineno, *(d.lineno for d in f.decorator_list)])), None
+    )
 
 
 def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:

@@ -62,8 +62,10 @@ class Comparison:
         pairs = [(p.left.value, p.right.value) for p in group.differing]
         places = frontiers(self.left, self.right, self.found, pairs, group.since)
         first = next(places)
-        yield self._rearranged(first) or first
-        yield from places
+        rearranged = self._rearranged(first)
+        yield rearranged or first
+        if rearranged is None:
+            yield from places
 
     def _rearranged(self, found: Frontier) -> Frontier | None:
         """Return the frontier at the operations that put what the first operations read in another order;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from stablenum.diagnosis.diff.kinds import called, functions_of, in_one, kind, quiet
@@ -11,7 +11,7 @@ from stablenum.diagnosis.diff.matching import Matching
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["Frontier", "Start", "frontiers", "last_of_line", "same_line"]
+__all__ = ["Frontier", "Start", "frontiers", "last_of_line", "leading_to", "same_line"]
 
 _PLAIN = {"add", "sub", "mul", "div", "where", "cast", "sum"}
 # A line in a loop runs again after so many steps.
@@ -27,12 +27,14 @@ class Start:
     Attributes:
         step: the first operation that differs, or, if ``missing``, the one after which it is missing.
         missing: whether this side lacks the operation that the other side has.
-        value: the value on which the operation is missing.
+        value: the value on which the operation is missing, or which the step gives if that is common.
+        whole: whether the optimizer as a whole differs rather than the step.
     """
 
     step: Step
     missing: bool = False
     value: int | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,15 @@ class Frontier:
     doubtful: bool = False
 
     @property
+    def known(self) -> bool:
+        """Whether the lines are known, or are those of the optimizer."""
+        starts = [start for start in (self.left, self.right) if start is not None]
+        return all(start.step.place is not None or start.step.phase == "update" for start in starts)
+
+    @property
     def lacks(self) -> bool:
-        """Whether one side lacks the operation of the other."""
-        return any(start is not None and start.missing for start in (self.left, self.right))
+        """Whether one side goes on from a common value without what the other one computes with it."""
+        return any(start is not None and start.value is not None for start in (self.left, self.right))
 
 
 def frontiers(
@@ -78,18 +86,27 @@ def frontiers(
     regions = tuple(a.steps), tuple(b.steps)
     choices = _pairs(a, b)
     if not choices:
-        starts = (next(iter(r.starts()), None) for r in (a, b))
-        yield Frontier(*(None if step is None else Start(step) for step in starts), *regions)
+        yield Frontier(a.first(), b.first(), *regions)
         return
     first = _compared(a, b, choices[0])
-    unlike = _unlike(choices[0].left, choices[0].right) == 2
-    yield Frontier(*first, *regions, doubtful=unlike and not any(s.missing for s in first))
+    doubtful = _nothing_alike(choices[0]) and not any(s.missing for s in first)
+    yield Frontier(*first, *regions, doubtful=doubtful)
     for pair in choices[:_MOST_PAIRS]:
-        own = Start(pair.left), Start(pair.right)
-        lacks = _lacking(a, b, pair) if _unlike(pair.left, pair.right) == 2 else (None, None)
-        for starts in ((own[0], lacks[1]), (lacks[0], own[1]), own):
-            if starts != first and None not in starts:
+        for starts in _further(a, b, pair):
+            if starts != first:
                 yield Frontier(*starts, *regions)
+
+
+def _further(a: _Region, b: _Region, pair: _Pair) -> Iterator[tuple[Start, Start]]:
+    """Yield where the two sides may begin to differ, given steps that read a common value."""
+    here, there = Start(pair.left), Start(pair.right)
+    if _nothing_alike(pair):
+        mine, theirs = _lacking(a, b, pair)
+        if theirs is not None:
+            yield here, theirs
+        if mine is not None:
+            yield mine, there
+    yield here, there
 
 
 class _Pair(NamedTuple):
@@ -131,6 +148,10 @@ class _Region:
     def starts(self) -> list[Step]:
         """Return the steps that read nothing from the region."""
         return [s for s in self.steps if not self._made.intersection(s.inputs)]
+
+    def first(self) -> Start | None:
+        """Return the first of these steps; None if there is none."""
+        return next((Start(step) for step in self.starts()), None)
 
     def next_to(self, step: Step) -> set[str]:
         """Return the functions that compute with what the function that a step belongs to gives."""
@@ -175,8 +196,7 @@ class _Region:
         return not any(self.side.trained[i] for i in step.inputs)
 
     def _meets(self, step: Step) -> Step | None:
-        """Return the first step that reads what depends on a parameter, and what follows from a step that does
-        not."""
+        """Return the first step that reads what depends on a parameter, and what follows from a step."""
         todo, seen, found = [step], {step.index}, list[Step]()
         while todo:
             for reader in (r for o in todo.pop().outputs for r in self.readers.get(o, ())):
@@ -188,6 +208,12 @@ class _Region:
     def functions(self, step: Step) -> set[str]:
         """Return the function that a step belongs to, or those that read what it only moves."""
         return self.next_to(step) if quiet(step) else functions_of(step)
+
+    def begins(self, step: Step, shared: Iterable[int]) -> bool:
+        """Return whether the call that a step belongs to has made a common value."""
+        producers = (self.side.trace.values[i].producer for i in shared)
+        made_by = [self.side.trace.steps[p] for p in producers if p is not None]
+        return any(in_one(m, step) and (m.place, m.module) == (step.place, step.module) for m in made_by)
 
     def maker(self, value: int) -> tuple[Step | None, int]:
         """Return the step that computed a value, and what it gave: past those that only moved it, as long as
@@ -226,6 +252,12 @@ def _unlike(here: Step, there: Step) -> int:
     return 0 if functions else 1 if kind(here) == kind(there) else 2
 
 
+def _nothing_alike(pair: _Pair) -> bool:
+    """Return whether two steps compute nothing of one kind."""
+    alike = functions_of(pair.left) & functions_of(pair.right)
+    return not alike and _unlike(pair.left, pair.right) == 2
+
+
 def _compared(a: _Region, b: _Region, pair: _Pair) -> tuple[Start, Start]:
     """Return the starts of the two sides; one may lack the operation that the other has."""
     here, there = Start(pair.left), Start(pair.right)
@@ -243,8 +275,12 @@ def _lacking(a: _Region, b: _Region, pair: _Pair) -> tuple[Start | None, Start |
     """Return the start of each side if it lacks what the other one does with the common value; None where the
     other one only moves entries: then nothing is missing, but the operation that reads them differs."""
     return (
-        None if _moves(pair.right) else _after(a, pair.left, pair.shared_left),
-        None if _moves(pair.left) else _after(b, pair.right, pair.shared_right),
+        None
+        if _moves(pair.right)
+        else _after(a, pair.left, pair.shared_left, b.begins(pair.right, pair.shared_right)),
+        None
+        if _moves(pair.left)
+        else _after(b, pair.right, pair.shared_right, a.begins(pair.left, pair.shared_left)),
     )
 
 
@@ -252,10 +288,37 @@ def _moves(step: Step) -> bool:
     return quiet(step) or called(step) == "neg"
 
 
-def _after(side: _Region, step: Step, shared: frozenset[int]) -> Start:
-    """Return the start of a side that lacks what the other one does with a common value that a step reads."""
+def _after(side: _Region, step: Step, shared: frozenset[int], begun: bool) -> Start:
+    """Return the start of a side that lacks what the other one does with a common value that a step reads. If
+    that value is a part of what the other side does there, its maker is what differs."""
     made_by, value = side.maker(next(i for i in step.inputs if i in shared))
+    if begun and made_by is not None:
+        return Start(made_by, value=value)
     return Start(made_by or step, missing=True, value=value)
+
+
+def leading_to(place: Frontier, left: int, right: int) -> Frontier:
+    """Return a place whose starts lead to values that correspond: a step that does not is replaced by the
+    first one of its region that reads only common values and does."""
+    return replace(
+        place,
+        left=_leading(place.left, place.region_left, left),
+        right=_leading(place.right, place.region_right, right),
+    )
+
+
+def _leading(start: Start | None, region: Iterable[Step], value: int) -> Start | None:
+    if start is None or start.missing:
+        return start
+    steps = {o: s for s in region for o in s.outputs}
+    before, todo = dict[int, Step](), [value]
+    while todo:
+        step = steps.get(todo.pop())
+        if step is not None and step.index not in before:
+            before[step.index] = step
+            todo += step.inputs
+    firsts = [s for _, s in sorted(before.items()) if not any(i in steps for i in s.inputs)]
+    return start if start.step.index in before or not firsts else Start(firsts[0])
 
 
 def same_line(start: Start, region: Iterable[Step]) -> list[Step]:

@@ -24,19 +24,23 @@ def location_of(start: Start | None, side: Side, phase: str) -> Location | None:
     own = place is not None and step.phase == "update" and not step.library.startswith("torch.optim.")
     if phase == "update" and not own:
         site = side.program.optimizer_at
-        place = None if site is None else site.line_of(step.library)
+        place = None if site is None else site.place if start.whole else site.line_of(step.library)
     return Location(
         where=_where(place),
         operation=None if start.missing else _operation(step),
-        module=_around(side, step) if start.missing else step.module,
+        module=_around(side, start) if start.missing else step.module,
         phase=phase,
         code="" if place is None else place.code,
     )
 
 
-def _around(side: Side, step: Step) -> str:
-    """Return the module whose code holds a step's line: the nearest one around the step's module to which
-    other steps of that code belong, since the line may call a module of a library."""
+def _around(side: Side, start: Start) -> str:
+    """Return the module that lacks an operation: the one whose code holds the line, since the line may call a
+    module of a library; that module if it makes what it reads there."""
+    step = start.step
+    producer = None if start.value is None else side.trace.values[start.value].producer
+    if producer not in (None, step.index) and side.trace.steps[producer or 0].module == step.module:
+        return step.module
     code = _code_of(step)
     modules = {s.module for s in side.trace.steps if _code_of(s) == code}
     around = [m for m in modules if m != step.module and _lies_in(step.module, m)]

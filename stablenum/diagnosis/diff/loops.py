@@ -45,7 +45,9 @@ def wholes_of(side: Side) -> list[Whole]:
                     number, side.shapes[value],
                 )  # fmt: skip
                 alike.setdefault(key, []).append(value)
-    return [_whole(side, parts) for values in alike.values() for parts in _parts(values) if _tells(side, parts)]
+    return [
+        _whole(side, parts) for values in alike.values() for parts in _parts(values) if _tells(side, parts)
+    ]
 
 
 def _parts(values: Sequence[int]) -> Iterator[tuple[int, ...]]:
