@@ -294,7 +294,8 @@ def _after(side: _Region, step: Step, shared: frozenset[int], begun: bool) -> St
     made_by, value = side.maker(next(i for i in step.inputs if i in shared))
     if begun and made_by is not None:
         return Start(made_by, value=value)
-    return Start(made_by or step, missing=True, value=value)
+    picked = made_by is None or quiet(made_by)  # a part of something: the line that reads it says more
+    return Start(step if picked or made_by is None else made_by, missing=True, value=value)
 
 
 def leading_to(place: Frontier, left: int, right: int) -> Frontier:
@@ -308,9 +309,9 @@ def leading_to(place: Frontier, left: int, right: int) -> Frontier:
 
 
 def _leading(start: Start | None, region: Iterable[Step], value: int) -> Start | None:
-    if start is None or start.missing:
-        return start
     steps = {o: s for s in region for o in s.outputs}
+    if start is None or not set(start.step.outputs) & set(steps):
+        return start
     before, todo = dict[int, Step](), [value]
     while todo:
         step = steps.get(todo.pop())

@@ -6,7 +6,7 @@ numbers of a fingerprint are sums and extremes, so that those of the whole follo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from stablenum.diagnosis.diff.fingerprints import Fingerprint
@@ -17,6 +17,8 @@ __all__ = ["Whole", "put_together", "wholes_of"]
 # A line of a loop computes at most so many values of one kind in an iteration.
 _MOST_IN_ONE = 16
 _MOST_PARTS = 4096
+# What rounding moves further is noise.
+_MOST_NOISE = 1e-3
 
 
 class Whole(NamedTuple):
@@ -45,9 +47,9 @@ def wholes_of(side: Side) -> list[Whole]:
                     number, side.shapes[value],
                 )  # fmt: skip
                 alike.setdefault(key, []).append(value)
-    return [
-        _whole(side, parts) for values in alike.values() for parts in _parts(values) if _tells(side, parts)
-    ]
+    groups = (parts for values in alike.values() for parts in _parts(values))
+    wholes = (_whole(side, parts) for parts in groups if any(not side.neutral(i) for i in parts))
+    return [whole for whole in wholes if whole.tolerance <= _MOST_NOISE]
 
 
 def _parts(values: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -65,12 +67,14 @@ def _parts(values: Sequence[int]) -> Iterator[tuple[int, ...]]:
                 yield tuple(values[i * count // each : (i + 1) * count // each])
 
 
-def _tells(side: Side, parts: Iterable[int]) -> bool:
-    return any(not side.neutral(i) for i in parts)
-
-
 def _whole(side: Side, parts: tuple[int, ...]) -> Whole:
-    return Whole(parts, put_together([side.prints[i] for i in parts]), max(side.tolerance[i] for i in parts))
+    """Return values put together. Each moves the whole as far as it has a share in it."""
+    marks = [side.prints[i] for i in parts]
+    mark = put_together(marks)
+    moved = [side.tolerance[i] for i in parts]
+    first = sum(t * m.absolute for t, m in zip(moved, marks, strict=True))
+    second = sum(t * m.squares for t, m in zip(moved, marks, strict=True))
+    return Whole(parts, mark, max(first / (mark.absolute or 1.0), second / (mark.squares or 1.0)))
 
 
 def put_together(marks: Sequence[Fingerprint]) -> Fingerprint:
