@@ -103,18 +103,22 @@ def _assigned(found: _Found) -> _Found | None:
     if not isinstance(found.value, ast.Name):
         return None
     line, name = found.value.lineno, found.value.id
-    for scope in _scopes(found.tree, line):
-        nodes = [
-            node
-            for node in _own_nodes(scope)
-            if isinstance(node, ast.Assign | ast.AnnAssign) and node.lineno < line and node.value is not None
-            if any(isinstance(t, ast.Name) and t.id == name for t in _targets(node))
-        ]
-        if nodes:
-            last = max(nodes, key=lambda node: node.lineno)
-            assert last.value is not None
+    for inner, scope in enumerate(_scopes(found.tree, line)):
+        last = _last_assignment(scope, name, None if inner else line)
+        if last is not None and last.value is not None:
             return found.at(last.value, last.lineno)
     return None
+
+
+def _last_assignment(scope: _Scope, name: str, before: int | None) -> ast.Assign | ast.AnnAssign | None:
+    """Return the last assignment to a variable in a scope; with ``before``, before that line."""
+    nodes = [
+        node
+        for node in _own_nodes(scope)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and (before is None or node.lineno < before)
+        if any(isinstance(t, ast.Name) and t.id == name for t in _targets(node))
+    ]
+    return max(nodes, key=lambda node: node.lineno, default=None)
 
 
 def _returned(found: _Found) -> _Found | None:

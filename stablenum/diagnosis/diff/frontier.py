@@ -10,6 +10,7 @@ from stablenum.diagnosis.diff.kinds import called, functions_of, in_one, kind, q
 from stablenum.diagnosis.diff.matching import Matching
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.trace import Step
+from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["Frontier", "Start", "frontiers", "last_of_line", "leading_to", "same_line"]
 
@@ -28,13 +29,13 @@ class Start:
         step: the first operation that differs, or, if ``missing``, the one after which it is missing.
         missing: whether this side lacks the operation that the other side has.
         value: the value on which the operation is missing, or which the step gives if that is common.
-        whole: whether the optimizer as a whole differs rather than the step.
+        place: the line of the optimizer that differs, if that is not the step's.
     """
 
     step: Step
     missing: bool = False
     value: int | None = None
-    whole: bool = False
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,8 @@ class _Region:
         """Return whether the call that a step belongs to has made a common value."""
         producers = (self.side.trace.values[i].producer for i in shared)
         made_by = [self.side.trace.steps[p] for p in producers if p is not None]
-        return any(in_one(m, step) and (m.place, m.module) == (step.place, step.module) for m in made_by)
+        at = step.place, step.module
+        return any(in_one(m, step) and (m.place, m.module) == at and not quiet(m) for m in made_by)
 
     def maker(self, value: int) -> tuple[Step | None, int]:
         """Return the step that computed a value, and what it gave: past those that only moved it, as long as

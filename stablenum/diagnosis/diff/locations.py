@@ -24,7 +24,7 @@ def location_of(start: Start | None, side: Side, phase: str) -> Location | None:
     own = place is not None and step.phase == "update" and not step.library.startswith("torch.optim.")
     if phase == "update" and not own:
         site = side.program.optimizer_at
-        place = None if site is None else site.place if start.whole else site.line_of(step.library)
+        place = start.place or (None if site is None else site.line_of(step.library))
     return Location(
         where=_where(place),
         operation=None if start.missing else _operation(step),

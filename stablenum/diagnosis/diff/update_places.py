@@ -8,11 +8,13 @@ differs, the operation that does it is named instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from stablenum.diagnosis.diff.frontier import Frontier, Start
 from stablenum.diagnosis.diff.kinds import quiet
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.trace import Step
+from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["placed_by_cause"]
 
@@ -49,8 +51,16 @@ def _placed(
     step = next((s for s in region if does(_function(s))), None)
     if step is not None:
         return Start(step)
-    # What differs is no operation of this side: it may be missing anywhere in the optimizer.
-    return Start(start.step, missing=start.missing, value=start.value, whole=True)
+    return replace(start, place=_line_that(does, side))
+
+
+def _line_that(does: Callable[[str], bool], side: Side) -> Place | None:
+    """Return the line of the part of the optimizer that does what differs, although none of its operations
+    leads to the difference; without such a part, that of the whole."""
+    site = side.program.optimizer_at
+    if site is None:
+        return None
+    return next((place for name, place in site.parts.items() if does(name)), site.place)
 
 
 def _decaying(region: Iterable[Step], side: Side) -> Step | None:
