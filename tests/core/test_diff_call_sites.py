@@ -85,3 +85,9 @@ def test_the_parts_stand_in_lines_of_their_own() -> None:
     assert site.line_of("optax.descent").code.endswith("# the descent")
     assert site.line_of("optax.scale").code.endswith("# the descent")  # which calls it
     assert site.line_of("optax.trace") == site.place
+
+
+def test_two_calls_in_one_line_are_told_apart() -> None:
+    sites = made_by(optimizer=[1.0]), made_by(optimizer=make_by_name())
+    assert sites[0].place.code.startswith("sites = ")
+    assert sites[1].place.code.endswith("# chosen here")

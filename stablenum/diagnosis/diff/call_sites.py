@@ -54,7 +54,7 @@ def argument_site(frame: FrameType, name: str) -> CallSite | None:
         The lines; None if the source cannot be read.
     """
     tree = _tree(frame.f_code.co_filename)
-    call = None if tree is None else _call_at(tree, frame.f_lineno, name)
+    call = None if tree is None else _call_at(tree, frame, name)
     if tree is None or call is None:
         return None
     value = next(k.value for k in call.keywords if k.arg == name)
@@ -207,16 +207,14 @@ def _parsed(text: str) -> ast.Module | None:
         return None
 
 
-def _call_at(tree: ast.AST, line: int, name: str) -> ast.Call | None:
-    """Return the innermost call with the keyword that spans a line."""
-    found = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and node.lineno <= line <= (node.end_lineno or node.lineno)
-        and any(k.arg == name for k in node.keywords)
-    ]
-    return max(found, key=lambda node: node.lineno, default=None)
+def _call_at(tree: ast.AST, frame: FrameType, name: str) -> ast.Call | None:
+    """Return the call with a keyword that a frame is making: several may stand in one line."""
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and any(k.arg == name for k in n.keywords)]
+    positions = list(frame.f_code.co_positions())[frame.f_lasti // 2 :][:1]
+    exact = [n for n in calls if (n.lineno, n.end_lineno, n.col_offset, n.end_col_offset) in positions]
+    line = frame.f_lineno
+    around = [n for n in calls if n.lineno <= line <= (n.end_lineno or n.lineno)]
+    return next(iter(exact), None) or max(around, key=lambda node: node.lineno, default=None)
 
 
 def _scopes(tree: ast.Module, line: int) -> list[_Scope]:
