@@ -217,6 +217,10 @@ class _Region:
         at = step.place, step.module
         return any(in_one(m, step) and (m.place, m.module) == at and not quiet(m) for m in made_by)
 
+    def picks(self, step: Step) -> bool:
+        """Return whether a step only takes a part of what was computed before."""
+        return quiet(step) and any(self.side.trace.values[i].producer is not None for i in step.inputs[:1])
+
     def maker(self, value: int) -> tuple[Step | None, int]:
         """Return the step that computed a value, and what it gave: past those that only moved it, as long as
         the other side has what they read as the same value."""
@@ -296,8 +300,9 @@ def _after(side: _Region, step: Step, shared: frozenset[int], begun: bool) -> St
     made_by, value = side.maker(next(i for i in step.inputs if i in shared))
     if begun and made_by is not None:
         return Start(made_by, value=value)
-    picked = made_by is None or quiet(made_by)  # a part of something: the line that reads it says more
-    return Start(step if picked or made_by is None else made_by, missing=True, value=value)
+    if made_by is None or side.picks(made_by):  # the line that reads a part says more
+        made_by = step
+    return Start(made_by, missing=True, value=value)
 
 
 def leading_to(place: Frontier, left: int, right: int) -> Frontier:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from stablenum.diagnosis.diff.fingerprints import Fingerprint
+from stablenum.diagnosis.diff.kinds import kind, quiet
 from stablenum.diagnosis.diff.sides import Side
 
 __all__ = ["Whole", "put_together", "wholes_of"]
@@ -37,9 +38,10 @@ class Whole(NamedTuple):
 
 def wholes_of(side: Side) -> list[Whole]:
     """Return what may belong together: the values that the same operation of the same line gives again and
-    again. If a line computes several in an iteration, they are told apart by their order."""
+    again. If a line computes several in an iteration, they are told apart by their order. What is only moved
+    or picked is left out: several slices of one value are no loop."""
     alike: dict[tuple[object, ...], list[int]] = {}
-    for step in side.trace.steps:
+    for step in (s for s in side.trace.steps if not (quiet(s) or "index" in kind(s))):
         for number, value in enumerate(step.outputs):
             if side.prints[value].floating:
                 key = (

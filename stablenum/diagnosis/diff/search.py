@@ -10,7 +10,8 @@ from typing import Any
 from stablenum.diagnosis.diff.causes import causes_of
 from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.differences import Difference
-from stablenum.diagnosis.diff.frontier import Frontier, Start, leading_to
+from stablenum.diagnosis.diff.frontier import Frontier, Start, last_of_line, leading_to
+from stablenum.diagnosis.diff.kinds import quiet
 from stablenum.diagnosis.diff.locations import location_of, result_name
 from stablenum.diagnosis.diff.patches import Pair, Patch, candidates, patched
 from stablenum.diagnosis.diff.results import Group
@@ -89,7 +90,8 @@ def _set_right(
     pairs = candidates(comparison, first)
     patch = patched(comparison, first, group, pairs)
     best = first, pairs, patch
-    if (patch is None or first.doubtful) and not any(f.holds(first) for f in found):
+    sure = patch is not None and (not first.doubtful or _replaces(comparison, first, patch))
+    if not sure and not any(f.holds(first) for f in found):
         for place in (p for p in places if p.known and (patch is None or p.lacks)):
             others = [p for p in candidates(comparison, place) if _fits(place, p)]
             further = patched(comparison, place, group, others[:_MOST_TRIALS])
@@ -99,6 +101,19 @@ def _set_right(
                     break
     place, pairs, patch = best
     return place if patch is None else leading_to(place, patch.left, patch.right), pairs, patch
+
+
+def _replaces(comparison: Comparison, place: Frontier, patch: Patch) -> bool:
+    """Return whether what one side computes takes the place of what the other one does: the programs go on
+    alike if the results of both lines are exchanged, neither of which only moves entries."""
+    starts = place.left, place.right
+    if any(start is None or quiet(start.step) for start in starts):
+        return False
+    ends = (
+        last_of_line(comparison.left, place.left, place.region_left),
+        last_of_line(comparison.right, place.right, place.region_right),
+    )
+    return ends == (patch.left, patch.right)
 
 
 def _better(one: Patch, other: Patch | None) -> bool:
