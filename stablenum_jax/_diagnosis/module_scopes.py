@@ -77,12 +77,21 @@ def module_of(names: tuple[str, ...]) -> str:
     Example:
         >>> module_of(("stablenum:", "stablenum:layers.0", "stablenum#2", "eqx.nn.Linear"))
         'layers.0'
-        >>> module_of(("Net", "stablenum#1", "blocks_0", "stablenum#2"))
-        'Net/blocks_0'
+        >>> module_of(("Net", "stablenum#1", "attn", "stablenum#2", "attn.split", "bhqd,bhkd->bhqk"))
+        'Net/attn'
     """
+    names = tuple(name for name in names if not _is_formula(name))
     if any(name.startswith(_MARK) for name in names):
         return scope_of(names, frozenset())[-1][0]
-    return "/".join(name for name in names if not name.startswith(_CALL))
+    own = [name for name in names if not name.startswith(_CALL)]
+    # linen names the scope of method `split` of `attn` "attn.split", inside that of `attn` or not.
+    inner = zip(own, ["", *own], strict=False)
+    return "/".join(name for name, around in inner if not around or not name.startswith(f"{around}."))
+
+
+def _is_formula(name: str) -> bool:
+    """Return whether a name is one that ``jnp.einsum`` enters: its formula."""
+    return "->" in name or "," in name
 
 
 def with_module_names(trace: Callable[[], T], *, jit: bool = False) -> tuple[T, set[str]]:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablenum.diagnosis.diff.arrangement import same_arrangement
-from stablenum.diagnosis.diff.call_sites import argument_line
 from stablenum.diagnosis.diff.exact_constants import exact_constant, exact_constants
 from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.layouts import layouts
@@ -170,24 +169,3 @@ def test_an_epsilon_shows_where_gradients_are_small() -> None:
 
 def test_every_cause_has_a_remedy() -> None:
     assert all(text.endswith(".") for text in REMEDIES.values())
-
-
-# --- the caller's line -------------------------------------------------------------------------------------
-
-
-def made_by(*, optimizer: object) -> Any:
-    import sys
-
-    return argument_line(sys._getframe(1), "optimizer")
-
-
-def test_the_line_that_made_an_argument_is_found() -> None:
-    chosen = object()
-    place = made_by(
-        optimizer=chosen,
-    )
-    assert place is not None
-    assert place.code == "chosen = object()"
-    direct = made_by(optimizer=object())
-    assert direct is not None
-    assert direct.code.startswith("direct = made_by(")

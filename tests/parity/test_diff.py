@@ -511,3 +511,39 @@ def test_an_update_of_torch_is_placed_where_the_optimizer_was_made(tmp_path: Pat
 
     assert done.returncode == 1
     assert "pair.py:9  torch.optim.SGD" in done.stdout
+
+
+class BothWays(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(4, 6, bidirectional=True)
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.rnn(x)[0].mean(0)).square().mean()
+
+
+def gru(p: Any, xs: Any) -> Any:
+    def step(h: Any, x: Any) -> Any:
+        given, held = x @ p["wi"] + p["bi"], h @ p["wh"] + p["bh"]
+        (r, z, n), (hr, hz, hn) = jnp.split(given, 3, -1), jnp.split(held, 3, -1)
+        z = jax.nn.sigmoid(z + hz)
+        h = (1 - z) * jnp.tanh(n + jax.nn.sigmoid(r + hr) * hn) + z * h
+        return h, h
+
+    return jax.lax.scan(step, jnp.zeros((xs.shape[1], 6)), xs)[1]
+
+
+def both_ways(p: Any, x: Any) -> Any:
+    states = gru(p["there"], x), gru(p["back"], x[::-1])[::-1]
+    return jnp.mean((jnp.concatenate(states, -1).mean(0) @ p["w"] + p["b"]) ** 2)
+
+
+def test_what_follows_from_a_state_is_not_put_before_it() -> None:
+    torch.manual_seed(0)
+    x, model = np.random.default_rng(2).normal(size=(5, 3, 4)).astype(np.float32), BothWays()
+    shapes = {"wi": (4, 18), "wh": (6, 18), "bi": (18,), "bh": (18,)}
+    cell = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+    params = {"there": cell, "back": cell, "w": jnp.zeros((12, 3)), "b": jnp.zeros(3)}
+    left = stablenum_torch.program(lambda x: model(x), torch.tensor(x), model=model)
+    assert stablenum.diff(left, stablenum_jax.program(both_ways, params, jnp.asarray(x))).ok

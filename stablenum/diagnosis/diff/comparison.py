@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from stablenum.diagnosis.diff.arrangement import chain_of, first_rearranged
 from stablenum.diagnosis.diff.fingerprints import distance
-from stablenum.diagnosis.diff.frontier import Frontier, Start, frontier, last_of_line
+from stablenum.diagnosis.diff.frontier import Frontier, Start, frontiers, last_of_line
 from stablenum.diagnosis.diff.kinds import kind
 from stablenum.diagnosis.diff.matching import Matching, matched
 from stablenum.diagnosis.diff.results import Group, Pair, groups_of
@@ -58,11 +58,15 @@ class Comparison:
 
     # --- where ---
 
-    def frontier(self, group: Group) -> Frontier:
-        """Return where the results of a group begin to differ."""
+    def frontiers(self, group: Group) -> Iterator[Frontier]:
+        """Yield where the results of a group may begin to differ, the most likely place first."""
         pairs = [(p.left.value, p.right.value) for p in group.differing]
-        found = frontier(self.left, self.right, self.found, pairs, group.since)
-        return self._rearranged(found) or found
+        places = frontiers(self.left, self.right, self.found, pairs, group.since)
+        first = next(places)
+        rearranged = self._rearranged(first)
+        yield rearranged or first
+        if rearranged is None:
+            yield from places
 
     def _rearranged(self, found: Frontier) -> Frontier | None:
         """Return the frontier at the operations that put what the first operations read in another order;

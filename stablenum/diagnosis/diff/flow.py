@@ -31,7 +31,7 @@ class Flow:
     def __init__(self, comparison: Comparison, name: str, group: Group) -> None:
         own: Side = comparison.side(name)
         self.side, self.trace, self.stops = own, own.trace, own.play.stops
-        self.equal = comparison.found.left if name == "left" else comparison.found.right
+        self.equal = comparison.found.known(name)
         losses = [r.value for r in own.play.results if (r.kind, r.step) == ("loss", group.step)]
         self.steps, live = set[int](), set[int]()
         _reached(own, losses, self.steps, frozenset())

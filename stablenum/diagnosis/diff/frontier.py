@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from stablenum.diagnosis.diff.kinds import called, functions_of, in_one, kind, quiet
 from stablenum.diagnosis.diff.matching import Matching
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.trace import Step
+from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["Frontier", "Start", "frontier", "last_of_line", "same_line"]
+__all__ = ["Frontier", "Start", "frontiers", "last_of_line", "leading_to", "same_line"]
 
 _PLAIN = {"add", "sub", "mul", "div", "where", "cast", "sum"}
 # A line in a loop runs again after so many steps.
 _NEAR = 60
+_FAR = 6
+_MOST_PAIRS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +28,14 @@ class Start:
     Attributes:
         step: the first operation that differs, or, if ``missing``, the one after which it is missing.
         missing: whether this side lacks the operation that the other side has.
-        value: the value on which the operation is missing.
+        value: the value on which the operation is missing, or which the step gives if that is common.
+        place: the line of the optimizer that differs, if that is not the step's.
     """
 
     step: Step
     missing: bool = False
     value: int | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +45,34 @@ class Frontier:
     Attributes:
         left, right: where each side begins to differ; None where nothing of it leads to the difference.
         region_left, region_right: all operations from there to the values that differ.
+        doubtful: whether the two operations are unlike, so that one side may lack what the other one has.
     """
 
     left: Start | None
     right: Start | None
     region_left: tuple[Step, ...]
     region_right: tuple[Step, ...]
+    doubtful: bool = False
+
+    @property
+    def known(self) -> bool:
+        """Whether the lines are known, or are those of the optimizer."""
+        starts = [start for start in (self.left, self.right) if start is not None]
+        return all(start.step.place is not None or start.step.phase == "update" for start in starts)
+
+    @property
+    def lacks(self) -> bool:
+        """Whether one side goes on from a common value without what the other one computes with it."""
+        return any(start is not None and start.value is not None for start in (self.left, self.right))
 
 
-def frontier(
+def frontiers(
     left: Side, right: Side, found: Matching, differing: Iterable[tuple[int, int]], since: tuple[int, int]
-) -> Frontier:
-    """Return where the results that differ begin to differ.
+) -> Iterator[Frontier]:
+    """Yield where the results that differ may begin to differ, the most likely place first.
+
+    After the first place come those at which one side may lack the operation of the other, and the same for
+    further operations that read common values.
 
     Args:
         left, right: the sides.
@@ -60,15 +82,46 @@ def frontier(
             follow from it are.
     """
     pairs = list(differing)
-    a = _Region(left, found.left, [i for i, _ in pairs], since[0])
-    b = _Region(right, found.right, [j for _, j in pairs], since[1])
-    here, there, shared = _paired(found, a, b)
-    if here is None or there is None or not shared:
-        first = None if here is None else Start(here)
-        second = None if there is None else Start(there)
-    else:
-        first, second = _compared(a, b, here, there, shared)
-    return Frontier(first, second, tuple(a.steps), tuple(b.steps))
+    a = _Region(left, found.known("left"), [i for i, _ in pairs], since[0])
+    b = _Region(right, found.known("right"), [j for _, j in pairs], since[1])
+    regions = tuple(a.steps), tuple(b.steps)
+    choices = _pairs(a, b)
+    if not choices:
+        yield Frontier(a.first(), b.first(), *regions)
+        return
+    first = _compared(a, b, choices[0])
+    doubtful = _nothing_alike(choices[0]) and not any(s.missing for s in first)
+    yield Frontier(*first, *regions, doubtful=doubtful)
+    for pair in choices[:_MOST_PAIRS]:
+        for starts in _further(a, b, pair):
+            if starts != first:
+                yield Frontier(*starts, *regions)
+
+
+def _further(a: _Region, b: _Region, pair: _Pair) -> Iterator[tuple[Start, Start]]:
+    """Yield where the two sides may begin to differ, given steps that read a common value."""
+    here, there = Start(pair.left), Start(pair.right)
+    if _nothing_alike(pair):
+        mine, theirs = _lacking(a, b, pair)
+        if theirs is not None:
+            yield here, theirs
+        if mine is not None:
+            yield mine, there
+    yield here, there
+
+
+class _Pair(NamedTuple):
+    """Two steps that read a common value.
+
+    Attributes:
+        left, right: the steps.
+        shared_left, shared_right: the common values as either side has them.
+    """
+
+    left: Step
+    right: Step
+    shared_left: frozenset[int]
+    shared_right: frozenset[int]
 
 
 class _Region:
@@ -87,6 +140,7 @@ class _Region:
             seen.add(producer)
             todo += [i for i in step.inputs if i not in known and not side.neutral(i)]
         self.steps = [trace.steps[i] for i in sorted(seen)]
+        self._made = {o for s in self.steps for o in s.outputs}
         self.readers: dict[int, list[Step]] = {}
         for step in self.steps:
             for value in step.inputs:
@@ -94,8 +148,11 @@ class _Region:
 
     def starts(self) -> list[Step]:
         """Return the steps that read nothing from the region."""
-        made = {o for s in self.steps for o in s.outputs}
-        return [s for s in self.steps if not made.intersection(s.inputs)]
+        return [s for s in self.steps if not self._made.intersection(s.inputs)]
+
+    def first(self) -> Start | None:
+        """Return the first of these steps; None if there is none."""
+        return next((Start(step) for step in self.starts()), None)
 
     def next_to(self, step: Step) -> set[str]:
         """Return the functions that compute with what the function that a step belongs to gives."""
@@ -111,44 +168,88 @@ class _Region:
                     found |= functions_of(reader)
         return found
 
-    def of_data(self, step: Step) -> bool:
+    def after(self, step: Step) -> set[str]:
+        """Return the functions that compute with what a step gives, up to a few of them one after another;
+        those that nearly every line has are left out after the first."""
+        found, todo, seen = self.next_to(step), list(step.outputs), {step.index}
+        for _ in range(_FAR):
+            readers = [s for v in todo for s in self.readers.get(v, ()) if s.index not in seen]
+            seen.update(s.index for s in readers)
+            found |= {f for s in readers if not quiet(s) for f in functions_of(s) - _PLAIN}
+            todo = [o for s in readers for o in s.outputs]
+        return found
+
+    def aside(self, step: Step) -> bool:
+        """Return whether a step reads nothing that depends on a parameter, and something else that differs
+        is read where its result meets what does."""
+        if self._of_data(step):
+            meets = self._meets(step)
+            return meets is None or any(i in self._made and self.side.trained[i] for i in meets.inputs)
+        return False
+
+    def entry(self, step: Step) -> int:
+        """Return when the result of a step meets what depends on a parameter."""
+        meets = self._meets(step) if self._of_data(step) else None
+        return step.index if meets is None else meets.index
+
+    def _of_data(self, step: Step) -> bool:
         """Return whether a step reads nothing that depends on a parameter."""
         return not any(self.side.trained[i] for i in step.inputs)
+
+    def _meets(self, step: Step) -> Step | None:
+        """Return the first step that reads what depends on a parameter, and what follows from a step."""
+        todo, seen, found = [step], {step.index}, list[Step]()
+        while todo:
+            for reader in (r for o in todo.pop().outputs for r in self.readers.get(o, ())):
+                if reader.index not in seen:
+                    seen.add(reader.index)
+                    (todo if self._of_data(reader) else found).append(reader)
+        return min(found, key=lambda s: s.index, default=None)
 
     def functions(self, step: Step) -> set[str]:
         """Return the function that a step belongs to, or those that read what it only moves."""
         return self.next_to(step) if quiet(step) else functions_of(step)
 
-    def maker(self, value: int | None) -> Step | None:
-        """Return the step that computed a value, past those that only moved it if there is one."""
-        trace, first = self.side.trace, None
-        while value is not None:
-            producer = trace.values[value].producer
-            step = None if producer is None else trace.steps[producer]
-            if step is None or not quiet(step) or not step.inputs:
-                return step or first
-            first, value = first or step, step.inputs[0]
-        return first
+    def begins(self, step: Step, shared: Iterable[int]) -> bool:
+        """Return whether the call that a step belongs to has made a common value."""
+        producers = (self.side.trace.values[i].producer for i in shared)
+        made_by = [self.side.trace.steps[p] for p in producers if p is not None]
+        at = step.place, step.module
+        return any(in_one(m, step) and (m.place, m.module) == at and not quiet(m) for m in made_by)
+
+    def picks(self, step: Step) -> bool:
+        """Return whether a step only takes a part of what was computed before."""
+        return quiet(step) and any(self.side.trace.values[i].producer is not None for i in step.inputs[:1])
+
+    def maker(self, value: int) -> tuple[Step | None, int]:
+        """Return the step that computed a value, and what it gave: past those that only moved it, as long as
+        the other side has what they read as the same value."""
+        trace, same = self.side.trace, set(self.equal.get(value, ()))
+        made_by = trace.values[value].producer
+        while made_by is not None and quiet(trace.steps[made_by]) and trace.steps[made_by].inputs:
+            before = trace.steps[made_by].inputs[0]
+            if trace.values[before].producer is None or not same.intersection(self.equal.get(before, ())):
+                break
+            value, made_by = before, trace.values[before].producer
+        return (None if made_by is None else trace.steps[made_by]), value
 
 
-def _paired(found: Matching, a: _Region, b: _Region) -> tuple[Step | None, Step | None, set[int]]:
-    """Return the first pair of steps that read a common value, and the left values that they share.
+def _pairs(a: _Region, b: _Region) -> list[_Pair]:
+    """Return the pairs of steps that read a common value, the most likely first.
 
-    What depends on parameters comes before what depends on data alone, and a pair of the same function before
-    one of the same operation."""
+    What stands aside comes last, and a pair of the same function comes before one of the same operation."""
     starts_a, starts_b = a.starts(), b.starts()
-    pairs = []
+    ranked = []
     for there in starts_b:
-        shared = {i for value in there.inputs for i in found.right.get(value, ())}
+        equal = {j: set(b.equal.get(j, ())) for j in there.inputs}
         for here in starts_a:
-            common = shared.intersection(here.inputs)
-            if common:
-                data = b.of_data(there) or a.of_data(here)
-                pairs.append((data, _unlike(here, there), there.index, here.index, here, there, common))
-    if pairs:
-        *_, here, there, common = min(pairs, key=lambda p: p[:4])
-        return here, there, common
-    return (starts_a[0] if starts_a else None), (starts_b[0] if starts_b else None), set()
+            mine = frozenset(here.inputs).intersection(set().union(*equal.values()))
+            if mine:
+                theirs = frozenset(j for j in there.inputs if equal[j] & mine)
+                aside = b.aside(there) or a.aside(here)
+                rank = aside, _unlike(here, there), b.entry(there), there.index, here.index
+                ranked.append((rank, _Pair(here, there, mine, theirs)))
+    return [pair for _, pair in sorted(ranked, key=lambda p: p[0])]
 
 
 def _unlike(here: Step, there: Step) -> int:
@@ -157,26 +258,75 @@ def _unlike(here: Step, there: Step) -> int:
     return 0 if functions else 1 if kind(here) == kind(there) else 2
 
 
-def _compared(a: _Region, b: _Region, here: Step, there: Step, shared: set[int]) -> tuple[Start, Start]:
+def _nothing_alike(pair: _Pair) -> bool:
+    """Return whether two steps compute nothing of one kind."""
+    alike = functions_of(pair.left) & functions_of(pair.right)
+    return not alike and _unlike(pair.left, pair.right) == 2
+
+
+def _compared(a: _Region, b: _Region, pair: _Pair) -> tuple[Start, Start]:
     """Return the starts of the two sides; one may lack the operation that the other has."""
-    mine, theirs = a.functions(here), b.functions(there)
-    if not mine & theirs and _unlike(here, there) == 2:
-        if theirs & a.next_to(here) and not mine & b.next_to(there):
-            return _whole(a, b, here, there, shared)
-        if mine & b.next_to(there) and not theirs & a.next_to(here):
-            return _whole(b, a, there, here, shared)[::-1]
-    return Start(here), Start(there)
+    here, there = Start(pair.left), Start(pair.right)
+    mine, theirs = a.functions(pair.left), b.functions(pair.right)
+    lacks = _lacking(a, b, pair)
+    if not mine & theirs and _unlike(pair.left, pair.right) == 2:
+        if theirs & a.next_to(pair.left) and not mine & b.after(pair.right):
+            return here, lacks[1] or there
+        if mine & b.next_to(pair.right) and not theirs & a.after(pair.left):
+            return lacks[0] or here, there
+    return here, there
 
 
-def _whole(a: _Region, b: _Region, here: Step, there: Step, shared: set[int]) -> tuple[Start, Start]:
-    """Return the start of the side that has an operation, and that of the side that lacks it.
+def _lacking(a: _Region, b: _Region, pair: _Pair) -> tuple[Start | None, Start | None]:
+    """Return the start of each side if it lacks what the other one does with the common value; None where the
+    other one only moves entries: then nothing is missing, but the operation that reads them differs."""
+    return (
+        None
+        if _moves(pair.right)
+        else _after(a, pair.left, pair.shared_left, b.begins(pair.right, pair.shared_right)),
+        None
+        if _moves(pair.left)
+        else _after(b, pair.right, pair.shared_right, a.begins(pair.left, pair.shared_left)),
+    )
 
-    Where only entries are moved, nothing is missing: the operation that reads them differs.
-    """
-    if quiet(here) or called(here) == "neg":
-        return Start(here), Start(there)
-    value = next((i for i in there.inputs if set(b.equal.get(i, ())) & shared), None)
-    return Start(here), Start(b.maker(value) or there, missing=True, value=value)
+
+def _moves(step: Step) -> bool:
+    return quiet(step) or called(step) == "neg"
+
+
+def _after(side: _Region, step: Step, shared: frozenset[int], begun: bool) -> Start:
+    """Return the start of a side that lacks what the other one does with a common value that a step reads. If
+    that value is a part of what the other side does there, its maker is what differs."""
+    made_by, value = side.maker(next(i for i in step.inputs if i in shared))
+    if begun and made_by is not None:
+        return Start(made_by, value=value)
+    if made_by is None or side.picks(made_by):  # the line that reads a part says more
+        made_by = step
+    return Start(made_by, missing=True, value=value)
+
+
+def leading_to(place: Frontier, left: int, right: int) -> Frontier:
+    """Return a place whose starts lead to values that correspond: a step that does not is replaced by the
+    first one of its region that reads only common values and does."""
+    return replace(
+        place,
+        left=_leading(place.left, place.region_left, left),
+        right=_leading(place.right, place.region_right, right),
+    )
+
+
+def _leading(start: Start | None, region: Iterable[Step], value: int) -> Start | None:
+    steps = {o: s for s in region for o in s.outputs}
+    if start is None or not set(start.step.outputs) & set(steps):
+        return start
+    before, todo = dict[int, Step](), [value]
+    while todo:
+        step = steps.get(todo.pop())
+        if step is not None and step.index not in before:
+            before[step.index] = step
+            todo += step.inputs
+    firsts = [s for _, s in sorted(before.items()) if not any(i in steps for i in s.inputs)]
+    return start if start.step.index in before or not firsts else Start(firsts[0])
 
 
 def same_line(start: Start, region: Iterable[Step]) -> list[Step]:

@@ -23,14 +23,38 @@ def location_of(start: Start | None, side: Side, phase: str) -> Location | None:
     place = step.place
     own = place is not None and step.phase == "update" and not step.library.startswith("torch.optim.")
     if phase == "update" and not own:
-        place = side.program.optimizer_at
+        site = side.program.optimizer_at
+        place = start.place or (None if site is None else site.line_of(step.library))
     return Location(
         where=_where(place),
         operation=None if start.missing else _operation(step),
-        module=step.module,
+        module=_around(side, start) if start.missing else step.module,
         phase=phase,
         code="" if place is None else place.code,
     )
+
+
+def _around(side: Side, start: Start) -> str:
+    """Return the module that lacks an operation: the one whose code holds the line, since the line may call a
+    module of a library; that module if it makes what it reads there."""
+    step = start.step
+    producer = None if start.value is None else side.trace.values[start.value].producer
+    if producer not in (None, step.index) and side.trace.steps[producer or 0].module == step.module:
+        return step.module
+    code = _code_of(step)
+    modules = {s.module for s in side.trace.steps if _code_of(s) == code}
+    around = [m for m in modules if m != step.module and _lies_in(step.module, m)]
+    return max(around, key=len, default=step.module)
+
+
+def _code_of(step: Step) -> tuple[object, ...]:
+    """Return the function that holds a step's line, with the calls that lead to it."""
+    place = step.place
+    return (step.frames[:-1], None if place is None else (place.file, place.function))
+
+
+def _lies_in(module: str, other: str) -> bool:
+    return not other or module.startswith((f"{other}.", f"{other}/"))
 
 
 def _operation(step: Step) -> str:

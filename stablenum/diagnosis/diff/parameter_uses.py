@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stablenum.diagnosis.diff.fingerprints import Fingerprint, distance
@@ -167,14 +167,31 @@ def _in_order(trace: Trace, found: Sequence[_Found]) -> list[Use]:
         keys.append(place)
     ordered = sorted(zip(keys, found, strict=True), key=lambda item: (item[0], item[1].use.at))
     uses = [replace(f.use, at=(*key, *f.use.at), team=key[:1], group=key) for key, f in ordered]
-    return _states_last(uses)
+    return _states_last(uses, _behind(trace, found))
 
 
-def _states_last(uses: Sequence[Use]) -> list[Use]:
-    """Put what multiplies a state that is zero at first after what multiplies the input."""
+def _behind(trace: Trace, found: Sequence[_Found]) -> dict[str, set[str]]:
+    """Return the parameters on which what each parameter meets depends."""
+    masks = {v.id: 1 << v.id for v in trace.values if v.role == "parameter" and v.producer is None}
+    for step in trace.steps:
+        if step.phase == "forward":
+            mask = 0
+            for i in step.inputs:
+                mask |= masks.get(i, 0)
+            masks.update(dict.fromkeys(step.outputs, mask))
+    named = {v.name: 1 << v.id for v in trace.values if v.role == "parameter" and v.producer is None}
+    met = {f.use.name: masks.get(f.meets, 0) for f in found if f.meets is not None}
+    return {name: {other for other, bit in named.items() if bit & mask} for name, mask in met.items()}
+
+
+def _states_last(uses: Sequence[Use], behind: Mapping[str, set[str]]) -> list[Use]:
+    """Put what multiplies a state that is zero at first after what multiplies the input, unless that input
+    follows from the state."""
     teams = [list(team) for _, team in itertools.groupby(uses, key=lambda u: u.team)]
     for i in range(len(teams) - 1):
         first, second = teams[i][0], teams[i + 1][0]
+        if first.name in behind.get(second.name, ()):
+            continue
         if _of_state(first) and second.kind == "matmul" and not _of_state(second):
             teams[i], teams[i + 1] = teams[i + 1], teams[i]
     return [use for team in teams for use in team]

@@ -138,7 +138,7 @@ def _values(side: Side, start: Start, region: Sequence[Step]) -> Iterator[tuple[
 
 
 def _end(side: Side, start: Start, region: Iterable[Step]) -> int | None:
-    if start.missing:
+    if start.value is not None:
         return start.value
     return last_of_line(side, start, region)
 

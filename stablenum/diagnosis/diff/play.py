@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from stablenum.diagnosis.diff.call_sites import CallSite
 from stablenum.diagnosis.replay.trace import Trace
-from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["COUNT", "MASKED", "Dialect", "Moments", "Play", "Program", "Result", "Visit"]
 
@@ -83,13 +83,13 @@ class Program(Protocol):
     Attributes:
         framework: "torch" or "jax".
         dialect: how its scripts are written.
-        optimizer_at: the line that made the optimizer, for operations of the update that no line of the
+        optimizer_at: the lines that made the optimizer, for operations of the update that no line of the
             user's called.
     """
 
     framework: str
     dialect: Dialect
-    optimizer_at: Place | None
+    optimizer_at: CallSite | None
 
     def parameters(self) -> Mapping[str, Any]:
         """Return the parameters and buffers by name, as arrays of NumPy."""

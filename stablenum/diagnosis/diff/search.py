@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from stablenum.diagnosis.diff.causes import causes_of
 from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.differences import Difference
-from stablenum.diagnosis.diff.frontier import Frontier, Start
+from stablenum.diagnosis.diff.frontier import Frontier, Start, last_of_line, leading_to
+from stablenum.diagnosis.diff.kinds import quiet
 from stablenum.diagnosis.diff.locations import location_of, result_name
-from stablenum.diagnosis.diff.patches import Patch, candidates, patched
+from stablenum.diagnosis.diff.patches import Pair, Patch, candidates, patched
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.scene import Scene
 from stablenum.diagnosis.diff.stops import Stopped, stopped
+from stablenum.diagnosis.diff.update_places import placed_by_cause
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["Found", "differences_of"]
 
 _MOST_ROUNDS = 16
+_MOST_PLACES = 8
+# Of places after the first, so many values are tried.
+_MOST_TRIALS = 3
 _PHASES = {"gradient": "backward", "updated": "update"}
 
 
@@ -62,15 +68,68 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], bool]:
         if not groups:
             return found, all(kind == "updated" for kind, _ in past)
         group = groups[0]
-        place = comparison.frontier(group)
+        place = next(comparison.frontiers(group))
         stop = stopped(comparison, group, place) if group.kind == "gradient" else None
-        pairs = candidates(comparison, place) if stop is None else []
-        patch = patched(comparison, place, group, pairs)
+        pairs, patch = list[Pair](), None
+        if stop is None:
+            place, pairs, patch = _set_right(comparison, group, found)
         if not any(f.holds(stop or place) for f in found):
             found.append(_found(Scene(comparison, place, group, tuple(pairs), patch), stop))
         after = patch.after if patch is not None else None if stop is None else stop.after
         comparison = _past(comparison, group, past) if after is None else after
     return found, False
+
+
+def _set_right(
+    comparison: Comparison, group: Group, found: Iterable[Found]
+) -> tuple[Frontier, list[Pair], Patch | None]:
+    """Return the first place after which the programs can be made to agree, with the values that correspond
+    there; without such a place, and if it was found before, the first one."""
+    places = islice(comparison.frontiers(group), _MOST_PLACES)
+    first = next(places)
+    pairs = candidates(comparison, first)
+    patch = patched(comparison, first, group, pairs)
+    best = first, pairs, patch
+    sure = patch is not None and (not first.doubtful or _replaces(comparison, first, patch))
+    if not sure and not any(f.holds(first) for f in found):
+        for place in (p for p in places if p.known and (patch is None or p.lacks)):
+            others = [p for p in candidates(comparison, place) if _fits(place, p)]
+            further = patched(comparison, place, group, others[:_MOST_TRIALS])
+            if further is not None and _better(further, best[2]):
+                best = place, others, further
+                if further.agrees:
+                    break
+    place, pairs, patch = best
+    return place if patch is None else leading_to(place, patch.left, patch.right), pairs, patch
+
+
+def _replaces(comparison: Comparison, place: Frontier, patch: Patch) -> bool:
+    """Return whether what one side computes takes the place of what the other one does: the programs go on
+    alike if the results of both lines are exchanged, neither of which only moves entries."""
+    starts = place.left, place.right
+    if any(start is None or quiet(start.step) for start in starts):
+        return False
+    ends = (
+        last_of_line(comparison.left, place.left, place.region_left),
+        last_of_line(comparison.right, place.right, place.region_right),
+    )
+    return ends == (patch.left, patch.right)
+
+
+def _better(one: Patch, other: Patch | None) -> bool:
+    """Return whether the programs go on alike after one patch, and less so after another one that comes
+    first in doubt."""
+    if other is None or one.agrees:
+        return True
+    return not other.agrees and one.shared > other.shared
+
+
+def _fits(place: Frontier, pair: Pair) -> bool:
+    """Return whether the value after which a side lacks an operation, if it does, is one of a pair."""
+    return all(
+        start is None or start.value in (None, value)
+        for start, value in ((place.left, pair.left), (place.right, pair.right))
+    )
 
 
 def _past(comparison: Comparison, group: Group, past: set[tuple[str, int]]) -> Comparison:
@@ -89,7 +148,10 @@ def _found(scene: Scene, stop: Stopped | None) -> Found:
     comparison, group, place, patch = scene.comparison, scene.group, scene.found, scene.patch
     worst = max(group.differing, key=lambda p: p.error)
     phase = _PHASES.get(group.kind, "forward")
+    causes = causes_of(scene) if stop is None else (stop.cause,)
     left, right = (place.left, place.right) if stop is None else (stop.left, stop.right)
+    if group.kind == "updated" and causes:
+        left, right = placed_by_cause(causes[0].code, place, comparison.left, comparison.right)
     difference = Difference(
         left=location_of(left, comparison.left, phase),
         right=location_of(right, comparison.right, phase),
@@ -97,7 +159,7 @@ def _found(scene: Scene, stop: Stopped | None) -> Found:
         step=group.step,
         error=worst.error,
         allowed=worst.allowed,
-        causes=causes_of(scene) if stop is None else (stop.cause,),
+        causes=causes,
     )
     return Found(
         difference,

@@ -28,7 +28,7 @@ class Case:
 
     Attributes:
         side: the side that ends it.
-        stop: the first of its steps.
+        stop: the last of its steps, at which the backward pass comes first.
         code: of the cause.
         reads: what the other side reads where gradients pass.
         own: what this side computes with a sum that passes gradients by.
@@ -59,12 +59,12 @@ def _cases(comparison: Comparison, name: str, group: Group) -> Iterator[Case]:
         passed = [p for s in here for p in _passed_by(side, other, s)]
         if passed:
             own = tuple(r for mine, _ in passed for r in side.read_by([mine]))
-            yield Case(name, here[0], "straight_through_missing", tuple(r for _, r in passed), own)
+            yield Case(name, here[-1], "straight_through_missing", tuple(r for _, r in passed), own)
             continue
         choices = [c for s in here for c in _read(side, other, s)]
         code = "accumulation" if _adds_up(side, here) else "stopped_gradient"
         for k in range(max(map(len, choices), default=0)):
-            yield Case(name, here[0], code, tuple(c[min(k, len(c) - 1)] for c in choices))
+            yield Case(name, here[-1], code, tuple(c[min(k, len(c) - 1)] for c in choices))
 
 
 def _rounded(comparison: Comparison, name: str, group: Group) -> Iterator[Case]:

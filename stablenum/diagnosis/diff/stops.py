@@ -79,7 +79,7 @@ def _of_two(comparison: Comparison, group: Group, cases: Sequence[Case]) -> Stop
 
 
 def _stopped(case: Case, after: Comparison | None, evidence: str) -> Stopped:
-    value, step = case.reads[0]
+    value, step = case.reads[-1]
     here, there = Start(case.stop), Start(step, missing=case.missing, value=value)
     cause = Cause(
         code=case.code,

@@ -14,9 +14,8 @@ import numpy as np
 from jax import make_jaxpr, value_and_grad
 from jax.extend.core import jaxpr_as_fun
 
-from stablenum.diagnosis.diff.call_sites import argument_line
+from stablenum.diagnosis.diff.call_sites import CallSite, argument_site
 from stablenum.diagnosis.diff.play import Moments, Play, Visit
-from stablenum.diagnosis.replay.values import Place
 from stablenum.settings_checks import check_callable
 from stablenum_jax._diagnosis.diff.optimizer_states import continued
 from stablenum_jax._diagnosis.diff.player import Traced, play
@@ -58,7 +57,7 @@ def program(
         raise TypeError(
             f"program(optimizer=...) must be an optax transformation or None; got {type(optimizer).__name__}."
         )
-    made_at = argument_line(sys._getframe(1), "optimizer") if optimizer is not None else None
+    made_at = argument_site(sys._getframe(1), "optimizer") if optimizer is not None else None
     return Program(loss_fn, params, args, optimizer, compute, made_at)
 
 
@@ -78,7 +77,7 @@ class Program:
         args: tuple[Any, ...],
         optimizer: Any,
         compute: Any,
-        optimizer_at: Place | None = None,
+        optimizer_at: CallSite | None = None,
     ) -> None:
         self.optimizer_at = optimizer_at
         self._loss_fn, self._params, self._args = loss_fn, params, args

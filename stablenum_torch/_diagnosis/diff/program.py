@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from stablenum.diagnosis.diff.call_sites import argument_line
+from stablenum.diagnosis.diff.call_sites import CallSite, argument_site
 from stablenum.diagnosis.diff.play import Moments, Play, Visit
-from stablenum.diagnosis.replay.values import Place
 from stablenum.interrupts import and_restore
 from stablenum.settings_checks import check_callable
 from stablenum_torch._diagnosis.diff.compiled import is_compiled, with_arrays
@@ -67,7 +66,7 @@ def program(
         )
     if compute is not None and not isinstance(compute, torch.dtype):
         raise TypeError(f"program(compute=...) must be a torch.dtype or None; got {compute!r}.")
-    made_at = argument_line(sys._getframe(1), "optimizer") if optimizer is not None else None
+    made_at = argument_site(sys._getframe(1), "optimizer") if optimizer is not None else None
     return Program(loss_fn, args, model, optimizer, compute, made_at)
 
 
@@ -84,7 +83,7 @@ class Program:
         model: nn.Module | None,
         optimizer: Optimizer | None,
         compute: torch.dtype | None,
-        optimizer_at: Place | None = None,
+        optimizer_at: CallSite | None = None,
     ) -> None:
         self.optimizer_at = optimizer_at
         self._loss_fn, self._args, self._compute = loss_fn, args, compute

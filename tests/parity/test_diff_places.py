@@ -1,0 +1,253 @@
+"""The line of a difference where the operations of the two programs do not correspond one to one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+import stablenum
+import stablenum_jax
+import stablenum_torch
+from stablenum.diagnosis.diff.differences import Difference
+
+W = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+X = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
+
+
+def first_of(left: Any, right: Any) -> Difference:
+    first = stablenum.diff(left, right).first
+    assert first is not None
+    assert first.left is not None
+    assert first.right is not None
+    return first
+
+
+def compared(
+    of_torch: Callable[[Any, Any], Any], of_jax: Callable[[Any, Any], Any]
+) -> tuple[str, str, Difference]:
+    """Return the lines of the first difference of two functions of a matrix and the data."""
+    w = torch.tensor(W, requires_grad=True)
+    left = stablenum_torch.program(lambda x: of_torch(w, x), torch.tensor(X))
+    first = first_of(left, stablenum_jax.program(of_jax, jnp.asarray(W), jnp.asarray(X)))
+    assert first.left is not None
+    assert first.right is not None
+    return first.left.code, first.right.code, first
+
+
+# --- loops against whole batches ---------------------------------------------------------------------------
+
+
+def torch_whole(w: Any, x: Any) -> Any:
+    h = torch.tanh(x @ w)
+    return (h @ w.T).square().mean()  # torch
+
+
+def jax_loop(w: Any, x: Any, *, stop: bool = False, summed: bool = False) -> Any:
+    def step(total: Any, part: Any) -> Any:
+        h = jnp.tanh(part @ w)
+        y = jax.lax.stop_gradient(h) @ w.T if stop else h @ w.T  # stop
+        return total + jnp.mean(y**2), None
+
+    total, _ = jax.lax.scan(step, jnp.zeros(()), x.reshape(3, 2, 4))
+    return total if summed else total / 3  # sum
+
+
+def test_a_loop_over_micro_batches_is_the_same_program() -> None:
+    w = torch.tensor(W, requires_grad=True)
+    left = stablenum_torch.program(lambda x: torch_whole(w, x), torch.tensor(X))
+    assert stablenum.diff(left, stablenum_jax.program(jax_loop, jnp.asarray(W), jnp.asarray(X))).ok
+
+
+def test_a_sum_over_micro_batches_is_placed_where_they_are_reduced() -> None:
+    left, right, _ = compared(torch_whole, lambda w, x: jax_loop(w, x, summed=True))
+    assert left.endswith("# torch")
+    assert "jnp.mean(y**2)" in right or right.endswith("# sum")
+
+
+def test_a_gradient_that_only_a_loop_stops_is_placed() -> None:
+    left, right, first = compared(torch_whole, lambda w, x: jax_loop(w, x, stop=True))
+    assert (left.endswith("# torch"), right.endswith("# stop")) == (True, True)
+    assert first.causes[0].code == "stopped_gradient"
+    assert first.causes[0].confirmed
+
+
+# --- operations that one side lacks ------------------------------------------------------------------------
+
+
+def torch_scaled(w: Any, x: Any) -> Any:
+    h = (x @ w).relu()
+    h = h / 0.75  # torch
+    return nn.functional.layer_norm(torch.cat((h, x), -1) @ torch.cat((w.T, w @ w.T)), (4,)).exp().mean()
+
+
+def jax_not_scaled(w: Any, x: Any) -> Any:
+    h = jax.nn.relu(x @ w)  # jax
+    both = jnp.concatenate((h, x), -1) @ jnp.concatenate((w.T, w @ w.T))
+    centred = both - both.mean(-1, keepdims=True)
+    return jnp.mean(jnp.exp(centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)))
+
+
+def test_an_operation_is_missing_if_its_value_makes_the_programs_agree() -> None:
+    left, right, first = compared(torch_scaled, jax_not_scaled)
+    assert (left.endswith("# torch"), right.endswith("# jax")) == (True, True)
+    assert first.right is not None
+    assert first.right.operation is None
+
+
+class TorchNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = TorchBlock()
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x).square().mean()
+
+
+class TorchBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return x + nn.functional.silu(self.linear(x))
+
+
+class NnxBlock(nnx.Module):
+    def __init__(self) -> None:
+        self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: Any) -> Any:
+        return x + self.linear(x)
+
+
+class NnxNet(nnx.Module):
+    def __init__(self) -> None:
+        self.inner = NnxBlock()
+
+    def __call__(self, x: Any) -> Any:
+        return jnp.mean(self.inner(x) ** 2)
+
+
+def test_an_operation_is_missing_in_the_module_whose_code_lacks_it() -> None:
+    model = TorchNet()
+    left = stablenum_torch.program(lambda x: model(x), torch.tensor(X), model=model)
+    first = first_of(left, stablenum_jax.program(lambda m, x: m(x), NnxNet(), jnp.asarray(X)))
+    assert first.left is not None
+    assert first.right is not None
+    assert (first.left.operation, first.left.module) == ("silu", "inner")
+    assert (first.right.operation, first.right.module) == (None, "inner")
+
+
+def test_a_formula_of_einsum_is_no_module() -> None:
+    left, _, first = compared(
+        lambda w, x: (x @ w).exp().mean(), lambda w, x: jnp.mean(jnp.exp(2 * jnp.einsum("bi,io->bo", x, w)))
+    )
+    assert left
+    assert first.right is not None
+    assert first.right.module == ""
+
+
+# --- data --------------------------------------------------------------------------------------------------
+
+
+def test_data_that_enters_before_anything_else_differs_comes_first() -> None:
+    def of_torch(w: Any, x: Any) -> Any:
+        y = x / x.norm(dim=-1, keepdim=True)  # torch
+        return ((y @ w).exp() @ w.T).square().mean()
+
+    def of_jax(w: Any, x: Any) -> Any:
+        y = x / jnp.abs(x).sum(-1, keepdims=True)  # jax
+        return jnp.mean((jnp.exp(y @ w) @ w.T) ** 2)
+
+    left, right, _ = compared(of_torch, of_jax)
+    assert (left.endswith("# torch"), right.endswith("# jax")) == (True, True)
+
+
+def test_memory_that_nothing_was_written_to_is_the_same_in_every_run() -> None:
+    convolution = nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular", bias=False)
+
+    def of_jax(w: Any, x: Any) -> Any:
+        padded = jnp.pad(x, ((0, 0), (1, 1)))
+        y = sum(padded[:, i : i + 4] * w["weight"][0, 0, i] for i in range(3))
+        return jnp.mean(y**2)
+
+    left = stablenum_torch.program(
+        lambda x: convolution(x[:, None]).square().mean(), torch.tensor(X), model=convolution
+    )
+    report = stablenum.diff(
+        left, stablenum_jax.program(of_jax, {"weight": np.ones((1, 1, 3), "f")}, jnp.asarray(X))
+    )
+    assert not report.ok
+    assert not [note for note in report.notes if "not the same when it runs again" in note]
+
+
+# --- updates -----------------------------------------------------------------------------------------------
+
+
+def make_momentum(**options: Any) -> Any:
+    clipping = optax.clip_by_global_norm(1e3)
+    return optax.chain(
+        clipping,
+        optax.add_decayed_weights(options.pop("decay", 0.0)),  # decay
+        optax.sgd(0.1, **options),  # descent
+    )
+
+
+def make_adam(decay: float = 0.0, epsilon: float = 1e-8) -> Any:
+    return optax.chain(
+        optax.scale_by_adam(eps=epsilon),  # moments
+        optax.add_decayed_weights(decay),  # decay
+        optax.scale_by_learning_rate(0.1),  # rate
+    )
+
+
+def tanh_loss(p: Any, x: Any) -> Any:
+    return jnp.mean(jnp.exp(jnp.tanh(x @ p["w"])))
+
+
+P = {"w": jnp.zeros((4, 5))}
+# Cause -> the optimizer on the left, the program on the right, and the part of its optimizer that differs.
+UPDATES: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], str]] = {
+    "decay_coupling": (
+        lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.0),
+        lambda: stablenum_jax.program(tanh_loss, P, X, optimizer=make_adam(decay=0.05)),
+        "decay",
+    ),
+    "epsilon_value": (
+        lambda p: torch.optim.Adam(p, 0.1),
+        lambda: stablenum_jax.program(tanh_loss, P, X, optimizer=make_adam(epsilon=1e-3)),
+        "moments",
+    ),
+    "nesterov": (
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+        lambda: stablenum_jax.program(tanh_loss, P, X, optimizer=make_momentum(momentum=0.9)),
+        "descent",
+    ),
+}
+
+
+@pytest.mark.parametrize("code", UPDATES)
+def test_an_update_is_placed_at_the_part_of_the_optimizer_that_differs(code: str) -> None:
+    optimizer, right, part = UPDATES[code]
+    model = nn.Linear(4, 5, bias=False)
+    left = stablenum_torch.program(
+        lambda x: torch.tanh(model(x)).exp().mean(),
+        torch.tensor(X),
+        model=model,
+        optimizer=optimizer(model.parameters()),
+    )
+    first = first_of(left, right())
+    assert first.causes[0].code == code
+    assert first.left is not None
+    assert first.right is not None
+    assert first.left.code.startswith("optimizer=")
+    assert first.right.code.endswith(f"# {part}")
