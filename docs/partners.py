@@ -37,30 +37,30 @@ def write_partners(results: Path, directory: Path) -> None:
         raise FileNotFoundError(f"{results}: missing; `python -m benchmarks partners` writes it")
     report = json.loads(results.read_text(encoding="utf-8"))
     table = report["partners"]
-    lines = [*_markdown(["", "alone", "with a guard"], _summary(table)), ""]
+    head = ["", *(f"alone: {column}" for column in COLUMNS.values()), "with a guard: all of these"]
+    lines = [*_markdown(head, _summary(table)), ""]
     (directory / "partners-summary.md").write_text("\n".join(lines), encoding="utf-8")
     lines = []
     for fault, title in FAULTS.items():
-        lines += [f"### {title}", "", *_markdown(["", *_heads()], _rows(table, fault)), ""]
+        lines += [f"### {title}", "", *_markdown(["", *COLUMNS.values()], _rows(table, fault)), ""]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     (directory / "partners.md").write_text("\n".join([*lines, f"{versions}."]) + "\n", encoding="utf-8")
 
 
 def _summary(table: dict[str, Any]) -> list[list[str]]:
-    """For each partner, after how many of the faults nothing is left of them, in any column."""
+    """For each partner, for how many of the faults a column is right alone, and all are right with a guard."""
     rows = []
     for name, variants in table.items():
-        cells = [name]
-        for variant in ("alone", "guarded"):
-            verdicts = variants[variant].values()
-            spotless = sum(all(mark is not False for mark in verdict.values()) for verdict in verdicts)
-            cells.append(f"{spotless} of {len(verdicts)}")
-        rows.append(cells)
+        alone, guarded = (list(variants[variant].values()) for variant in ("alone", "guarded"))
+        right = sum(all(mark is not False for mark in verdict.values()) for verdict in guarded)
+        cells = [_counted([verdict.get(key) for verdict in alone]) for key in COLUMNS]
+        rows.append([name, *cells, f"{right} of {len(guarded)}"])
     return rows
 
 
-def _heads() -> list[str]:
-    return [f"{column}: alone / guarded" for column in COLUMNS.values()]
+def _counted(marks: list[bool | None]) -> str:
+    judged = [mark for mark in marks if mark is not None]
+    return f"{sum(judged)} of {len(judged)}" if judged else _MARKS[None]
 
 
 def _rows(table: dict[str, Any], fault: str) -> list[list[str]]:
