@@ -48,7 +48,7 @@ def write_partners(results: Path, directory: Path) -> None:
 
 
 def _summary(table: dict[str, Any]) -> list[list[str]]:
-    """For each partner, for how many of the faults a column is right alone, and all are right with a guard."""
+    """For each partner, for how many faults a column is right alone, and all columns with a guard."""
     rows = []
     for name, variants in table.items():
         alone, guarded = (list(variants[variant].values()) for variant in ("alone", "guarded"))
