@@ -29,6 +29,8 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
 
     When training begins, each optimizer is replaced by a guarded one, which also keeps the model's buffers at
     a skipped step, and each scheduler with ``interval="step"`` and ``frequency=1`` is held at skipped steps.
+    In manual optimization, where Lightning ignores interval and frequency, each scheduler is held, except
+    ``ReduceLROnPlateau``; one that you step per epoch stands still if the epoch's last step is skipped.
     An optimizer that is guarded already keeps its settings. Every ``log_every_n_steps`` steps the guard's
     numbers are logged. Checkpoints contain the guard's state.
 
@@ -48,9 +50,9 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
         optimizers: the guarded optimizers of the current training.
 
     Raises:
-        ValueError: a setting has a wrong value. When training begins: an optimizer is guarded already, but
-            settings were given here as well; both the Trainer and the guard clip; or precision and
-            ``loss_scale`` do not fit together.
+        ValueError: a setting has a wrong value. When training begins: the Trainer has a second
+            ``GuardCallback``; an optimizer is guarded already, but settings were given here as well; both the
+            Trainer and the guard clip; or precision and ``loss_scale`` do not fit together.
 
     Warns:
         UserWarning: a scheduler with ``interval="step"`` cannot be held, because of its frequency or because
@@ -69,6 +71,7 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Guard the optimizers, hold the schedulers, and take clipping and loss scaling over."""
+        _check_alone(trainer)
         config = _with_clip_of(trainer, self.config)
         optimizers = [self._guarded(optimizer, config, pl_module) for optimizer in trainer.optimizers]
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -81,8 +84,8 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
         if scaler is not None:
             trainer.precision_plugin.scaler = _GuardsAsScaler(optimizers, automatic)
         for scheduler in trainer.lr_scheduler_configs:
-            if scheduler.interval == "step" and not scheduler.reduce_on_plateau:
-                _hold(scheduler, optimizers)
+            if _is_stepped_with_the_optimizer(scheduler, automatic):
+                _hold(scheduler, optimizers, automatic)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Give the Trainer back its own clipping and loss scaling."""
@@ -162,6 +165,15 @@ class _GuardsAsScaler:
         pass
 
 
+def _check_alone(trainer: Any) -> None:
+    found = [callback for callback in trainer.callbacks if isinstance(callback, GuardCallback)]
+    if len(found) > 1:
+        raise ValueError(
+            "callbacks of the Trainer must contain one GuardCallback, which guards all optimizers; got two, "
+            f"with the prefixes {found[0].prefix!r} and {found[1].prefix!r}. Remove one of them."
+        )
+
+
 def _with_clip_of(trainer: Any, config: GuardConfig) -> GuardConfig:
     """Return the settings with the clip rule that the Trainer's arguments ask for."""
     bound = trainer.gradient_clip_val
@@ -183,18 +195,32 @@ def _check_loss_scale(trainer: Any, optimizers: list[GuardedOptimizer], scaler: 
             "loss_scale=None. Write GuardCallback(loss_scale='dynamic')."
         )
     if scaler is None and automatic and any(optimizer.scales_loss for optimizer in optimizers):
+        on_cpu = trainer.strategy.root_device.type == "cpu"
+        remedy = (
+            "Leave loss_scale out: on a CPU Lightning trains in bf16-mixed, even with precision='16-mixed'."
+            if on_cpu
+            else "Leave loss_scale out, or train with precision='16-mixed'."
+        )
         raise ValueError(
             f"loss_scale must be None with precision={trainer.precision!r}, in which Lightning scales no "
-            "loss. Leave loss_scale out, or train with precision='16-mixed'."
+            f"loss. {remedy}"
         )
 
 
-def _hold(config: Any, optimizers: list[GuardedOptimizer]) -> None:
+def _is_stepped_with_the_optimizer(config: Any, automatic: bool) -> bool:
+    # Lightning sets reduce_on_plateau in automatic optimization only. In manual optimization the user steps
+    # the scheduler, and the interval, by default "epoch", means nothing.
+    if config.reduce_on_plateau or isinstance(config.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        return False
+    return config.interval == "step" or not automatic
+
+
+def _hold(config: Any, optimizers: list[GuardedOptimizer], automatic: bool) -> None:
     """Hold a scheduler at the skipped steps of its optimizer, or warn that this cannot be done."""
     scheduler = config.scheduler
     of = getattr(scheduler, "optimizer", None)
     guards = [guarded for guarded in optimizers if of is guarded or of is guarded.inner]
-    if config.frequency == 1 and guards:
+    if guards and (config.frequency == 1 or not automatic):
         guards[0].hold(scheduler)
         return
     why = f"frequency={config.frequency} counts batches" if guards else "it has none of these optimizers"

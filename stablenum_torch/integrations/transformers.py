@@ -21,6 +21,7 @@ from stablenum_torch.integrations._partners import imported
 __all__ = ["guard"]
 
 _transformers = imported(__name__, {"transformers": "transformers"}, "5.0")
+_accelerate = imported(__name__, {"accelerate": "accelerate"}, "1.0")
 
 T = TypeVar("T")
 
@@ -58,7 +59,8 @@ def guard(trainer: T, config: GuardConfig | None = None, **settings: Unpack[Sett
         TypeError: ``trainer`` is not a Trainer, or a setting is unknown.
         ValueError: a setting has a wrong value, or does not fit how the Trainer trains: see
             :func:`stablenum_torch.integrations.accelerate.guard`.
-        RuntimeError: ``trainer`` is already guarded. In ``train()``: the optimizer is not the guarded one.
+        RuntimeError: ``trainer`` is already guarded, or has already trained without a guard. In ``train()``:
+            the optimizer is not the guarded one.
 
     Example:
         >>> import tempfile, torch
@@ -79,6 +81,7 @@ def guard(trainer: T, config: GuardConfig | None = None, **settings: Unpack[Sett
     known: Any = trainer
     if not isinstance(trainer, _transformers.Trainer):
         raise bad_type("trainer", "a transformers.Trainer", trainer)
+    _check_fresh(trainer)
     made = make_config(config, settings)
     if not made.clip and known.args.max_grad_norm > 0:
         made = dataclasses.replace(made, clip=known.args.max_grad_norm)
@@ -87,6 +90,16 @@ def guard(trainer: T, config: GuardConfig | None = None, **settings: Unpack[Sett
     known.args.max_grad_norm = 0.0
     known.add_callback(_LogSkips())
     return mix_in(_Logging, trainer)
+
+
+def _check_fresh(trainer: Any) -> None:
+    if isinstance(trainer, _Logging):
+        raise RuntimeError("trainer is already guarded. Make another Trainer for other settings.")
+    if isinstance(trainer.optimizer, _accelerate.optimizer.AcceleratedOptimizer):  # train() has prepared it
+        raise RuntimeError(
+            "trainer has already trained, and its optimizer was prepared without a guard. Make a new Trainer, "
+            "and call guard(trainer) before trainer.train()."
+        )
 
 
 class _LogSkips(_transformers.TrainerCallback):  # type: ignore[name-defined]

@@ -176,6 +176,23 @@ def test_a_loss_scale_and_the_precision_have_to_fit():
         fit(trainer_of(GuardCallback(loss_scale="dynamic")), module_of(), data())
 
 
+@pytest.mark.filterwarnings(
+    "ignore:You passed .Trainer.accelerator='cpu', precision='16-mixed'"
+)  # Lightning's
+def test_a_loss_scale_for_16_mixed_on_a_cpu_says_that_lightning_trains_in_bfloat16():
+    trainer = trainer_of(GuardCallback(loss_scale="dynamic"), precision="16-mixed")
+    with pytest.raises(ValueError, match=r"precision='bf16-mixed'.*on a CPU.*'16-mixed'") as caught:
+        fit(trainer, module_of(), data())
+    assert "or train with precision='16-mixed'" not in str(caught.value)
+
+
+def test_a_second_callback_is_named_and_nothing_is_changed():
+    module, trainer = module_of(), trainer_of(GuardCallback(), GuardCallback(clip=1.0, prefix="g/"))
+    with pytest.raises(ValueError, match=r"GuardCallback.*got two.*prefixes 'guard/' and 'g/'"):
+        fit(trainer, module, data())
+    assert not isinstance(trainer.optimizers[0], stablenum_torch.GuardedOptimizer)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "rule"),
     [(None, ClipByGlobalNorm(0.1)), ("norm", ClipByGlobalNorm(0.1)), ("value", ClipByValue(0.1))],
@@ -232,6 +249,52 @@ def test_a_scheduler_stands_still_at_a_skipped_step_unless_it_counts_epochs():
         module.interval = interval
         fit(trainer_of(GuardCallback()), module, data(bad=BAD))
         assert module.scheduler.last_epoch == steps
+
+
+def manual(made: Any) -> Any:
+    """A module in manual optimization that steps its scheduler after each batch: ``made(scheduler)``."""
+    module = module_of()
+    module.automatic_optimization = False
+
+    def training_step(batch: torch.Tensor, batch_idx: int) -> None:
+        opt, loss = module.optimizers(), module.net(batch).square().mean()
+        opt.zero_grad()
+        module.manual_backward(opt.scale(loss))
+        opt.step()
+        scheduler = module.lr_schedulers()
+        scheduler.step(*[loss.detach()] * isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau))
+
+    def configure_optimizers() -> Any:
+        optimizer = module.optimizer(module.parameters())
+        return [optimizer], [made(optimizer)]
+
+    module.training_step, module.configure_optimizers = training_step, configure_optimizers
+    return module
+
+
+@pytest.mark.parametrize("given", [{}, {"interval": "epoch"}, {"interval": "step", "frequency": 2}])
+def test_manual_optimization_holds_a_scheduler_whatever_its_interval(given):
+    def made(optimizer: torch.optim.Optimizer) -> Any:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return {"scheduler": scheduler, **given} if given else scheduler
+
+    states = []
+    for batches in (data(bad=BAD), without(data(), BAD)):
+        trainer = trainer_of(GuardCallback())
+        states.append(fit(trainer, manual(made), batches))
+        assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == 5
+    assert same_bits(*states)
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_manual_optimization_leaves_reduce_on_plateau_alone(interval):
+    def made(optimizer: torch.optim.Optimizer) -> Any:
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"scheduler": scheduler, "interval": interval}
+
+    trainer = trainer_of(GuardCallback())
+    fit(trainer, manual(made), data(bad=BAD))
+    assert type(trainer.lr_scheduler_configs[0].scheduler) is torch.optim.lr_scheduler.ReduceLROnPlateau
 
 
 def test_a_scheduler_that_cannot_be_held_is_named():
