@@ -97,7 +97,7 @@ def _check_fresh(trainer: Any) -> None:
         raise RuntimeError("trainer is already guarded. Make another Trainer for other settings.")
     if isinstance(trainer.optimizer, _accelerate.optimizer.AcceleratedOptimizer):  # train() has prepared it
         raise RuntimeError(
-            "trainer has already trained, and its optimizer was prepared without a guard. Make a new Trainer, "
+            "trainer has already trained, and its optimizer was prepared without a guard. Make a new Trainer "
             "and call guard(trainer) before trainer.train()."
         )
 
