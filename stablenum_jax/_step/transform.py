@@ -60,11 +60,17 @@ def guard(
     and around ``optax.MultiSteps``, ``masked``, ``partition`` and ``inject_hyperparams``. A guard inside
     ``MultiSteps`` needs :func:`stablenum_jax.step`, which keeps bad gradients out of the accumulator (optax
     clears it by multiplying with 0, so a NaN would stay there permanently); for callers of plain
-    ``tx.update`` put the guard outside: ``guard(optax.MultiSteps(...))``. A spike rule inside uses only the
+    ``tx.update`` put the guard outside: ``guard(optax.MultiSteps(...))``. Inside, their first update warns
+    (``NotATrueSkipWarning``). A spike rule inside uses only the
     norm of the mean gradient: the losses belong to single micro-batches, so they are checked for finiteness
     but neither judged nor recorded. Leaves that the guard does not see (masked ones) are checked for
     finiteness but not clipped, and with a loss scale they are an error. Under ``vmap`` each run has its own
     decision, and the skip selects between the two results.
+
+    With ``loss_scale``, the gradients must come from ``stablenum_jax.value_and_grad(loss_fn, opt_state)`` or
+    be multiplied by ``loss_scale(opt_state)``. The guard divides by the scale in any case: unscaled gradients
+    become about 65536 times too small, and nothing is trained. If nothing in the process has read the scale
+    before the first step with a dynamic one, that step warns (``UserWarning``).
 
     Two clip rules need more than gradients. ``AdaptiveGradClip`` compares them with the weights, so
     ``tx.update`` needs ``params``; names in its ``exclude`` are paths in the pytree (``"dense.kernel"``).
