@@ -14,12 +14,13 @@ def warn_if_unscaled(config: stablenum.GuardConfig) -> None:
 
     A fixed scale is known without reading it, so there nothing can be said.
     """
-    if isinstance(config.loss_scale, stablenum.DynamicLossScale) and not scale_was_read():
+    rule = config.loss_scale
+    if isinstance(rule, stablenum.DynamicLossScale) and not scale_was_read():
         note_scale_read()  # once is enough
         warn(
-            "The guard divides the gradients by its dynamic loss scale, but they have not been multiplied by "
-            "it: no loss scale has been read so far. Plain jax.value_and_grad does not scale, and the "
-            "updates are then about 65536 times too small. Compute the gradients with "
-            "stablenum_jax.value_and_grad(loss_fn, opt_state), or multiply the loss or the gradients by "
-            "stablenum_jax.loss_scale(opt_state)."
+            "The guard divides the gradients by its dynamic loss scale, but they seem not to have been "
+            "multiplied by it: this program has not read any loss scale yet. Plain jax.value_and_grad does "
+            f"not scale, so its gradients become too small by the factor {rule.init_scale:g} (at first). "
+            "Compute them with stablenum_jax.value_and_grad(loss_fn, opt_state), or multiply the loss or the "
+            "gradients by stablenum_jax.loss_scale(opt_state)."
         )

@@ -12,8 +12,9 @@ class NotATrueSkipWarning(UserWarning):
     zero gradients, Adam still applies its momentum, and weight decay still applies. Call
     :func:`stablenum_jax.step`, or build the optimizer with :func:`stablenum_jax.chain` or ``guard(inner)``.
 
-    A guard inside ``optax.MultiSteps`` sees only the sum of a window, and a NaN stays in the accumulator: every
-    later window is skipped. Put the guard around it, ``guard(optax.MultiSteps(...))``, or call ``step``.
+    A guard inside ``optax.MultiSteps`` sees only the sum of a window, and a NaN stays in the accumulator:
+    every later window is skipped. Put the guard around it, ``guard(optax.MultiSteps(...))``, or call
+    ``step``.
     """
 
 
