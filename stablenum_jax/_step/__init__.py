@@ -4,5 +4,6 @@
 step; ``decide_and_update`` decides and runs the update inside one ``lax.cond``, and tells the guard inside
 the optimizer through ``driver_mode`` what remains to be done. Measuring is in ``observe`` (with ``measure``,
 ``measure_units`` and ``measure_elements``), changing gradients and updates in ``apply`` and ``clip_update``.
-``scaled_loss`` multiplies the loss by the scale, ``readout`` reads the state on the host.
+``scaled_loss`` multiplies the loss by the scale, ``readout`` reads the state on the host. ``plain_update``
+warns callers of plain ``tx.update``, ``unscaled`` those whose gradients do not carry the loss scale.
 """

@@ -36,6 +36,7 @@ from stablenum_jax._step.clip_update import clip_updates
 from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode, in_mode
 from stablenum_jax._step.measure import AxisName
 from stablenum_jax._step.observe import Watched, judge, judge_finiteness
+from stablenum_jax._step.unscaled import warn_if_unscaled
 from stablenum_jax._step.warnings import GuardPlacementWarning
 from stablenum_jax._trees.leaves import check_gradients, is_floating, is_measurable
 from stablenum_jax._trees.names import Path, names_id_of
@@ -170,6 +171,8 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
     unscaled = isinstance(outer, Deferred) and outer.unscaled
     if isinstance(outer, Deferred):
         loss = outer.loss
+    if outer is None:
+        warn_if_unscaled(seen.config)
     config, watched, scaled = seen.config, _watched(call.grads, seen), seen.config.loss_scale is not None
     direct = seen.source is not None and seen.weights is not None
     mode: Direct | Deferred

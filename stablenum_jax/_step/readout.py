@@ -17,6 +17,7 @@ from stablenum.guard.recorder import NO_LOSS
 from stablenum.guard.skip_log import SkipLog
 from stablenum.settings_checks import check_flag
 from stablenum_jax._trees.names import known_names
+from stablenum_jax._trees.scale_reads import note_scale_read
 from stablenum_jax._trees.state import GuardOptState, find_guard, is_inside_multisteps, replace_guard
 
 __all__ = [
@@ -85,6 +86,7 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
         ('CLIPPED', 5.0, 'w')
     """
     check_flag("raise_if_halted", raise_if_halted)
+    note_scale_read()  # it is in the result
     names_id = find_guard(opt_state).names_id
     if isinstance(names_id, jax.core.Tracer) and not names_id.ndim:
         return cast("stablenum.Metrics", _traced_metrics(find_guard(opt_state).guard))

@@ -51,9 +51,11 @@ def step(
             trained part, ``tx.init(equinox.filter(model, equinox.is_inexact_array))`` or
             ``tx.init(nnx.state(model, nnx.Param))``; :func:`stablenum_jax.chain` and
             ``stablenum_jax.guard(inner)`` take the model.
-        grads: the gradients of the parameters, multiplied by :func:`stablenum_jax.loss_scale` if there is one
-            (as those from :func:`stablenum_jax.value_and_grad` are). A leaf that is None is a missing
-            gradient.
+        grads: the gradients of the parameters. If the guard has a ``loss_scale``, they must come from
+            ``stablenum_jax.value_and_grad(loss_fn, opt_state)`` or be multiplied by
+            ``loss_scale(opt_state)``: the step divides by the scale, and gradients from plain
+            ``jax.value_and_grad`` become about 65536 times too small, so nothing is trained. A leaf that is
+            None is a missing gradient.
         value: the unscaled loss, a scalar; a step whose loss is not finite is skipped. The loss is passed to
             ``tx`` if ``tx`` accepts it.
         **extra: further arguments for ``tx.update``, if it takes them.

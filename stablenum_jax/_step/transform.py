@@ -11,14 +11,14 @@ import optax
 
 import stablenum
 from stablenum.guard.config import Settings, make_config
-from stablenum.user_warnings import warn
 from stablenum_jax._step.apply import apply_multiplier, zeros_unless
 from stablenum_jax._step.decide_and_update import without_unsupported_value
 from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode
 from stablenum_jax._step.eager import guarded_update
 from stablenum_jax._step.measure import AxisName, scalar_loss
 from stablenum_jax._step.observe import Watched, judge
-from stablenum_jax._step.warnings import NotATrueSkipWarning
+from stablenum_jax._step.plain_update import PlainUpdate
+from stablenum_jax._step.unscaled import warn_if_unscaled
 from stablenum_jax._trees.leaves import (
     check_gradients,
     check_transformation,
@@ -60,11 +60,17 @@ def guard(
     and around ``optax.MultiSteps``, ``masked``, ``partition`` and ``inject_hyperparams``. A guard inside
     ``MultiSteps`` needs :func:`stablenum_jax.step`, which keeps bad gradients out of the accumulator (optax
     clears it by multiplying with 0, so a NaN would stay there permanently); for callers of plain
-    ``tx.update`` put the guard outside: ``guard(optax.MultiSteps(...))``. A spike rule inside uses only the
+    ``tx.update`` put the guard outside: ``guard(optax.MultiSteps(...))``. Inside, their first update warns
+    (``NotATrueSkipWarning``). A spike rule inside uses only the
     norm of the mean gradient: the losses belong to single micro-batches, so they are checked for finiteness
     but neither judged nor recorded. Leaves that the guard does not see (masked ones) are checked for
     finiteness but not clipped, and with a loss scale they are an error. Under ``vmap`` each run has its own
     decision, and the skip selects between the two results.
+
+    With ``loss_scale``, the gradients must come from ``stablenum_jax.value_and_grad(loss_fn, opt_state)`` or
+    be multiplied by ``loss_scale(opt_state)``. The guard divides by the scale in any case: unscaled gradients
+    become about 65536 times too small, and nothing is trained. If nothing in the process has read the scale
+    before the first step with a dynamic one, that step warns (``UserWarning``).
 
     Two clip rules need more than gradients. ``AdaptiveGradClip`` compares them with the weights, so
     ``tx.update`` needs ``params``; names in its ``exclude`` are paths in the pytree (``"dense.kernel"``).
@@ -142,7 +148,7 @@ class _Guard:
 
     def __init__(self, config: stablenum.GuardConfig, axis_name: AxisName | None) -> None:
         self.config, self.axis_name = config, axis_name
-        self.warned = False
+        self.plain_update = PlainUpdate(skips=False)
 
     def as_transformation(self) -> optax.GradientTransformationExtraArgs:
         return optax.GradientTransformationExtraArgs(self.init, self.update)
@@ -174,6 +180,7 @@ class _Guard:
             return apply_multiplier(self.config, updates, watched.paths, mode.decision), state
         if mode is None:
             self._check_alone()
+            warn_if_unscaled(self.config)
             check_gradients(updates, params, "updates", shapes=False)
             mode = Deferred(unscaled=False, loss=scalar_loss(value))
         decision, after = judge(
@@ -196,15 +203,7 @@ class _Guard:
                 "never sees. Call stablenum_jax.step(tx, params, opt_state, grads), or build the optimizer "
                 "with stablenum_jax.chain(...) or stablenum_jax.guard(inner)."
             )
-        if not self.warned:
-            self.warned = True
-            warn(
-                "A guard called through plain tx.update can only zero the gradients of a bad step: momentum "
-                "and weight decay still change the parameters. For a true skip, call "
-                "stablenum_jax.step(tx, params, opt_state, grads, value=loss), or build the optimizer with "
-                "stablenum_jax.chain(...) or stablenum_jax.guard(inner).",
-                NotATrueSkipWarning,
-            )
+        self.plain_update.check()
 
 
 def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -239,6 +238,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
     for i, transform in enumerate(transforms):
         check_transformation(f"transforms[{i}]", transform)
     inner = optax.chain(*map(without_unsupported_value, transforms))
+    plain_update = PlainUpdate(skips=True)
 
     def init(params: PyTree) -> PyTree:
         state = inner.init(parameters(params))
@@ -255,6 +255,8 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
         params = parameters(params, updates)
         if isinstance(current_mode(), (Capture, Direct)):
             return inner.update(updates, state, params, **extra)  # the driver around it does the rest
+        if current_mode() is None:
+            plain_update.check()
         return guarded_update(inner, params, state, updates, extra, add=None)
 
     return optax.GradientTransformationExtraArgs(init, update)

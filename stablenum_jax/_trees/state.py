@@ -9,6 +9,7 @@ import jax
 import optax
 
 import stablenum
+from stablenum_jax._trees.scale_reads import note_scale_read
 
 __all__ = [
     "GuardOptState",
@@ -120,7 +121,9 @@ def guard_state(opt_state: PyTree) -> stablenum.GuardState:
         >>> guard_state(tx.init({"w": jnp.zeros(2)})).step
         Array(0, dtype=int32)
     """
-    return find_guard(opt_state).guard
+    found = find_guard(opt_state).guard
+    note_scale_read()
+    return found
 
 
 def loss_scale(opt_state: PyTree) -> jax.Array:

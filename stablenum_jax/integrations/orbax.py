@@ -90,7 +90,8 @@ class GuardedSave(ocp.args.CheckpointArgs):
     """What to save, in place of ``ocp.args.StandardSave``, alone or in a ``Composite``.
 
     ``StandardSave`` saves the guard's arrays as they are: resumed with the same settings, the training is the
-    same bit for bit, and with other settings it cannot be loaded. ``GuardedSave`` is as exact, and can.
+    same bit for bit. With other settings it cannot be loaded, or, if only ``loss_scale`` differs, the first
+    step still has the old scale. ``GuardedSave`` is as exact, and loads with any settings.
 
     Args:
         item: a pytree of arrays with one guard's state in it: a ``TrainState``, ``{"params": params,

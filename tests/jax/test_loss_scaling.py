@@ -180,3 +180,76 @@ def test_a_guard_that_changes_no_gradients_returns_the_same_objects() -> None:
 
     jax.jit(step)(grads)
     assert seen
+
+
+SCALED = {
+    "value_and_grad": lambda loss_fn, opt_state: stablenum_jax.value_and_grad(loss_fn, opt_state),
+    "scale_loss": lambda loss_fn, opt_state: jax.value_and_grad(
+        lambda w: stablenum_jax.scale_loss(loss_fn(w), opt_state)
+    ),
+    "loss_scale": lambda loss_fn, opt_state: jax.value_and_grad(
+        lambda w: loss_fn(w) * stablenum_jax.loss_scale(opt_state)
+    ),
+    "guard_state": lambda loss_fn, opt_state: jax.value_and_grad(
+        lambda w: loss_fn(w) * stablenum_jax.guard_state(opt_state).loss_scale.scale
+    ),
+}
+FORMS = {
+    "step": lambda: optax.chain(stablenum_jax.guard(loss_scale="dynamic"), optax.sgd(0.1)),
+    "guard(inner)": lambda: stablenum_jax.guard(optax.sgd(0.1), loss_scale="dynamic"),
+}
+
+
+@pytest.fixture
+def nothing_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has not read any loss scale yet."""
+    monkeypatch.setattr("stablenum_jax._trees.scale_reads._WAS_READ", False)
+
+
+def _loss(w: Any) -> Any:
+    return jnp.sum((w - 3.0) ** 2)
+
+
+@every_mode
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_that_nobody_scaled_warn_once(form: str, mode: str, nothing_read: None) -> None:
+    tx, w = FORMS[form](), jnp.ones(2)
+
+    def train_step(w: Any, opt_state: Any) -> Any:
+        grads = jax.grad(_loss)(w)
+        if form == "step":
+            return stablenum_jax.step(tx, w, opt_state, grads)
+        updates, opt_state = tx.update(grads, opt_state, w)
+        return optax.apply_updates(w, updates), opt_state
+
+    step = _maybe_jit(mode, train_step)
+    with pytest.warns(UserWarning, match=r"stablenum_jax\.value_and_grad\(loss_fn, opt_state\)") as caught:
+        after, opt_state = step(w, tx.init(w))
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    np.testing.assert_allclose(after, w, rtol=1e-4)  # 65536 times too small
+    step(after, opt_state)  # warnings are errors here
+    _maybe_jit(mode, lambda *args: train_step(*args))(after, opt_state)
+
+
+@every_mode
+@pytest.mark.parametrize("how", SCALED)
+def test_scaled_gradients_do_not_warn(how: str, mode: str, nothing_read: None) -> None:
+    """The gradients come from another jit than the step, and that is traced again with a restored state."""
+    tx, w = FORMS["step"](), jnp.ones(2)
+    opt_state = tx.init(w)
+    gradient = _maybe_jit(mode, lambda w, opt_state: SCALED[how](_loss, opt_state)(w)[1])
+    for _ in range(2):
+        step = _maybe_jit(mode, lambda w, opt_state, grads: stablenum_jax.step(tx, w, opt_state, grads))
+        w, opt_state = step(w, opt_state, gradient(w, opt_state))
+        plain = stablenum_jax.guard_state_dict(opt_state)
+        opt_state = stablenum_jax.load_guard_state_dict(tx.init(w), plain)
+    np.testing.assert_allclose(w, 3.0 - 2.0 * 0.8**2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss_scale", [None, 128.0])
+def test_no_scale_and_a_fixed_one_do_not_warn(loss_scale: Any, stepper: Any, nothing_read: None) -> None:
+    """A fixed scale is known to the caller, who need not read it."""
+    tx, w = optax.chain(stablenum_jax.guard(loss_scale=loss_scale), optax.sgd(0.1)), jnp.ones(2)
+    after, _ = stepper(tx)(w, tx.init(w), (loss_scale or 1.0) * jax.grad(_loss)(w))
+    np.testing.assert_allclose(after, 1.4, rtol=1e-5)

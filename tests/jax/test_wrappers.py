@@ -14,7 +14,7 @@ import pytest
 
 import stablenum_jax
 from stablenum import DynamicLossScale
-from stablenum_jax import GuardOptState, GuardPlacementWarning
+from stablenum_jax import GuardOptState, GuardPlacementWarning, NotATrueSkipWarning
 from stablenum_jax._trees.state import replace_guard
 from tests.jax.helpers import (
     all_finite,
@@ -289,3 +289,30 @@ def test_linesearch_gets_its_extra_arguments(stepper: Any, mode: str) -> None:
     for _ in range(4):
         params, opt_state = step(params, opt_state)
     np.testing.assert_allclose(params, 3.0, atol=1e-3)
+
+
+PLAIN_INSIDE = {
+    "guard(inner)": lambda: guard(optax.adam(1e-2)),
+    "chain": lambda: stablenum_jax.chain(guard(), optax.adam(1e-2)),
+    "optax.chain": lambda: optax.chain(guard(), optax.adam(1e-2)),
+}
+
+
+@pytest.mark.parametrize("form", PLAIN_INSIDE)
+def test_plain_update_of_multisteps_around_a_guard_warns_once(form: str, updater: Any) -> None:
+    """One NaN stays in the accumulator, and every later window is skipped."""
+    tx, params = _accumulate(PLAIN_INSIDE[form](), 2), make_params()
+    opt_state, step = tx.init(params), updater(tx)
+    with pytest.warns(NotATrueSkipWarning, match=r"guard\(optax\.MultiSteps\(optimizer, k\)\)") as caught:
+        params, opt_state = step(params, opt_state, spoil(make_grads(0)))
+    assert len(caught) == 1
+    jax.jit(lambda *args: tx.update(*args))(make_grads(1), opt_state, params)  # traced again: no warning
+
+
+def test_no_warning_where_multisteps_keeps_bad_gradients_out(updater: Any, stepper: Any) -> None:
+    params, k = make_params(), 2
+    itself = optax.MultiSteps(guard(optax.adam(1e-2)), k, should_skip_update_fn=optax.skip_not_finite)
+    for tx in (itself.gradient_transformation(), guard(_accumulate(optax.adam(1e-2), k))):
+        updater(tx)(params, tx.init(params), spoil(make_grads(0)))  # warnings are errors here
+    tx = _accumulate(guard(optax.adam(1e-2)), k)
+    stepper(tx)(params, tx.init(params), spoil(make_grads(0)))

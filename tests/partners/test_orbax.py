@@ -117,6 +117,28 @@ def test_other_rules_start_from_scratch_and_the_rest_is_kept(tmp_path: Path) -> 
     trained(other, range(6, 8), restored)
 
 
+@pytest.mark.parametrize("before", [None, "dynamic", 128.0])
+@pytest.mark.parametrize("now", [None, "dynamic", 128.0])
+def test_standard_restore_has_the_old_loss_scale_for_one_step(tmp_path: Path, before: Any, now: Any) -> None:
+    """As docs/recipes/orbax.md says; GuardedRestore has the new one."""
+    scales = {None: 1.0, "dynamic": 65536.0, 128.0: 128.0}
+    old, new = (optax.chain(stablenum_jax.guard(loss_scale=x), optax.sgd(0.1)) for x in (before, now))
+    params = make_params()
+    restored = {}
+    for save, restore in ((ocp.args.StandardSave, ocp.args.StandardRestore), (GuardedSave, GuardedRestore)):
+        with ocp.CheckpointManager(tmp_path / save.__name__) as manager:
+            manager.save(0, args=save(old.init(params)))
+            manager.wait_until_finished()
+            restored[restore] = manager.restore(0, args=restore(new.init(params)))
+    assert stablenum_jax.loss_scale(restored[GuardedRestore]) == scales[now]
+    opt_state = restored[ocp.args.StandardRestore]
+    assert stablenum_jax.loss_scale(opt_state) == scales[before]
+    grads = jax.tree.map(lambda g: g * scales[before], make_grads(0))
+    _, opt_state = stablenum_jax.step(new, params, opt_state, grads)
+    assert stablenum_jax.loss_scale(opt_state) == scales[now]
+    assert stablenum_jax.metrics(opt_state)["applied"] == (now is not None or before is None)
+
+
 def torch_optimizer(rules: Any) -> tuple[list[torch.nn.Parameter], Any]:
     flat = jax.tree_util.tree_leaves_with_path(make_params())
     named = [
