@@ -64,11 +64,12 @@ def test_two_values_of_one_line_are_told_apart_by_their_order() -> None:
     assert {tuple(first), tuple(second)} <= wholes
 
 
-def test_noise_is_a_part_of_nothing() -> None:
-    # The first sum is what rounding leaves of zero: with it, anything would be equal to anything.
-    def centred(x: Any, w: Any) -> Any:
-        parts = [part @ w for part in x.chunk(3)]
-        return sum(((part - part.mean()).sum() * 3 + part.exp().mean()) for part in parts) / 3
-
-    found = matched(side_of(at_once), side_of(centred))
-    assert all(len(values) <= 2 for values in found.known("right").values())
+def test_noise_makes_no_whole_and_moves_one_by_its_share_only() -> None:
+    side = side_of(in_parts)
+    parts = tuple(of(side, "tanh"))
+    side.prints[parts[0]] = fingerprint(1e-17 * X[:2])
+    side.tolerance[parts[0]] = 1e3  # what rounding leaves of a zero
+    (whole,) = [whole for whole in wholes_of(side) if whole.parts == parts]
+    assert whole.tolerance < 1e-8
+    side.tolerance[parts[1]] = 1e3
+    assert not [whole for whole in wholes_of(side) if parts[1] in whole.parts]
