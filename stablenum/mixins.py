@@ -19,7 +19,8 @@ class Mixin:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         mixin, plain = type(self).__bases__
-        make, args, *rest = super().__reduce_ex__(protocol)
+        made: Any = super().__reduce_ex__(protocol)
+        make, args, *rest = made
         make, *args = (plain if part is type(self) else part for part in (make, *args))
         return _made, (mixin, make, *args), *rest
 
@@ -44,7 +45,7 @@ def mix_in(mixin: type[Mixin], value: T) -> T:
             f"{type(value).__name__} must have a __dict__; got a class of __slots__, whose objects cannot be "
             "extended. Leave __slots__ out."
         )
-    value.__class__ = _mixed(mixin, type(value))
+    value.__class__ = _mixed(mixin, type(value))  # type: ignore[arg-type]  # mypy: classes are not hashable
     return value
 
 

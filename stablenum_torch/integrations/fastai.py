@@ -5,7 +5,9 @@ Run with fastai 2.8.12.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from typing import Any
 
 from stablenum.public_names import present
 from stablenum_torch._step.optimizer import GuardedOptimizer
@@ -40,7 +42,7 @@ class GuardCallback(_fastai.Callback):  # type: ignore[name-defined]
     depend on the position in the training, so they go on at a skipped step.
 
     Attributes:
-        optimizer: the guarded optimizer of the current training.
+        optimizer: the guarded optimizer of the current training; None for predictions before any training.
         skipped: the ``train_iter`` of each batch of the current training whose step was skipped.
 
     Raises:
@@ -49,38 +51,47 @@ class GuardCallback(_fastai.Callback):  # type: ignore[name-defined]
     """
 
     order = 10  # that of MixedPrecision, in whose place it stands
-    optimizer: GuardedOptimizer
+    optimizer: Any
     skipped: list[int]
 
+    def __init__(self) -> None:
+        self._autocast = contextlib.ExitStack()
+
     def before_fit(self) -> None:
-        """Find the guarded optimizer."""
-        optimizer = getattr(self.learn.opt, "opt", None)
-        if not isinstance(optimizer, GuardedOptimizer):
+        """Find the guarded optimizer. There is none where a model that has not been trained predicts."""
+        self.after_loss()  # in case that the last run was interrupted in a forward pass
+        wrapper = self.learn.opt
+        optimizer = getattr(wrapper, "opt", None)
+        if wrapper is not None and not isinstance(optimizer, GuardedOptimizer):
             raise TypeError(
                 "opt_func must make an OptimWrapper around a guarded optimizer, as in partial(OptimWrapper, "
                 "opt=lambda params, **hypers: wrap(torch.optim.AdamW(params, **hypers))); got "
-                f"{type(self.learn.opt).__name__} with {type(optimizer).__name__}."
+                f"{type(wrapper).__name__} with {type(optimizer).__name__}."
             )
         for callback in self.learn.cbs:
             if (name := type(callback).__name__) in _RIVALS:
                 raise ValueError(f"cbs must not contain {name} beside a guard. {_RIVALS[name]}")
         self.optimizer, self.skipped = optimizer, []
 
+    @property
+    def _scales_loss(self) -> bool:
+        return self.optimizer is not None and self.optimizer.scales_loss
+
     def before_batch(self) -> None:
         """Begin to compute in float16, if the guard has a loss scale."""
-        if self.optimizer.scales_loss:
-            self._autocast = self.optimizer.autocast()
-            self._autocast.__enter__()
+        if self._scales_loss:
+            self._autocast.enter_context(self.optimizer.autocast())
 
     def after_pred(self) -> None:
         """Make predictions float32, so that the loss is computed in float32."""
-        if self.optimizer.scales_loss:
+        if self._scales_loss:
             self.learn.pred = _torch_core.to_float(self.learn.pred)
 
     def after_loss(self) -> None:
-        """Compute in float32 again."""
-        if self.optimizer.scales_loss:
-            self._autocast.__exit__(None, None, None)
+        """Compute in float32 again, also if the batch is cancelled before there is a loss."""
+        self._autocast.close()
+
+    after_cancel_batch = after_fit = after_loss
 
     def before_backward(self) -> None:
         """Give the loss to the guard, which scales it."""

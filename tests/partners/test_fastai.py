@@ -17,6 +17,7 @@ from benchmarks.partners.torch_trainers import LOOPS
 
 torchvision_on_cpu.allow()
 pytest.importorskip("fastai")
+from fastai.callback.core import Callback, CancelBatchException  # noqa: E402
 from fastai.callback.fp16 import MixedPrecision  # noqa: E402
 from fastai.callback.schedule import ParamScheduler, SchedCos  # noqa: E402
 from fastai.callback.training import GradientAccumulation, GradientClip  # noqa: E402
@@ -97,6 +98,43 @@ def test_a_loss_scale_computes_in_float16_in_training_and_validation():
     assert set(seen) == {torch.float16}
     assert learn.guard.skipped == [BAD]
     assert not torch.is_autocast_enabled("cpu")
+
+
+class Cancel(Callback):
+    order = 5
+
+    def after_pred(self) -> None:
+        raise CancelBatchException
+
+
+class Fail(Callback):
+    order = 5
+
+    def after_pred(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_cancelled_batch_leaves_no_autocast_behind():
+    learner(GuardCallback(), Cancel(), loss_scale=256.0).fit(1)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_an_interrupted_batch_leaves_autocast_until_the_next_run_at_most():
+    learn = learner(GuardCallback(), loss_scale=256.0, bad=None)
+    with learn.added_cbs(Fail()), pytest.raises(KeyboardInterrupt):
+        learn.fit(1)
+    learn.validate()
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_predictions_need_no_optimizer():
+    ends = []
+    for callbacks in ([GuardCallback()], []):
+        learn = learner(*callbacks, loss_scale=256.0)
+        predictions, _ = learn.get_preds()
+        ends.append([predictions.tolist(), learn.validate()])
+        assert learn.opt is None
+    assert ends[0] == ends[1]
 
 
 def test_accumulation_skips_the_whole_step():
