@@ -8,19 +8,17 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from stablenum.partners import imported
 from stablenum.public_names import present
 from stablenum_jax._step.readout import unless_skipped
 from stablenum_jax._step.training import step as guarded_step
 from stablenum_jax._trees.leaves import check_transformation
 from stablenum_jax._trees.state import has_guard
-from stablenum_jax.integrations._missing import missing
 
-try:
-    from flax import struct
-    from flax.training.dynamic_scale import DynamicScale
-    from flax.training.train_state import TrainState as FlaxTrainState
-except ImportError as error:
-    raise missing(__name__, "flax 0.12.8 or newer", "flax") from error
+imported(__name__, {"flax": "flax"}, "0.12.8")
+from flax import struct  # noqa: E402
+from flax.training.dynamic_scale import DynamicScale  # noqa: E402
+from flax.training.train_state import TrainState as FlaxTrainState  # noqa: E402
 
 __all__ = ["TrainState"]
 

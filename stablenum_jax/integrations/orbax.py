@@ -9,15 +9,13 @@ from typing import Any, TypeAlias
 import jax
 import optax
 
+from stablenum.partners import imported
 from stablenum.public_names import present
 from stablenum_jax._step.readout import guard_state_dict, load_guard_state_dict
 from stablenum_jax._trees.state import find_guard, has_guard, is_guard
-from stablenum_jax.integrations._missing import missing
 
-try:
-    import orbax.checkpoint as ocp
-except ImportError as error:
-    raise missing(__name__, "orbax-checkpoint 0.12.8 or newer", "orbax") from error
+imported(__name__, {"orbax.checkpoint": "orbax-checkpoint"}, "0.12.8")
+import orbax.checkpoint as ocp  # noqa: E402
 
 __all__ = ["GuardedCheckpointHandler", "GuardedRestore", "GuardedSave"]
 

@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 from stablenum.errors import bad_type
 from stablenum.guard.config import GuardConfig, Settings, make_config
 from stablenum.mixins import Mixin, mix_in
+from stablenum.partners import imported
 from stablenum.public_names import present
 from stablenum.user_warnings import warn
 from stablenum_torch._step.optimizer import GuardedOptimizer, wrap
-from stablenum_torch.integrations._partners import imported
 
 __all__ = ["GuardedAcceleratedOptimizer", "guard"]
 

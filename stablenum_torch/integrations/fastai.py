@@ -9,9 +9,9 @@ import contextlib
 import importlib
 from typing import Any
 
+from stablenum.partners import imported
 from stablenum.public_names import present
 from stablenum_torch._step.optimizer import GuardedOptimizer
-from stablenum_torch.integrations._partners import imported
 
 __all__ = ["GuardCallback"]
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from stablenum.errors import bad_type
+from stablenum.partners import imported
 from stablenum.public_names import present
 from stablenum.settings_checks import check_callable
 from stablenum_torch._step.optimizer import GuardedOptimizer
-from stablenum_torch.integrations._partners import imported
 
 __all__ = ["GuardHandler"]
 

@@ -11,11 +11,11 @@ from typing import Any, Unpack
 import torch
 
 from stablenum.guard.config import GuardConfig, Settings, make_config
+from stablenum.partners import imported
 from stablenum.public_names import present
 from stablenum.rules.clipping import ClipByGlobalNorm, ClipByValue
 from stablenum.user_warnings import warn
 from stablenum_torch._step.optimizer import GuardedOptimizer, wrap
-from stablenum_torch.integrations._partners import imported
 
 __all__ = ["GuardCallback"]
 

@@ -14,9 +14,9 @@ from typing import Any, TypeVar, Unpack
 from stablenum.errors import bad_type
 from stablenum.guard.config import GuardConfig, Settings, make_config
 from stablenum.mixins import Mixin, mix_in
+from stablenum.partners import imported
 from stablenum.public_names import present
 from stablenum_torch.integrations import accelerate
-from stablenum_torch.integrations._partners import imported
 
 __all__ = ["guard"]
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import sys
-import types
 from typing import Any
 
 import numpy as np
-import pytest
 
 from benchmarks.partners.batches import BAD, STEPS
 from benchmarks.partners.judge import Verdict, judge
@@ -57,17 +53,3 @@ def check_same(one: Any, other: Any) -> None:
     assert len(one) > 8
     assert {name for name, value in bits(one).items() if value != bits(other).get(name)} == set()
     assert set(one) == set(other)
-
-
-def check_imports(monkeypatch: pytest.MonkeyPatch, partner: str, too_old: str) -> None:
-    """Check the errors of an integration whose partner, of the same name, is missing or too old."""
-    module = f"stablenum_torch.integrations.{partner}"
-    monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, partner, None)
-    with pytest.raises(ImportError, match=rf"{module} needs {partner} .* or newer: pip install '{partner}>="):
-        importlib.import_module(module)
-    old = types.ModuleType(partner)
-    old.__version__ = too_old
-    monkeypatch.setitem(sys.modules, partner, old)
-    with pytest.raises(ImportError, match=rf"{partner} \d.* or newer; found {too_old}: pip install"):
-        importlib.import_module(module)

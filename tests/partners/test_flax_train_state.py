@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -222,22 +220,3 @@ def test_unknown_fields_and_fields_of_another_structure_are_named() -> None:
         ValueError, match=r"batch_stats must keep the structure.*Give the first value to create"
     ):
         state.apply_gradients(grads=make_grads(0), batch_stats={"mean": jnp.ones(2)})
-
-
-WITHOUT_FLAX = """
-import sys
-import stablenum_jax
-assert not any(name.partition(".")[0] in ("flax", "orbax") for name in sys.modules), "loaded"
-sys.modules["flax"] = None
-import stablenum_jax.integrations.flax
-"""
-
-
-def test_without_flax_the_error_names_the_extra_and_the_version() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_FLAX], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stderr.splitlines()[-1] == (
-        "ImportError: stablenum_jax.integrations.flax needs flax 0.12.8 or newer: "
-        "pip install 'stablenum[flax]'"
-    )

@@ -20,7 +20,6 @@ from stablenum_torch.integrations.transformers import guard
 from tests.partners.hugging_face import (
     alone,
     check_guarded,
-    check_imports,
     check_same,
     run,
 )
@@ -322,10 +321,6 @@ def test_wrong_uses_are_refused_with_the_remedy(tmp_path):
     with pytest.raises(RuntimeError, match=r"trainer has already trained.*before trainer.train"):
         guard(trained)
     assert type(trained) is Trainer
-
-
-def test_a_missing_or_old_transformers_is_named(monkeypatch):
-    check_imports(monkeypatch, "transformers", "4.57.1")
 
 
 @pytest.mark.slow  # starts four processes, each of which imports torch and transformers

@@ -22,9 +22,9 @@ def imported(needed_by: str, partners: Mapping[str, str], oldest: str) -> Any:
         ImportError: none is installed, or the one found is older. The message says what to install.
 
     Example:
-        >>> imported("mine", {"torch": "torch"}, "999.0")
+        >>> imported("mine", {"nowhere": "partner"}, "2.6")
         Traceback (most recent call last):
-        ImportError: mine needs torch 999.0 or newer; found ...: pip install 'torch>=999.0'
+        ImportError: mine needs partner 2.6 or newer: pip install 'partner>=2.6'
     """
     for module, distribution in partners.items():
         try:
@@ -40,8 +40,8 @@ def imported(needed_by: str, partners: Mapping[str, str], oldest: str) -> Any:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version."""
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    """Return the first three numbers of a version."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 def _missing(needed_by: str, distribution: str, oldest: str, found: str) -> ImportError:
