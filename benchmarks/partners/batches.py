@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.partners.outcome import Fault
 from stablenum import DynamicLossScale, GuardConfig, SpikeGuard
 
-__all__ = ["BAD", "FEATURES", "HIDDEN", "SAVED_AFTER", "STEPS", "Batch", "batches", "guard_config"]
+__all__ = ["BAD", "FEATURES", "HIDDEN", "ROWS", "SAVED_AFTER", "STEPS", "Batch", "batches", "guard_config"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

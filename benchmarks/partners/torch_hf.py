@@ -11,7 +11,6 @@ On a CPU, Accelerate and so each Trainer neither cast nor scale in float16, what
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import io
 import tempfile
@@ -28,6 +27,7 @@ from benchmarks.partners.batches import ROWS, guard_config
 from benchmarks.partners.outcome import Fault, Outcome, Row
 from benchmarks.partners.torch_parts import (
     GAMMA,
+    Loop,
     Net,
     TorchBatch,
     cut,
@@ -36,6 +36,7 @@ from benchmarks.partners.torch_parts import (
     new_scaler,
     torch_batches,
     whole_state,
+    with_reference,
 )
 from benchmarks.partners.torch_texts import sentence_transformer_trainer, sft_trainer
 
@@ -44,7 +45,6 @@ __all__ = ["LOOPS", "UNREFERENCED", "quiet"]
 torchvision_on_cpu.allow()
 
 CLIP = 1.0
-Loop = Callable[..., Outcome]
 
 
 class Trained(nn.Module):
@@ -278,19 +278,6 @@ def _silence() -> Iterator[None]:
         yield
 
 
-def _with_reference(loop: Loop) -> Loop:
-    """Return a loop whose outcome has, for a fault, the same run without the bad batch."""
-
-    @functools.wraps(loop)
-    def run(fault: Fault | None, *, guarded: bool) -> Outcome:
-        outcome = loop(fault, guarded=guarded)
-        if fault is None:
-            return outcome
-        return dataclasses.replace(outcome, reference=loop(fault, guarded=guarded, without=True))
-
-    return run
-
-
 UNREFERENCED: dict[str, Loop] = {
     "plain": plain,
     "accelerate": accelerate,
@@ -298,4 +285,4 @@ UNREFERENCED: dict[str, Loop] = {
     "trl-sft": sft,
     "sentence-transformers": sentence_transformers,
 }
-LOOPS: dict[str, Loop] = {name: _with_reference(loop) for name, loop in UNREFERENCED.items()}
+LOOPS: dict[str, Loop] = {name: with_reference(loop) for name, loop in UNREFERENCED.items()}

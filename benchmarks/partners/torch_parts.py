@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.partners.batches import BAD, FEATURES, HIDDEN, SAVED_AFTER, batches, guard_config
-from benchmarks.partners.outcome import Fault, State
+from benchmarks.partners.outcome import Fault, Outcome, State
 
 __all__ = [
     "GAMMA",
     "RATE",
+    "Loop",
     "Net",
     "TorchBatch",
     "cut",
@@ -23,7 +26,10 @@ __all__ = [
     "new_scaler",
     "torch_batches",
     "whole_state",
+    "with_reference",
 ]
+
+Loop: TypeAlias = Callable[..., Outcome]
 
 RATE = 0.01
 GAMMA = 0.9  # the learning rate falls by this factor at each step
@@ -103,3 +109,16 @@ def whole_state(model: nn.Module, optimizer: Any) -> State:
         for name, value in of_one.items()
     }
     return {name: value.detach().numpy().copy() for name, value in {**found, **moments}.items()}
+
+
+def with_reference(loop: Loop) -> Loop:
+    """Return a loop whose outcome has, for a fault, the same run without the bad batch."""
+
+    @functools.wraps(loop)
+    def run(fault: Fault | None, *, guarded: bool) -> Outcome:
+        outcome = loop(fault, guarded=guarded)
+        if fault is None:
+            return outcome
+        return dataclasses.replace(outcome, reference=loop(fault, guarded=guarded, without=True))
+
+    return run
