@@ -100,7 +100,7 @@ def compared(
     a = measured(left, steps=steps)
     progress("matching the weights")
     mapped, arrays = carried(a, right, weights)
-    right, said = (
+    right, notes = (
         (right, ())
         if weights == "as they are"
         else continued(left, right, mapped, lambda p: recorded(p, "right", steps))
@@ -108,7 +108,7 @@ def compared(
     progress("evaluating the right program in float64")
     b = measured(right, weights=arrays, steps=steps)
     progress("matching the values")
-    return Comparison(a, b, mapped, said)
+    return Comparison(a, b, mapped, notes)
 
 
 def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> DiffReport:
@@ -141,7 +141,7 @@ def _notes(comparison: Comparison, astray: list[str], *, complete: bool) -> tupl
     doubts = () if comparison.differing is None else doubts_of(comparison)
     tried = (_TRIED,) if comparison.weights.by_trial else ()
     compiled = tuple(_ASTRAY.format(side) for side in astray)
-    return (*compiled, *tried, *comparison.said, *doubts, *(() if complete else (_REST,)))
+    return (*compiled, *tried, *comparison.notes, *doubts, *(() if complete else (_REST,)))
 
 
 def _repro(comparison: Comparison, found: list[Found]) -> Repro | None:

@@ -27,11 +27,11 @@ class Comparison:
         weights: where the parameters of the right side come from.
         found: the values that both have.
         groups: the results, in the order in which they are computed.
-        said: what the report says of the optimizers' states.
+        notes: what the report says of the optimizers' states.
     """
 
-    def __init__(self, left: Side, right: Side, weights: WeightMap, said: tuple[str, ...] = ()) -> None:
-        self.left, self.right, self.weights, self.said = left, right, weights, said
+    def __init__(self, left: Side, right: Side, weights: WeightMap, notes: tuple[str, ...] = ()) -> None:
+        self.left, self.right, self.weights, self.notes = left, right, weights, notes
         self.found: Matching = matched(left, right)
         self.groups = groups_of(left, right, weights)
 

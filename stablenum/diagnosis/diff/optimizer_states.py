@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stablenum.diagnosis.diff.play import COUNT, Program
+from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.weights import WeightMap
 
 __all__ = ["continued"]
@@ -35,7 +35,7 @@ class _Moments:
         if any(key not in self.kept for key in wanted):
             return None
         self.used.update(wanted)
-        if role == COUNT:
+        if self.kept[wanted[0]].ndim == 0:  # a count, or another number that belongs to no single element
             return self.kept[wanted[0]]
         return origin.of({part: self.kept[part, role] for part, _ in wanted})
 
@@ -43,7 +43,7 @@ class _Moments:
 def continued(
     left: Program, right: Program, mapped: WeightMap, record: Callable[[Program], None]
 ) -> tuple[Program, tuple[str, ...]]:
-    """Return the right program with the left optimizer's state, and what is said of it.
+    """Return the right program with the left optimizer's state, and notes on that for the report.
 
     Args:
         left, right: the programs; ``right`` is returned as it is if neither optimizer has taken a step.
@@ -56,10 +56,10 @@ def continued(
     moments = _Moments(kept, mapped)
     program = right.with_optimizer_state(moments if kept else None)
     record(program)
-    return program, _said(kept, moments.used)
+    return program, _notes(kept, moments.used)
 
 
-def _said(kept: Mapping[tuple[str, str], Any], used: set[tuple[str, str]]) -> tuple[str, ...]:
+def _notes(kept: Mapping[tuple[str, str], Any], used: set[tuple[str, str]]) -> tuple[str, ...]:
     if not kept:
         return (_FRESH,)
     roles = sorted({role for _, role in used})

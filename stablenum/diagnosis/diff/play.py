@@ -15,7 +15,8 @@ __all__ = ["COUNT", "MASKED", "Dialect", "Moments", "Play", "Program", "Result",
 # given no noise: what it adds to them would hide everything else.
 MASKED = 1e8
 
-# The role of the number of steps that an optimizer has taken; the others are those of the audit.
+# The role of the number of steps that an optimizer has taken. Other roles are those of the audit, or the name
+# of an entry that has none of them.
 COUNT = "count"
 # Gives the array that an optimizer begins with, by parameter and role; None if there is none.
 Moments: TypeAlias = Callable[[str, str], Any]

@@ -19,8 +19,9 @@ __all__ = ["begin_with", "kept_by"]
 def kept_by(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[tuple[str, str], Any]:
     """Return what an optimizer keeps of its steps: (parameter, role) -> array of NumPy.
 
-    Entries of which there are two for one role are left out, as are those of unknown meaning. Nothing is
-    returned for an optimizer that has taken no step, although Adagrad makes its entries before the first.
+    An entry that has no role of the audit, such as NAdam's ``mu_product``, has its key as its role. If two
+    entries have one role, both are left out. Nothing is returned for an optimizer that has taken no step,
+    although Adagrad makes its entries before the first.
     """
     inner = unwrapped(optimizer)
     found: dict[tuple[str, str], Any] = {}
@@ -33,16 +34,17 @@ def kept_by(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[tupl
 
 def _keys(optimizer: Optimizer, p: Tensor, state: Mapping[str, Any]) -> dict[str, str]:
     """Return the key of each role."""
-    entries, _ = entries_of(p, state, kind_of(formula_owner(optimizer)))
+    entries, others = entries_of(p, state, kind_of(formula_owner(optimizer)))
     roles = [role for role, _ in entries.values()]
     keys = {str(role): key for key, (role, _) in entries.items() if roles.count(role) == 1}
-    return {**keys, **({COUNT: "step"} if "step" in state else {})}
+    return {**keys, **{key: key for key in others}, **({COUNT: "step"} if "step" in state else {})}
 
 
 def begin_with(optimizer: Optimizer, parameters: Mapping[str, Tensor], *, moments: Moments | None) -> None:
     """Put an optimizer at its beginning or, with ``moments``, where another optimizer stands.
 
-    A parameter for which an entry is missing begins with the first step.
+    A parameter for which an entry is missing begins with the first step, and so does one with an entry of
+    another shape than its own, such as Adafactor's sums over rows.
     """
     inner = unwrapped(optimizer)
     begun: defaultdict[Any, Any] = defaultdict(dict)
@@ -54,15 +56,17 @@ def begin_with(optimizer: Optimizer, parameters: Mapping[str, Tensor], *, moment
 
 
 def _state_of(optimizer: Optimizer, p: Tensor, name: str, moments: Moments) -> dict[str, Any] | None:
-    """Return the state of a parameter, in the form of a first step; None if ``moments`` lacks an entry."""
+    """Return the state of a parameter, in the form of a first step; None if an entry cannot be had."""
     first = _first_state(optimizer, p)
     keys = _keys(optimizer, p, first)
+    if any(torch.as_tensor(first[key]).shape not in ((), p.shape) for key in keys.values()):
+        return None
     arrays = {role: moments(name, role) for role in keys}
     if not arrays or any(x is None for x in arrays.values()):
         return None
     for role, key in keys.items():
         own = first[key]
-        value = torch.as_tensor(arrays[role]).reshape(() if role == COUNT else p.shape)
+        value = torch.as_tensor(arrays[role]).reshape(torch.as_tensor(own).shape)
         first[key] = value.to(own) if isinstance(own, Tensor) else type(own)(value.item())
     return first
 
@@ -76,7 +80,7 @@ def _first_state(optimizer: Optimizer, p: Tensor) -> dict[str, Any]:
     if optimizer.state.get(p):
         return dict(optimizer.state[p])
     group = next((g for g in optimizer.param_groups if any(q is p for q in g["params"])), None)
-    if group is None or not type(optimizer).__module__.startswith("torch.optim."):
+    if group is None or not f"{type(optimizer).__module__}.".startswith("torch.optim."):
         return {}
     scratch = torch.nn.Parameter(torch.zeros_like(p))
     scratch.grad = torch.zeros_like(p)
