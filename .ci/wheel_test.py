@@ -37,6 +37,7 @@ LEFT_OUT = (
     "tests/partners/test_ignite.py",
     "tests/partners/test_jax_loops.py",
     "tests/partners/test_lightning.py",
+    "tests/partners/test_lightning_settings.py",
     "tests/partners/test_migration.py",
     "tests/partners/test_migration_scales.py",
     "tests/partners/test_sentence_transformers.py",

@@ -1,4 +1,4 @@
-"""Methods in front of those of one object, whatever its class: its class becomes a subclass of its own."""
+"""Methods for a single object of somebody else's class: its class becomes a subclass of the one it had."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Mixin:
-    """What comes before an object's own class. It adds methods, but no attributes to the object.
+    """Methods in front of those of an object's own class. No attributes are added to the object.
 
     The subclass has the name of the object's class, which may be written to files and logs, but it cannot be
     found by that name. Copies and pickles are therefore made as those of the object's class, and mixed again.

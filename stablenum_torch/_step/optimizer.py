@@ -429,7 +429,7 @@ class GuardedOptimizer(Optimizer):
 
         Args:
             scheduler: a scheduler made for this optimizer, or for the one inside. The object stays the same,
-                and so does its state dict; its class becomes a subclass of its own.
+                and so does its state dict; its class becomes a subclass of the one it had.
 
         Returns:
             ``scheduler``.

@@ -20,7 +20,7 @@ _GUARDED: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Any]] = weakref.WeakK
 
 
 class _Held(Mixin):
-    """What comes before a scheduler's own class: its ``step`` does nothing after a skipped step.
+    """Methods in front of those of a scheduler's own class: ``step`` does nothing after a skipped step.
 
     A scheduler saves all its attributes, so nothing is added to them: the guard is found by the optimizer.
     """

@@ -1,7 +1,7 @@
 """The guard in Hugging Face Accelerate: ``guard(accelerator, clip=1.0)`` before ``accelerator.prepare``.
 
-Run with accelerate 1.0.0 and 1.15.0 on a CPU, in one process and in two (DDP), in float32 and bfloat16. With
-FSDP it has not been run.
+Tested with accelerate 1.0.0 and 1.15.0 on a CPU, in one process and in two (DDP), in float32 and bfloat16;
+not tested with FSDP.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def guard(accelerator: A, config: GuardConfig | None = None, **settings: Unpack[
 
     Let the guard clip: ``accelerator.clip_grad_norm_`` still works, but clips before the guard measures.
 
-    If several optimizers are prepared, nobody knows to which of them a loss belongs: losses are then neither
-    checked nor recorded, and a loss scale is not possible. The same holds for losses, but not for the scale,
-    if several processes train together, as in plain PyTorch.
+    If several optimizers are prepared, it is not known which of them a loss belongs to: losses are then
+    neither checked nor recorded, and no loss scale is possible. If several processes train together, losses
+    are neither checked nor recorded either, as in plain PyTorch, but a loss scale is possible.
 
     Args:
         accelerator: an ``accelerate.Accelerator`` that has not prepared an optimizer yet.
@@ -57,7 +57,7 @@ def guard(accelerator: A, config: GuardConfig | None = None, **settings: Unpack[
             ``mixed_precision="fp16"`` give ``loss_scale="dynamic"``, which replaces Accelerate's GradScaler.
 
     Returns:
-        ``accelerator``. The object stays the same; its class becomes a subclass of its own.
+        ``accelerator``, the same object; its class becomes a subclass of the one it had.
 
     Raises:
         TypeError: ``accelerator`` is not an Accelerator, or a setting is unknown.
@@ -138,7 +138,7 @@ class GuardedAcceleratedOptimizer(_AcceleratedOptimizer):  # type: ignore[misc, 
 
 
 class _Guarding(Mixin):
-    """What comes before an accelerator's own class."""
+    """Methods in front of those of an accelerator's own class."""
 
     stablenum: _Guards
     gradient_accumulation_steps: int

@@ -1,6 +1,6 @@
 """fastai: a callback that gives each loss to the guard and, with a loss scale, computes in float16.
 
-Run with fastai 2.8.12.
+Tested with fastai 2.8.12.
 """
 
 from __future__ import annotations

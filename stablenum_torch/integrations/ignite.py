@@ -1,6 +1,6 @@
 """ignite: a handler that shows the guard's numbers in a trainer and holds its schedulers.
 
-Run with ignite 0.5.5.
+Tested with ignite 0.5.5.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _engine = importlib.import_module("ignite.engine")
 class GuardHandler:
     """Shows a guarded optimizer's last step in ``trainer.state.metrics``, and holds ignite's schedulers.
 
-    ``create_supervised_trainer`` calls ``loss.backward()`` itself, so that the guard sees the gradients only.
-    Give it ``lambda y_pred, y: opt.scale(loss_fn(y_pred, y))`` as the loss function: the guard then sees the
-    loss, too, and scales it if it has a loss scale (the trainer's output is then the scaled loss).
+    ``create_supervised_trainer`` calls ``loss.backward()`` itself, so the guard sees only the gradients. Give
+    it ``lambda y_pred, y: opt.scale(loss_fn(y_pred, y))`` as the loss function: the guard then sees the loss,
+    too, and scales it if it has a loss scale (the trainer's output is then the scaled loss).
 
     Args:
         optimizer: the guarded optimizer with which the trainer trains.

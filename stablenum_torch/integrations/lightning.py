@@ -1,6 +1,6 @@
 """Lightning: a callback that guards the optimizers of a training.
 
-Run with Lightning 2.6.6, as ``lightning.pytorch`` and as ``pytorch_lightning``.
+Tested with Lightning 2.6.6, as ``lightning.pytorch`` and as ``pytorch_lightning``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The guard in Hugging Face's ``Trainer``: ``guard(trainer, ...)`` before ``trainer.train()``.
 
-TRL's and sentence-transformers' trainers are subclasses of it. Run with transformers 5.24.0 (a short training
-with 5.0.0 too), trl 1.16.0 and sentence-transformers 6.2.0.
+TRL's and sentence-transformers' trainers are subclasses of it. Tested with transformers 5.24.0 (a short
+training also with 5.0.0), trl 1.16.0 and sentence-transformers 6.2.0.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def guard(trainer: T, config: GuardConfig | None = None, **settings: Unpack[Sett
     """Guard the optimizer of a ``Trainer``, whether the Trainer makes it or was given it.
 
     Call it between ``Trainer(...)`` and ``trainer.train()``, with or without ``resume_from_checkpoint``. A
-    skipped step keeps the parameters, the optimizer's state, the model's buffers and the learning rate, for
-    whatever loss the trainer computes. Checkpoints include the guard.
+    skipped step keeps the parameters, the optimizer's state, the model's buffers and the learning rate,
+    however the trainer computes the loss. Checkpoints include the guard.
 
     ``global_step`` and ``max_steps`` count batches, so skipped steps too; the scheduler counts applied steps.
     With gradient accumulation, one bad batch skips the whole step that it belongs to.
@@ -52,7 +52,7 @@ def guard(trainer: T, config: GuardConfig | None = None, **settings: Unpack[Sett
             ``loss_scale="dynamic"``, which replaces Accelerate's GradScaler.
 
     Returns:
-        ``trainer``. The object stays the same; its class becomes a subclass of its own, and
+        ``trainer``, the same object; its class becomes a subclass of the one it had, and
         ``trainer.accelerator`` is guarded (:func:`stablenum_torch.integrations.accelerate.guard`).
 
     Raises:
@@ -121,7 +121,7 @@ class _LogSkips(_transformers.TrainerCallback):  # type: ignore[name-defined]
 
 
 class _Logging(Mixin):
-    """What comes before a trainer's own class."""
+    """Methods in front of those of a trainer's own class."""
 
     optimizer: Any
 

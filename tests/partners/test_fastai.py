@@ -8,25 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from fastai.callback.core import Callback, CancelBatchException
+from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.schedule import ParamScheduler, SchedCos
+from fastai.callback.training import GradientAccumulation, GradientClip
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.learner import Learner, ValueMetric
+from fastai.optimizer import OptimWrapper
 
 import stablenum_torch
-from benchmarks.partners import torchvision_on_cpu
 from benchmarks.partners.judge import judge
 from benchmarks.partners.outcome import Fault
 from benchmarks.partners.torch_trainers import LOOPS
-
-torchvision_on_cpu.allow()
-pytest.importorskip("fastai")
-from fastai.callback.core import Callback, CancelBatchException  # noqa: E402
-from fastai.callback.fp16 import MixedPrecision  # noqa: E402
-from fastai.callback.schedule import ParamScheduler, SchedCos  # noqa: E402
-from fastai.callback.training import GradientAccumulation, GradientClip  # noqa: E402
-from fastai.data.core import DataLoaders  # noqa: E402
-from fastai.data.load import DataLoader  # noqa: E402
-from fastai.learner import Learner, ValueMetric  # noqa: E402
-from fastai.optimizer import OptimWrapper  # noqa: E402
-
-from stablenum_torch.integrations.fastai import GuardCallback  # noqa: E402
+from stablenum_torch.integrations.fastai import GuardCallback
 
 # What fastai uses to load a file.
 pytestmark = pytest.mark.filterwarnings("ignore:numpy.core is deprecated:DeprecationWarning")

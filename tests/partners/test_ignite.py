@@ -7,18 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from ignite.engine import Engine, Events, create_supervised_trainer
+from ignite.handlers import TerminateOnNan
+from ignite.handlers.param_scheduler import LRScheduler, PiecewiseLinear
 
 import stablenum_torch
 from benchmarks.partners.judge import judge, same_bits
 from benchmarks.partners.outcome import Fault
 from benchmarks.partners.torch_parts import whole_state
 from benchmarks.partners.torch_trainers import LOOPS
-
-pytest.importorskip("ignite")
-from ignite.engine import Engine, Events, create_supervised_trainer
-from ignite.handlers import TerminateOnNan
-from ignite.handlers.param_scheduler import LRScheduler, PiecewiseLinear
-
 from stablenum_torch.integrations.ignite import GuardHandler
 
 BAD = 2
