@@ -33,7 +33,7 @@ note_scale_read()
 
 # Programs that tests run in separate processes, not test modules.
 collect_ignore = [
-    "pairs/blind", "pairs/second", "pairs/third", "pairs/tuned", "scripts", "silent/jax", "silent/torch",
+    "pairs/blind", "pairs/fourth", "pairs/second", "pairs/third", "pairs/tuned", "scripts", "silent/jax", "silent/torch",
     "unseen/jax",
     "unseen/torch",
 ]  # fmt: skip
