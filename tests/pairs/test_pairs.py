@@ -11,10 +11,12 @@ import pytest
 from tests.pairs.judged import HERE, cases, judged, lines_of, source_of
 
 SETS = ("tuned", "blind", "second", "third", "fourth")
-# Pairs whose author says that they agree. In the first, torch clips by norm + 1e-6 and optax by the norm, which
-# is a difference. In the others the map of the weights is wrong: two batch norms of one size, a square matrix.
+# Pairs whose author says that they agree. In the first, torch clips by norm + 1e-6 and optax by the norm,
+# which is a difference. In the others the map of the weights is wrong: two batch norms of one size, and a
+# square matrix.
 NOT_THE_SAME = {("fourth", c) for c in ("vae_equivalent", "resnet_equivalent", "clip_equivalent")}
-# An embedding is frozen on the left: it has no gradient there, and what one side alone trains is not compared.
+# An embedding is frozen on the left: it has no gradient there, and what one side alone trains is not
+# compared.
 NOT_SEEN = {("fourth", "gru_pretrained_frozen")}
 FOUND: dict[str, dict[str, dict[str, bool]]] = json.loads((HERE / "found.json").read_text(encoding="utf-8"))
 ALL = [(name, case) for name in SETS for case in cases(name)]
