@@ -141,7 +141,26 @@ def _notes(comparison: Comparison, astray: list[str], *, complete: bool) -> tupl
     doubts = () if comparison.differing is None else doubts_of(comparison)
     tried = (_TRIED,) if comparison.weights.by_trial else ()
     compiled = tuple(_ASTRAY.format(side) for side in astray)
-    return (*compiled, *tried, *comparison.notes, *doubts, *(() if complete else (_REST,)))
+    seen = (*compiled, *tried, *comparison.notes, *_trained_by_one(comparison), *doubts)
+    return seen if complete else (*seen, _REST)
+
+
+def _trained_by_one(comparison: Comparison) -> tuple[str, ...]:
+    """Name the parameters of which only one side has a gradient, so that there is nothing to compare."""
+    left, right = (
+        {r.name for r in side.play.results if r.kind == "gradient"}
+        for side in (comparison.left, comparison.right)
+    )
+    if not left or not right:
+        return ()
+    origins = comparison.weights.origins.items()
+    only_right = [name for name, o in origins if name in right and left.isdisjoint(o.names)]
+    only_left = [name for name, o in origins if name not in right and not left.isdisjoint(o.names)]
+    return tuple(
+        _TRAINED.format(side, ", ".join(names[:4]) + (" and others" if len(names) > 4 else ""))
+        for side, names in (("right", only_right), ("left", only_left))
+        if names
+    )
 
 
 def _repro(comparison: Comparison, found: list[Found]) -> Repro | None:
@@ -155,6 +174,10 @@ def _repro(comparison: Comparison, found: list[Found]) -> Repro | None:
 _ASTRAY = (
     "What the compiler makes of the {} program is further off than the rounding of its operations explains: "
     "a fault of the compiler or of what it assumes."
+)
+_TRAINED = (
+    "Only the {} program trains {}: the other one gives no gradient for it, as if it were frozen, so that "
+    "gradients and updates are not compared there."
 )
 _TRIED = (
     "Names and order do not tell which weights correspond: those were taken under which the programs share "
