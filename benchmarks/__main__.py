@@ -3,7 +3,8 @@
 ``cpu.json`` has the cost of a guarded step compared with that of the peers' steps; ``gpu.json`` has the same
 on a CUDA device, measured only on request (``python -m benchmarks gpu``). ``rules.json`` has the cost of each
 rule's decision and how well the spike rules find spikes, ``diagnosis.json`` how often a diagnosis is right.
-``diff.json`` has the cost of comparing two programs. ``python -m benchmarks rules`` measures one part alone.
+``diff.json`` has the cost of comparing two programs, ``diff-peers.json`` how often a comparison and other
+tools find a difference. ``python -m benchmarks rules`` measures one part alone.
 
 The command exits with an error if a peer is missing or a result differs from the peer's, so that only
 measured figures are printed.
@@ -23,7 +24,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decide_cost, diagnosis, diff_cost, losses, rule_steps, spike_detection, ulp, watching
+from benchmarks import (
+    decide_cost,
+    diagnosis,
+    diff_cost,
+    diff_peers,
+    losses,
+    rule_steps,
+    spike_detection,
+    ulp,
+    watching,
+)
 from benchmarks.ranks import run as ranks
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.steps.keeping import Kept, sources_digest
@@ -211,6 +222,21 @@ def _measure_diff(console: Console) -> None:
     _save(console, "diff.json", report)
 
 
+def _measure_diff_peers(console: Console) -> None:
+    console.print("measuring: tools that compare two programs (an hour) ...")
+    diff_peers.check_peers()
+    facts = _facts(diff_peers.PEERS)
+
+    def circumstances() -> dict[str, Any]:
+        return {"facts": facts, "sources": sources_digest()}
+
+    kept = Kept(RESULTS / "unfinished" / "diff-peers.json", circumstances, say=console.print)
+    report = facts | diff_peers.run(kept)
+    console.print_json(data={part: report[part] for part in ("within", "across")})
+    _save(console, "diff-peers.json", report)
+    kept.forget()
+
+
 def main() -> None:
     """Measure the chosen parts, print the tables and save the results."""
     chosen = sys.argv[1:] or [name for name in PARTS if name != "gpu"]
@@ -235,6 +261,7 @@ PARTS = {
     "diagnosis": _measure_diagnosis,
     "watching": _measure_watching,
     "diff": _measure_diff,
+    "diff-peers": _measure_diff_peers,
 }
 
 

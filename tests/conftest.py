@@ -29,9 +29,8 @@ for name, value in COMPILED.items():
 
 # Programs that tests run in separate processes, not test modules.
 collect_ignore = [
-    "pairs/blind", "pairs/second", "pairs/third", "pairs/tuned", "scripts", "silent/jax", "silent/torch",
-    "unseen/jax",
-    "unseen/torch",
+    "pairs/blind", "pairs/second", "pairs/third", "pairs/tuned", "pairs/within", "scripts", "silent/jax",
+    "silent/torch", "unseen/jax", "unseen/torch",
 ]  # fmt: skip
 
 hypothesis.settings.register_profile(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.pairs.judged import HERE, cases, judged, lines_of, source_of
 
-SETS = ("tuned", "blind", "second", "third")
+SETS = ("tuned", "blind", "second", "third", "within")
 FOUND: dict[str, dict[str, dict[str, bool]]] = json.loads((HERE / "found.json").read_text(encoding="utf-8"))
 ALL = [(name, case) for name in SETS for case in cases(name)]
 
@@ -41,9 +41,10 @@ def test_some_pairs_are_judged_in_every_run(case: str, tmp_path: Path) -> None:
 def test_every_case_can_be_made(name: str) -> None:
     for case in cases(name).values():
         text = source_of(name, case)
-        for side in ("left", "right"):
+        before = text if "both" not in case else (HERE / name / case["base"]).read_text(encoding="utf-8")
+        for side, of in (("left", before), ("right", text)):
             fragment: Any = case.get(side)
-            assert fragment is None or lines_of(text, fragment)
+            assert fragment is None or lines_of(of, fragment)
 
 
 def test_every_equivalent_pair_was_called_the_same() -> None:

@@ -1,0 +1,212 @@
+"""How often ``stablenum.diff`` and other tools find what distinguishes two programs, on ``tests/pairs``.
+
+Two programs of PyTorch (the set ``within``) are compared by ``stablenum.diff``, msprobe's search for the
+first difference, PaDiff's algorithm, and ``allclose`` module by module. A PyTorch original and its JAX port
+(the other sets, where the port consists of modules) are compared by the first and the last of these: the
+others cannot do that. The peers are given the weights that correspond, and which modules have them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import stablenum
+from benchmarks.peers.allclose import allclose
+from benchmarks.peers.answers import Answer, figures, right_place
+from benchmarks.peers.jax_runs import jax_run
+from benchmarks.peers.msprobe import MODES, msprobe
+from benchmarks.peers.padiff import DEFAULT, README, padiff
+from benchmarks.peers.runs import Arrays, Run, torch_run, torch_step
+from benchmarks.steps.errors import BenchmarkError
+from benchmarks.steps.keeping import Kept
+from stablenum.diagnosis.diff.carrying import carried
+from stablenum.diagnosis.diff.recording import undisturbed
+from stablenum.diagnosis.diff.sides import measured
+from tests.pairs.judged import HERE, Sides, cases, judged_report, lines_of, sides_of, source_of
+
+__all__ = ["ACROSS", "PEERS", "TOLERANCES", "check_peers", "run"]
+
+PEERS = ("mindstudio-probe", "flax", "equinox")  # what must be installed beside the frameworks
+WITHIN = "within"
+ACROSS = ("tuned", "blind", "second", "third")
+TOLERANCES = (1e-8, 1e-5, 1e-3, 1e-1)  # beside a relative one of 1e-5
+_OURS = ("stablenum diff: both lines", "stablenum diff: module")
+_OWN_MAP = "stablenum diff, weights by itself: both lines"
+_JAX_MODULES = re.compile(r"^(import|from) (equinox|flax)", re.MULTILINE)
+
+Case = dict[str, Any]
+
+
+def check_peers() -> None:
+    """Check that every peer is there.
+
+    Raises:
+        BenchmarkError: one is missing.
+    """
+    for peer in PEERS:
+        try:
+            importlib.metadata.version(peer)
+        except importlib.metadata.PackageNotFoundError:
+            raise BenchmarkError(f"{peer} is not installed: `pip install {peer}`") from None
+
+
+def run(kept: Kept) -> dict[str, Any]:
+    """All figures: for the pairs within PyTorch and across the frameworks, by method and phase."""
+    return {"within": _within(kept), "across": _across(kept)}
+
+
+# --- two programs of PyTorch ----------------------------------------------------------------------------
+
+
+def _within(kept: Kept) -> dict[str, Any]:
+    found = cases(WITHIN)
+    ours = {name: kept.part(f"ours {name}", functools.partial(_ours, case)) for name, case in found.items()}
+    hooks = {
+        name: kept.part(f"{WITHIN} {name}", lambda c=case: _hooked(WITHIN, c)) for name, case in found.items()
+    }
+    probed = kept.part(
+        "msprobe", lambda: msprobe(WITHIN, {n: _weights(WITHIN, c)[1] for n, c in found.items()})
+    )
+    rows: dict[str, Any] = {}
+    for method in (*_OURS, _OWN_MAP):
+        rows[method] = _figures(WITHIN, {name: said[method] for name, said in ours.items()})
+    for mode in MODES:
+        rows[f"msprobe, {mode}"] = _figures(WITHIN, {n: Answer(*a) for n, a in probed[mode].items()})
+    for method in next(iter(hooks.values())):
+        rows[method] = _figures(WITHIN, {name: Answer(*said[method]) for name, said in hooks.items()})
+    return rows
+
+
+def _ours(case: Case) -> dict[str, list[bool]]:
+    """Whether a difference is seen and the place right, with the weights given, and with those it finds."""
+    with tempfile.TemporaryDirectory() as folder, sides_of(WITHIN, case, Path(folder)) as sides:
+        given = judged_report(
+            WITHIN, case, stablenum.diff(sides.left(), sides.right(), weights=sides.weights)
+        )
+        own = given
+        if sides.weights != "match":
+            own = judged_report(WITHIN, case, stablenum.diff(sides.left(), sides.right()))
+    return _said(given) | {_OWN_MAP: [not own.ok, own.phase and own.left and own.right]}
+
+
+def _said(found: Any) -> dict[str, list[bool]]:
+    lines, module = _OURS
+    return {
+        lines: [not found.ok, found.phase and found.left and found.right],
+        module: [not found.ok, found.phase and found.module],
+    }
+
+
+# --- a PyTorch original and its port --------------------------------------------------------------------
+
+
+def _across(kept: Kept) -> dict[str, Any]:
+    hooks: dict[str, Any] = {}
+    ours: dict[str, Any] = {}
+    found = json.loads((HERE / "found.json").read_text(encoding="utf-8"))
+    for name, case in _ported():
+        key = f"{name} {case['name']}"
+        hooks[key] = kept.part(key, lambda n=name, c=case: _hooked(n, c))
+        # What the tests of the pairs check.
+        ours[key] = _said(_Found(**found[name][case["name"]]))
+    of = {f"{name} {case['name']}": case for name, case in _ported()}
+    rows = {m: _counted(of, {k: said[m] for k, said in ours.items()}) for m in _OURS}
+    for method in next(iter(hooks.values())):
+        rows[method] = _counted(
+            of, {k: _judged(of[k], Answer(*said[method]), ()) for k, said in hooks.items()}
+        )
+    return rows
+
+
+class _Found(NamedTuple):
+    ok: bool
+    phase: bool
+    left: bool
+    right: bool
+    module: bool
+    cause: bool
+    confirmed: bool
+
+
+def _ported() -> Iterator[tuple[str, Case]]:
+    """The cases whose port may consist of modules."""
+    for name in ACROSS:
+        for case in cases(name).values():
+            if _JAX_MODULES.search((HERE / name / case["base"]).read_text(encoding="utf-8")):
+                yield name, case
+
+
+# --- both -----------------------------------------------------------------------------------------------
+
+
+def _hooked(name: str, case: Case) -> dict[str, Answer]:
+    """What the tools say that hook into modules."""
+    weights, arrays = _weights(name, case)
+    with tempfile.TemporaryDirectory() as folder, sides_of(name, case, Path(folder)) as sides:
+        left = torch_run(torch_step(sides.left))
+        right = torch_run(torch_step(sides.right, arrays)) if name == WITHIN else jax_run(sides.right, arrays)
+    if not right.outputs:
+        raise BenchmarkError(f"{name}/{case['name']}: no output of a module was captured")
+    found = {} if name != WITHIN else _of_padiff(left, right)
+    return found | {f"allclose, atol {a:.0e}": allclose(left, right, weights, atol=a) for a in TOLERANCES}
+
+
+def _of_padiff(left: Run, right: Run) -> dict[str, Answer]:
+    settings = {"PaDiff's algorithm, defaults": DEFAULT, "PaDiff's algorithm, elements within 1e-4": README}
+    return {method: padiff(left, right, **of) for method, of in settings.items()}
+
+
+def _weights(name: str, case: Case) -> tuple[Any, Arrays]:
+    """The map of the weights and the right side's arrays: those of the pair without a mistake."""
+    alike = next(
+        c
+        for c in cases(name).values()
+        if (c["kind"], c["base"], "both" in c) == ("equivalent", case["base"], "both" in case)
+    )
+    return _carried(name, alike["name"])
+
+
+@functools.cache
+def _carried(name: str, case: str) -> tuple[Any, Arrays]:
+    with tempfile.TemporaryDirectory() as folder, sides_of(name, cases(name)[case], Path(folder)) as sides:
+        return undisturbed(lambda: _map_of(sides))
+
+
+def _map_of(sides: Sides) -> tuple[Any, Arrays]:
+    weights, arrays = carried(measured(sides.left()), sides.right(), sides.weights)
+    assert arrays is not None
+    return weights, arrays
+
+
+def _figures(name: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    of = cases(name)
+    counted = {
+        key: _judged(of[key], answer, _lines(name, of[key])) if isinstance(answer, Answer) else answer
+        for key, answer in said.items()
+    }
+    return _counted(of, counted)
+
+
+def _judged(case: Case, answer: Answer, lines: Any) -> list[Any]:
+    right = case["kind"] == "error" and right_place(answer, case, lines)
+    return [answer.differs, right, answer.phase]
+
+
+def _lines(name: str, case: Case) -> set[int]:
+    """The author's lines of the right program."""
+    if case["kind"] == "equivalent":
+        return set()
+    text = source_of(name, case)
+    return set().union(*(lines_of(text, part) for part in (case["right"], *case["right_also"])))
+
+
+def _counted(of: Mapping[str, Case], said: Mapping[str, Any]) -> dict[str, Any]:
+    answers = [(of[key], Answer(differs, *phase), right) for key, (differs, right, *phase) in said.items()]
+    return figures(answers)

@@ -1,0 +1,110 @@
+"""``allclose`` module by module, as tutorials on porting a model do it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.answers import Answer
+from benchmarks.peers.runs import Run
+
+__all__ = ["allclose", "matched_modules"]
+
+Origins = Mapping[str, Sequence[str]]  # the names of the left parameters, by that of the right one
+
+
+def allclose(left: Run, right: Run, weights: Any, *, rtol: float = 1e-5, atol: float = 1e-8) -> Answer:
+    """Compare outputs of modules, the loss, gradients and new parameters, in this order.
+
+    Args:
+        weights: the ``WeightMap`` of the pair, which also says which modules correspond.
+    """
+
+    def differ(a: Any, b: Any) -> bool:
+        return not np.allclose(b, a, rtol=rtol, atol=atol)
+
+    origins = {name: source.names for name, source in weights.origins.items()}
+    pairs = matched_modules(left, right, origins)
+    for module in left.outputs:
+        if module in pairs and _parts(left.outputs[module], right.outputs[pairs[module]], differ):
+            return Answer(True, "forward", module, pairs[module])
+    if differ(left.loss, right.loss):
+        return Answer(True, "forward")
+    for module in left.cotangents:
+        theirs = right.cotangents.get(pairs.get(module, ""), [])
+        if module in pairs and _parts(left.cotangents[module], theirs, differ):
+            return Answer(True, "backward", module, pairs[module])
+    for phase, of in (("backward", "gradients"), ("update", "updated")):
+        mine, theirs = getattr(left, of), getattr(right, of)
+        for name in reversed(theirs):
+            source = weights.origins.get(name)
+            if source is None or not source.invertible or not set(source.names) <= set(mine):
+                continue
+            if differ(source.of(mine), theirs[name]):
+                return Answer(True, phase, *(_owner(n) for n in (source.names[0], name)))
+    return Answer(False)
+
+
+def _owner(parameter: str) -> str:
+    return parameter.rpartition(".")[0].removeprefix("params.")
+
+
+def _parts(left: Sequence[np.ndarray], right: Sequence[np.ndarray], differ: Any) -> bool:
+    """Whether two modules differ; no if their outputs cannot be laid on each other."""
+    mine, theirs = _stacked(left), _stacked(right)
+    if mine is None or theirs is None:
+        return False
+    laid = next(_layouts(theirs, mine.shape), None)
+    return laid is not None and bool(differ(mine, laid))
+
+
+def _stacked(parts: Sequence[np.ndarray]) -> np.ndarray | None:
+    if not parts or len({p.shape for p in parts}) > 1:
+        return None
+    return parts[0] if len(parts) == 1 else np.stack(parts)
+
+
+def _layouts(x: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """The layouts of an array that have a shape: with its axes in another order, or reshaped."""
+    if x.size != np.prod(shape, dtype=int):
+        return
+    for axes in permutations(range(x.ndim)):
+        if tuple(x.shape[i] for i in axes) == shape:
+            yield x.transpose(axes)
+    yield x.reshape(shape)
+
+
+def matched_modules(left: Run, right: Run, origins: Origins) -> dict[str, str]:
+    """Which module of the right side belongs to which of the left one.
+
+    Modules correspond if they have the same weights, or else the same name. Of several around the same
+    weights, the innermost come first.
+    """
+    mine = _by_weights(left.outputs, {name: [name] for name in left.gradients})
+    theirs = _by_weights(right.outputs, origins)
+    found = {}
+    for weights, modules in mine.items():
+        found.update(zip(modules, theirs.get(weights, ()), strict=False))
+    rest = {_plain(module): module for module in right.outputs if module not in found.values()}
+    for module in left.outputs:
+        if module not in found and _plain(module) in rest:
+            found[module] = rest[_plain(module)]
+    return found
+
+
+def _by_weights(modules: Mapping[str, Any], sources: Origins) -> dict[frozenset[str], list[str]]:
+    found: dict[frozenset[str], list[str]] = {}
+    for module in sorted(modules, key=lambda path: -len(path)):
+        prefix = f"{module}." if module else ""
+        inside = [s for name, s in sources.items() if name.removeprefix("params.").startswith(prefix)]
+        weights = frozenset(name for names in inside for name in names)
+        if weights:
+            found.setdefault(weights, []).append(module)
+    return found
+
+
+def _plain(path: str) -> str:
+    return path.lower().replace("_", ".")

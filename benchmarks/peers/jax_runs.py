@@ -1,0 +1,150 @@
+"""The same for JAX: what modules of flax linen, flax nnx and equinox return. No program is changed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import flax.linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import stablenum_jax
+from benchmarks.peers.runs import Arrays, Run
+
+__all__ = ["jax_run"]
+
+
+def jax_run(side: Callable[[], Any], arrays: Arrays) -> Run:
+    """Run the step of a pair's JAX side, with these parameters, operation by operation."""
+    found = Run()
+    make = stablenum_jax.program
+
+    def watched(loss_fn: Any, params: Any, *args: Any, optimizer: Any = None) -> Any:
+        def loss(params: Any, *args: Any) -> Any:
+            with _wrapped(params, found):
+                return loss_fn(params, *args)
+
+        return make(loss, params, *args, optimizer=optimizer)
+
+    with mock.patch.object(stablenum_jax, "program", watched):
+        program = side()
+    # The adapter's own way to take a model of any library apart; the step itself is plain JAX.
+    call = program._call()
+    data = [_given(leaf, arrays) for leaf in call.leaves]
+    for kind, name, _, x in program._steps(call, data, 1):
+        if kind == "loss":
+            found.loss = float(x)
+        else:
+            {"gradient": found.gradients, "updated": found.updated}[kind][name] = np.asarray(x)
+    jax.effects_barrier()
+    return found
+
+
+def _given(leaf: Any, arrays: Mapping[str, Any]) -> Any:
+    if leaf.role not in ("parameter", "buffer") or leaf.name not in arrays:
+        return leaf.data
+    return jnp.asarray(np.reshape(arrays[leaf.name], leaf.data.shape), leaf.data.dtype)
+
+
+@contextmanager
+def _wrapped(params: Any, found: Run) -> Iterator[None]:
+    """Within it, what a module returns is kept, and later its gradient."""
+    paths = {id(module): path for path, module in _modules(params)}
+
+    def of_linen(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        out = call(*args, **kwargs)
+        if context.method_name != "__call__":
+            return out
+        return _tapped(out, ".".join(context.module.path), found)
+
+    with ExitStack() as stack:
+        stack.enter_context(flax.linen.intercept_methods(of_linen))
+        for kind in {type(module) for _, module in _modules(params)}:
+            if callable(getattr(kind, "__call__", None)):  # noqa: B004
+                stack.enter_context(_patched(kind, paths, found))
+        yield
+
+
+@contextmanager
+def _patched(kind: type, paths: Mapping[int, str], found: Run) -> Iterator[None]:
+    own, original = "__call__" in vars(kind), kind.__call__
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = original(self, *args, **kwargs)
+        return _tapped(out, paths[id(self)], found) if id(self) in paths else out
+
+    before = vars(kind).get("__call__")
+    type.__setattr__(kind, "__call__", called)
+    try:
+        yield
+    finally:
+        if own:
+            type.__setattr__(kind, "__call__", before)
+        else:
+            type.__delattr__(kind, "__call__")
+
+
+def _tapped(out: Any, path: str, found: Run) -> Any:
+    def tapped(x: Any) -> Any:
+        return _tap(x, path, found) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
+
+    return jax.tree.map(lambda x: tapped(x) if isinstance(x, jax.Array) else x, out)
+
+
+def _tap(x: Any, path: str, found: Run) -> Any:
+    """Return ``x``; its values, and those of its gradient, are kept also from within vmap, scan and jit."""
+    value, cotangent = _keeper(found.outputs, path), _keeper(found.cotangents, path)
+
+    @jax.custom_vjp
+    def same(x: Any) -> Any:
+        return value(x)
+
+    same.defvjp(lambda x: (same(x), None), lambda _, gradient: (cotangent(gradient),))
+    return same(x)
+
+
+def _keeper(into: dict[str, list[np.ndarray]], path: str) -> Callable[[Any], Any]:
+    """Return the identity that keeps its argument; under vmap it keeps the whole batch, as one array."""
+
+    def keep(value: Any) -> None:
+        into.setdefault(path, []).append(np.array(value))
+
+    @jax.custom_batching.custom_vmap
+    def kept(x: Any) -> Any:
+        jax.debug.callback(keep, x)
+        return x
+
+    @kept.def_vmap
+    def batched(_: int, in_batched: list[bool], x: Any) -> tuple[Any, bool]:
+        return kept(x), in_batched[0]
+
+    return kept
+
+
+def _modules(node: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """The modules of flax nnx and of equinox in a model, with their paths."""
+    seen = set() if seen is None else seen
+    if id(node) in seen:
+        return
+    if isinstance(node, _kinds()):
+        seen.add(id(node))
+        yield path, node
+        parts: Any = vars(node).items()
+    elif isinstance(node, Mapping):
+        parts = node.items()
+    elif isinstance(node, Sequence) and not isinstance(node, str):
+        parts = enumerate(node)
+    else:
+        return
+    for name, part in list(parts):
+        yield from _modules(part, f"{path}.{name}".removeprefix("."), seen)
+
+
+def _kinds() -> tuple[type, ...]:
+    loaded = (sys.modules.get("flax.nnx"), sys.modules.get("equinox"))
+    return tuple(library.Module for library in loaded if library is not None)
