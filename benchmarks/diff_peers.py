@@ -15,7 +15,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import stablenum
 from benchmarks.peers.allclose import allclose
@@ -29,7 +29,7 @@ from benchmarks.steps.keeping import Kept
 from stablenum.diagnosis.diff.carrying import carried
 from stablenum.diagnosis.diff.recording import undisturbed
 from stablenum.diagnosis.diff.sides import measured
-from tests.pairs.judged import HERE, Sides, cases, judged_report, lines_of, sides_of, source_of
+from tests.pairs.judged import HERE, Judged, Sides, cases, judged_report, lines_of, sides_of, source_of
 
 __all__ = ["ACROSS", "PEERS", "TOLERANCES", "check_peers", "run"]
 
@@ -67,36 +67,52 @@ def run(kept: Kept) -> dict[str, Any]:
 
 def _within(kept: Kept) -> dict[str, Any]:
     found = cases(WITHIN)
-    ours = {name: kept.part(f"ours {name}", functools.partial(_ours, case)) for name, case in found.items()}
-    hooks = {
-        name: kept.part(f"{WITHIN} {name}", lambda c=case: _hooked(WITHIN, c)) for name, case in found.items()
-    }
-    probed = kept.part(
-        "msprobe", lambda: msprobe(WITHIN, {n: _weights(WITHIN, c)[1] for n, c in found.items()})
-    )
-    rows: dict[str, Any] = {}
-    for method in (*_OURS, _OWN_MAP):
-        rows[method] = _figures(WITHIN, {name: said[method] for name, said in ours.items()})
+    hooks = {n: kept.part(f"{WITHIN} {n}", functools.partial(_hooked, WITHIN, c)) for n, c in found.items()}
+    probed = kept.part("msprobe", functools.partial(_probed, found))
+    own = {n: kept.part(f"own {n}", functools.partial(_own, c)) for n, c in found.items()}
+    ours = {n: _said(_checked(WITHIN, n)) for n in found}
+    rows = {method: _counted(found, {n: said[method] for n, said in ours.items()}) for method in _OURS}
+    rows[_OWN_MAP] = _counted(found, own)
     for mode in MODES:
-        rows[f"msprobe, {mode}"] = _figures(WITHIN, {n: Answer(*a) for n, a in probed[mode].items()})
+        answers = {n: Answer(*answer) for n, answer in probed[mode].items()}
+        rows[f"msprobe, {mode}"] = _figures(found, answers)
     for method in next(iter(hooks.values())):
-        rows[method] = _figures(WITHIN, {name: Answer(*said[method]) for name, said in hooks.items()})
+        rows[method] = _figures(found, {n: Answer(*said[method]) for n, said in hooks.items()})
     return rows
 
 
-def _ours(case: Case) -> dict[str, list[bool]]:
-    """Whether a difference is seen and the place right, with the weights given, and with those it finds."""
+def _probed(found: Mapping[str, Case]) -> dict[str, dict[str, Answer]]:
+    return msprobe(WITHIN, {name: _weights(WITHIN, case)[1] for name, case in found.items()})
+
+
+def _figures(of: Mapping[str, Case], answers: Mapping[str, Answer]) -> dict[str, Any]:
+    return _counted(of, {n: _judged(of[n], answer, _lines(of[n])) for n, answer in answers.items()})
+
+
+def _lines(case: Case) -> set[int]:
+    """The author's lines of the right program."""
+    if case["kind"] == "equivalent":
+        return set()
+    text = source_of(WITHIN, case)
+    return set().union(*(lines_of(text, part) for part in (case["right"], *case["right_also"])))
+
+
+def _own(case: Case) -> list[bool]:
+    """Whether a difference is seen and both lines are right if the weights are not given."""
+    checked = _checked(WITHIN, case["name"])
     with tempfile.TemporaryDirectory() as folder, sides_of(WITHIN, case, Path(folder)) as sides:
-        given = judged_report(
-            WITHIN, case, stablenum.diff(sides.left(), sides.right(), weights=sides.weights)
-        )
-        own = given
         if sides.weights != "match":
-            own = judged_report(WITHIN, case, stablenum.diff(sides.left(), sides.right()))
-    return _said(given) | {_OWN_MAP: [not own.ok, own.phase and own.left and own.right]}
+            checked = judged_report(WITHIN, case, stablenum.diff(sides.left(), sides.right()))
+    return _said(checked)[_OURS[0]]
 
 
-def _said(found: Any) -> dict[str, list[bool]]:
+def _checked(name: str, case: str) -> Judged:
+    """What ``stablenum.diff`` finds, as the tests of the pairs check it."""
+    found = json.loads((HERE / "found.json").read_text(encoding="utf-8"))
+    return Judged(**found[name][case])
+
+
+def _said(found: Judged) -> dict[str, list[bool]]:
     lines, module = _OURS
     return {
         lines: [not found.ok, found.phase and found.left and found.right],
@@ -110,12 +126,10 @@ def _said(found: Any) -> dict[str, list[bool]]:
 def _across(kept: Kept) -> dict[str, Any]:
     hooks: dict[str, Any] = {}
     ours: dict[str, Any] = {}
-    found = json.loads((HERE / "found.json").read_text(encoding="utf-8"))
     for name, case in _ported():
         key = f"{name} {case['name']}"
         hooks[key] = kept.part(key, lambda n=name, c=case: _hooked(n, c))
-        # What the tests of the pairs check.
-        ours[key] = _said(_Found(**found[name][case["name"]]))
+        ours[key] = _said(_checked(name, case["name"]))
     of = {f"{name} {case['name']}": case for name, case in _ported()}
     rows = {m: _counted(of, {k: said[m] for k, said in ours.items()}) for m in _OURS}
     for method in next(iter(hooks.values())):
@@ -123,16 +137,6 @@ def _across(kept: Kept) -> dict[str, Any]:
             of, {k: _judged(of[k], Answer(*said[method]), ()) for k, said in hooks.items()}
         )
     return rows
-
-
-class _Found(NamedTuple):
-    ok: bool
-    phase: bool
-    left: bool
-    right: bool
-    module: bool
-    cause: bool
-    confirmed: bool
 
 
 def _ported() -> Iterator[tuple[str, Case]]:
@@ -185,26 +189,9 @@ def _map_of(sides: Sides) -> tuple[Any, Arrays]:
     return weights, arrays
 
 
-def _figures(name: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    of = cases(name)
-    counted = {
-        key: _judged(of[key], answer, _lines(name, of[key])) if isinstance(answer, Answer) else answer
-        for key, answer in said.items()
-    }
-    return _counted(of, counted)
-
-
 def _judged(case: Case, answer: Answer, lines: Any) -> list[Any]:
     right = case["kind"] == "error" and right_place(answer, case, lines)
     return [answer.differs, right, answer.phase]
-
-
-def _lines(name: str, case: Case) -> set[int]:
-    """The author's lines of the right program."""
-    if case["kind"] == "equivalent":
-        return set()
-    text = source_of(name, case)
-    return set().union(*(lines_of(text, part) for part in (case["right"], *case["right_also"])))
 
 
 def _counted(of: Mapping[str, Case], said: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,12 +42,13 @@ def right_place(answer: Answer, case: Mapping[str, Any], lines: Sequence[int] | 
         return True
     if answer.line and not (answer.left or answer.right):
         return False
-    return _lies_in(answer.left, case["module_left"]) and _lies_in(answer.right, case["module_right"])
+    rights = (case["module_right"], *case.get("module_right_also", ()))
+    return _lies_in(answer.left, (case["module_left"],)) and _lies_in(answer.right, rights)
 
 
-def _lies_in(named: str, module: str) -> bool:
-    wanted = module.replace("/", ".")
-    return any(_ends(path, wanted) for path in (named, named.rpartition(".")[0]))
+def _lies_in(named: str, modules: Sequence[str]) -> bool:
+    places = (named, named.rpartition(".")[0])
+    return any(_ends(path, module.replace("/", ".")) for path in places for module in modules)
 
 
 def _ends(path: str, wanted: str) -> bool:
