@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import stablenum
 from stablenum.diagnosis.diff.differences import Location
+from stablenum.diagnosis.diff.weights import UnmappedError
 
 HERE = Path(__file__).parent
 
@@ -107,7 +108,7 @@ def judged(name: str, case: dict[str, Any], folder: Path) -> Judged:
     """What is right in the report on a case."""
     try:
         report = report_of(name, case, folder)
-    except ValueError:  # parameters that were not mapped: no answer
+    except UnmappedError:  # no answer
         return Judged(ok=False)
     return judged_report(name, case, report)
 

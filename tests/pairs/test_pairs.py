@@ -37,6 +37,13 @@ def test_some_pairs_are_judged_in_every_run(case: str, tmp_path: Path) -> None:
         assert found.confirmed
 
 
+def test_replaced_values_leave_the_numbers_of_the_others(tmp_path: Path) -> None:
+    """In this pair a sum of gradients cancels once a value is replaced."""
+    found = judged("within", cases("within")["resnet_pool_copy"], tmp_path)
+    assert found.left
+    assert found.right
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_every_case_can_be_made(name: str) -> None:
     for case in cases(name).values():
