@@ -53,12 +53,11 @@ def _owner(parameter: str) -> str:
 
 
 def _parts(left: Sequence[np.ndarray], right: Sequence[np.ndarray], differ: Any) -> bool:
-    """Whether two modules differ; no if their outputs cannot be laid on each other."""
+    """Whether two modules differ in the layout that fits best; no if their outputs have other sizes."""
     mine, theirs = _stacked(left), _stacked(right)
-    if mine is None or theirs is None:
+    if mine is None or theirs is None or mine.size != theirs.size:
         return False
-    laid = next(_layouts(theirs, mine.shape), None)
-    return laid is not None and bool(differ(mine, laid))
+    return all(differ(mine, laid) for laid in _layouts(theirs, mine.shape))
 
 
 def _stacked(parts: Sequence[np.ndarray]) -> np.ndarray | None:
@@ -68,13 +67,11 @@ def _stacked(parts: Sequence[np.ndarray]) -> np.ndarray | None:
 
 
 def _layouts(x: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """The layouts of an array that have a shape: with its axes in another order, or reshaped."""
-    if x.size != np.prod(shape, dtype=int):
-        return
-    for axes in permutations(range(x.ndim)):
-        if tuple(x.shape[i] for i in axes) == shape:
-            yield x.transpose(axes)
-    yield x.reshape(shape)
+    """The layouts of an array that have a shape: with its axes in another order, or else reshaped."""
+    orders = [axes for axes in permutations(range(x.ndim)) if tuple(x.shape[i] for i in axes) == shape]
+    yield from (x.transpose(axes) for axes in orders)
+    if not orders:
+        yield x.reshape(shape)
 
 
 def matched_modules(left: Run, right: Run, origins: Origins) -> dict[str, str]:
