@@ -351,6 +351,16 @@ def test_one_difference_is_named_once_although_its_derivative_differs_too() -> N
         assert len(stablenum.diff(torch_program(), jax_program(**options)).differences) == 1
 
 
+def test_a_square_matrix_that_is_given_by_name_stays_as_it_is_within_a_framework() -> None:
+    def program() -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+        return stablenum_torch.program(lambda x: model(x).square().mean(), torch.ones(3, 4), model=model)
+
+    names = {name: name for name in program().parameters()}
+    assert stablenum.diff(program(), program(), weights=names).ok
+
+
 def test_gradients_are_compared_as_a_function_of_the_weights_rearranges_them() -> None:
     x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
     model = nn.Linear(5, 5, bias=False)

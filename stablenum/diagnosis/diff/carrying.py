@@ -27,7 +27,9 @@ def carried(left: Side, right: Program, weights: Weights) -> tuple[WeightMap, Ma
     if isinstance(weights, str) and weights not in ("match", "as they are"):
         raise bad_field("weights", "'match', 'as they are', a dict or a function", weights)
     if isinstance(weights, Mapping):
-        mapped = _given(weights, arrays, right.parameters())
+        # Frameworks differ in which axis of a matrix comes first; two programs of one do not.
+        kind = "other" if left.program.framework == right.framework else "matmul"
+        mapped = _given(weights, arrays, right.parameters(), kind)
         return mapped, mapped.of(arrays)
     if callable(weights):
         made = {name: np.asarray(x, np.float64) for name, x in weights(arrays).items()}
@@ -77,7 +79,9 @@ def _guess_or_nothing(a: Side, right: Program) -> WeightMap:
         return WeightMap({})
 
 
-def _given(weights: Mapping[str, str], left: Mapping[str, Any], right: Mapping[str, Any]) -> WeightMap:
+def _given(
+    weights: Mapping[str, str], left: Mapping[str, Any], right: Mapping[str, Any], kind: str
+) -> WeightMap:
     origins = dict[str, Source]()
     for name, source in weights.items():
         for side, known, asked in (("right", right, name), ("left", left, source)):
@@ -86,7 +90,7 @@ def _given(weights: Mapping[str, str], left: Mapping[str, Any], right: Mapping[s
                     f"weights names {asked!r}, which is no parameter of the {side} program. "
                     f"Its parameters are {', '.join(list(known)[:12])}."
                 )
-        ways = layouts(tuple(left[source].shape), tuple(right[name].shape), "matmul")
+        ways = layouts(tuple(left[source].shape), tuple(right[name].shape), kind)
         if not ways:
             raise ValueError(
                 f"weights maps {source!r} {list(left[source].shape)} to {name!r} {list(right[name].shape)}: "
