@@ -232,7 +232,7 @@ def _measure_diff_peers(console: Console) -> None:
 
     kept = Kept(RESULTS / "unfinished" / "diff-peers.json", circumstances, say=console.print)
     report = facts | diff_peers.run(kept)
-    console.print_json(data={part: report[part] for part in ("within", "across")})
+    console.print_json(data={part: report[part] for part in ("copied", "rewritten", "ported")})
     _save(console, "diff-peers.json", report)
     kept.forget()
 

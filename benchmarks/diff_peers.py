@@ -37,8 +37,8 @@ PEERS = ("mindstudio-probe", "flax", "equinox")  # what must be installed beside
 WITHIN = "within"
 ACROSS = ("tuned", "blind", "second", "third")
 TOLERANCES = (1e-8, 1e-5, 1e-3, 1e-1)  # beside a relative one of 1e-5
-_OURS = ("stablenum diff: both lines", "stablenum diff: module")
-_OWN_MAP = "stablenum diff, weights by itself: both lines"
+_OURS = ("stablenum.diff, by both lines", "stablenum.diff, by module")
+_OWN_MAP = "stablenum.diff, weights not given, by both lines"
 _JAX_MODULES = re.compile(r"^(import|from) (equinox|flax)", re.MULTILINE)
 
 Case = dict[str, Any]
@@ -58,8 +58,13 @@ def check_peers() -> None:
 
 
 def run(kept: Kept) -> dict[str, Any]:
-    """All figures: for the pairs within PyTorch and across the frameworks, by method and phase."""
-    return {"within": _within(kept), "across": _across(kept)}
+    """All figures, by kind of pair, method and phase.
+
+    Returns:
+        ``copied``: a program of PyTorch and its copy with a change; ``rewritten``: with another structure;
+        ``ported``: a program of PyTorch and its port to JAX.
+    """
+    return _within(kept) | {"ported": _across(kept)}
 
 
 # --- two programs of PyTorch ----------------------------------------------------------------------------
@@ -70,14 +75,21 @@ def _within(kept: Kept) -> dict[str, Any]:
     hooks = {n: kept.part(f"{WITHIN} {n}", functools.partial(_hooked, WITHIN, c)) for n, c in found.items()}
     probed = kept.part("msprobe", functools.partial(_probed, found))
     own = {n: kept.part(f"own {n}", functools.partial(_own, c)) for n, c in found.items()}
-    ours = {n: _said(_checked(WITHIN, n)) for n in found}
-    rows = {method: _counted(found, {n: said[method] for n, said in ours.items()}) for method in _OURS}
-    rows[_OWN_MAP] = _counted(found, own)
+    copied = {n: c for n, c in found.items() if "both" in c}
+    rewritten = {n: c for n, c in found.items() if "both" not in c}
+    return {
+        "copied": _rows(copied, hooks, probed),
+        "rewritten": {_OWN_MAP: _counted(rewritten, own)} | _rows(rewritten, hooks, probed),
+    }
+
+
+def _rows(of: Mapping[str, Case], hooks: Mapping[str, Any], probed: Mapping[str, Any]) -> dict[str, Any]:
+    ours = {n: _said(_checked(WITHIN, n)) for n in of}
+    rows = {method: _counted(of, {n: said[method] for n, said in ours.items()}) for method in _OURS}
     for mode in MODES:
-        answers = {n: Answer(*answer) for n, answer in probed[mode].items()}
-        rows[f"msprobe, {mode}"] = _figures(found, answers)
+        rows[f"msprobe, {mode}"] = _figures(of, {n: Answer(*probed[mode][n]) for n in of})
     for method in next(iter(hooks.values())):
-        rows[method] = _figures(found, {n: Answer(*said[method]) for n, said in hooks.items()})
+        rows[method] = _figures(of, {n: Answer(*hooks[n][method]) for n in of})
     return rows
 
 
@@ -168,25 +180,26 @@ def _of_padiff(left: Run, right: Run) -> dict[str, Answer]:
 
 
 def _weights(name: str, case: Case) -> tuple[Any, Arrays]:
-    """The map of the weights and the right side's arrays: those of the pair without a mistake."""
-    alike = next(
-        c
-        for c in cases(name).values()
-        if (c["kind"], c["base"], "both" in c) == ("equivalent", case["base"], "both" in case)
-    )
-    return _carried(name, alike["name"])
+    """The map of the weights and the right side's arrays: those of the pair without a mistake, or by name."""
+    if "both" in case:
+        return _carried(name, case["name"], by_name=True)
+    wanted = ("equivalent", case["base"])
+    alike = [c for c in cases(name).values() if (c["kind"], c["base"]) == wanted and "both" not in c]
+    return _carried(name, alike[0]["name"])
 
 
 @functools.cache
-def _carried(name: str, case: str) -> tuple[Any, Arrays]:
+def _carried(name: str, case: str, *, by_name: bool = False) -> tuple[Any, Arrays]:
     with tempfile.TemporaryDirectory() as folder, sides_of(name, cases(name)[case], Path(folder)) as sides:
-        return undisturbed(lambda: _map_of(sides))
+        return undisturbed(lambda: _map_of(sides, by_name=by_name))
 
 
-def _map_of(sides: Sides) -> tuple[Any, Arrays]:
-    weights, arrays = carried(measured(sides.left()), sides.right(), sides.weights)
+def _map_of(sides: Sides, *, by_name: bool) -> tuple[Any, Arrays]:
+    left = measured(sides.left())
+    weights = dict if by_name else sides.weights  # the left arrays under their names
+    mapped, arrays = carried(left, sides.right(), weights)
     assert arrays is not None
-    return weights, arrays
+    return mapped, arrays
 
 
 def _judged(case: Case, answer: Answer, lines: Any) -> list[Any]:
@@ -195,5 +208,8 @@ def _judged(case: Case, answer: Answer, lines: Any) -> list[Any]:
 
 
 def _counted(of: Mapping[str, Case], said: Mapping[str, Any]) -> dict[str, Any]:
-    answers = [(of[key], Answer(differs, *phase), right) for key, (differs, right, *phase) in said.items()]
+    answers = []
+    for key, case in of.items():
+        differs, right, *phase = said[key]
+        answers.append((case, Answer(differs, *phase), right))
     return figures(answers)

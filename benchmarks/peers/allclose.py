@@ -34,7 +34,7 @@ def allclose(left: Run, right: Run, weights: Any, *, rtol: float = 1e-5, atol: f
     if differ(left.loss, right.loss):
         return Answer(True, "forward")
     for module in left.cotangents:
-        theirs = right.cotangents.get(pairs.get(module, ""), [])
+        theirs = right.cotangents.get(pairs.get(module, ""), {})
         if module in pairs and _parts(left.cotangents[module], theirs, differ):
             return Answer(True, "backward", module, pairs[module])
     for phase, of in (("backward", "gradients"), ("update", "updated")):
@@ -52,12 +52,17 @@ def _owner(parameter: str) -> str:
     return parameter.rpartition(".")[0].removeprefix("params.")
 
 
-def _parts(left: Sequence[np.ndarray], right: Sequence[np.ndarray], differ: Any) -> bool:
-    """Whether two modules differ in the layout that fits best; no if their outputs have other sizes."""
-    mine, theirs = _stacked(left), _stacked(right)
-    if mine is None or theirs is None or mine.size != theirs.size:
-        return False
-    return all(differ(mine, laid) for laid in _layouts(theirs, mine.shape))
+Parts = Mapping[int, Sequence[np.ndarray]]
+
+
+def _parts(left: Parts, right: Parts, differ: Any) -> bool:
+    """Whether something that a module returns has no counterpart of its size that is close in any layout."""
+    for mine in map(_stacked, left.values()):
+        theirs = [x for x in map(_stacked, right.values()) if x is not None and x.size == np.size(mine)]
+        laid = [] if mine is None else [y for x in theirs for y in _layouts(x, mine.shape)]
+        if laid and all(differ(mine, y) for y in laid):
+            return True
+    return False
 
 
 def _stacked(parts: Sequence[np.ndarray]) -> np.ndarray | None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import stablenum_jax
-from benchmarks.peers.runs import Arrays, Run
+from benchmarks.peers.runs import Arrays, Returned, Run, noted
 
 __all__ = ["jax_run"]
 
@@ -90,15 +90,20 @@ def _patched(kind: type, paths: Mapping[int, str], found: Run) -> Iterator[None]
 
 
 def _tapped(out: Any, path: str, found: Run) -> Any:
-    def tapped(x: Any) -> Any:
-        return _tap(x, path, found) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
+    leaves, structure = jax.tree.flatten(out)
+    floating = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array) and _is_floating(x)]
+    for place, i in enumerate(floating):
+        leaves[i] = _tap(leaves[i], path, place, found)
+    return structure.unflatten(leaves)
 
-    return jax.tree.map(lambda x: tapped(x) if isinstance(x, jax.Array) else x, out)
+
+def _is_floating(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
 
 
-def _tap(x: Any, path: str, found: Run) -> Any:
+def _tap(x: Any, path: str, place: int, found: Run) -> Any:
     """Return ``x``; its values, and those of its gradient, are kept also from within vmap, scan and jit."""
-    value, cotangent = _keeper(found.outputs, path), _keeper(found.cotangents, path)
+    value, cotangent = (_keeper(into, path, place) for into in (found.outputs, found.cotangents))
 
     @jax.custom_vjp
     def same(x: Any) -> Any:
@@ -108,15 +113,12 @@ def _tap(x: Any, path: str, found: Run) -> Any:
     return same(x)
 
 
-def _keeper(into: dict[str, list[np.ndarray]], path: str) -> Callable[[Any], Any]:
+def _keeper(into: Returned, path: str, place: int) -> Callable[[Any], Any]:
     """Return the identity that keeps its argument; under vmap it keeps the whole batch, as one array."""
-
-    def keep(value: Any) -> None:
-        into.setdefault(path, []).append(np.array(value))
 
     @jax.custom_batching.custom_vmap
     def kept(x: Any) -> Any:
-        jax.debug.callback(keep, x)
+        jax.debug.callback(lambda value: noted(into, path, place, np.array(value)), x)
         return x
 
     @kept.def_vmap

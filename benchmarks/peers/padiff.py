@@ -49,8 +49,10 @@ def padiff(left: Run, right: Run, *, compare_mode: str, rtol: float, atol: float
     )
     if found:
         return found
+    if [x.shape for x in left.gradients.values()] != [x.shape for x in right.gradients.values()]:
+        return Answer(False)  # the parameters, which correspond in their order, cannot be compared
     for phase, of in (("backward", "gradients"), ("update", "updated")):
-        for (a, x), (b, y) in zip(getattr(left, of).items(), getattr(right, of).items(), strict=False):
+        for (a, x), (b, y) in zip(getattr(left, of).items(), getattr(right, of).items(), strict=True):
             if not same(x, y):
                 return Answer(True, phase, a.rpartition(".")[0], b.rpartition(".")[0])
     return Answer(False)

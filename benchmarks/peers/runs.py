@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 import stablenum_torch
 
-__all__ = ["Call", "Run", "TorchStep", "given", "torch_run", "torch_step"]
+__all__ = ["Call", "Returned", "Run", "TorchStep", "given", "noted", "torch_run", "torch_step"]
 
 Arrays = Mapping[str, np.ndarray]
+Returned = dict[str, dict[int, list[np.ndarray]]]
 
 
 @dataclass
@@ -44,15 +45,15 @@ class Run:
     """A training step.
 
     Attributes:
-        outputs, cotangents: by the path of the module, in the order in which they came up first; one array
-            for each call and each array that it returned.
+        outputs, cotangents: by the path of the module, in the order in which they came up first, and by the
+            place among what it returns; one array for each call.
         gradients, updated: by the name of the parameter; ``updated`` is empty without an optimizer.
         calls: the outermost calls of modules; only known for PyTorch.
     """
 
     loss: float = float("nan")
-    outputs: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    cotangents: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    outputs: Returned = field(default_factory=dict)
+    cotangents: Returned = field(default_factory=dict)
     gradients: dict[str, np.ndarray] = field(default_factory=dict)
     updated: dict[str, np.ndarray] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
@@ -67,13 +68,16 @@ class TorchStep:
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
 
-    def run(self) -> Tensor:
-        """Forward and backward pass, and the update."""
+    def gradients(self) -> Tensor:
+        """Run the forward and the backward pass, and return the loss."""
         loss = self.loss_fn(*self.args)
         loss.backward()
+        return loss
+
+    def update(self) -> None:
+        """Make the optimizer's step, if there is an optimizer."""
         if self.optimizer is not None:
             self.optimizer.step()
-        return loss
 
 
 def torch_step(side: Callable[[], Any], arrays: Arrays | None = None) -> TorchStep:
@@ -101,11 +105,13 @@ def torch_run(step: TorchStep) -> Run:
     """Run the step with hooks on all modules."""
     found = Run()
     with _hooks(step.model, found):
-        found.loss = step.run().item()
-    for name, p in step.model.named_parameters():
+        found.loss = step.gradients().item()
+    parameters = dict(step.model.named_parameters())
+    for name, p in parameters.items():  # before the update, which may clip them
         found.gradients[name] = _array(p.grad if p.grad is not None else torch.zeros_like(p))
-        if step.optimizer is not None:
-            found.updated[name] = _array(p)
+    step.update()
+    if step.optimizer is not None:
+        found.updated |= {name: _array(p) for name, p in parameters.items()}
     return found
 
 
@@ -119,14 +125,19 @@ def _hooks(model: nn.Module, found: Run) -> Iterator[None]:
         (running[-1].children if running else found.calls).append(call)
         running.append(call)
 
-    def end(out: Any) -> None:
+    def end(out: Any) -> Any:
         call = running.pop()
-        for tensor in _tensors(out):
-            call.outputs.append(_array(tensor))
-            call.gradients.append(None)
-            found.outputs.setdefault(call.module, []).append(call.outputs[-1])
-            if tensor.requires_grad:
-                tensor.register_hook(_keeps(call, len(call.gradients) - 1, found))
+        return _mapped(out, lambda tensor: returned(call, tensor))
+
+    def returned(call: Call, tensor: Tensor) -> Tensor:
+        """Return a copy, whose gradient is that of what reads it outside of the module."""
+        place, copy = len(call.outputs), tensor.clone()
+        call.outputs.append(_array(copy))
+        call.gradients.append(None)
+        noted(found.outputs, call.module, place, call.outputs[-1])
+        if copy.requires_grad:
+            copy.register_hook(_keeps(call, place, found))
+        return copy
 
     with ExitStack() as stack:
         for path, module in model.named_modules():
@@ -137,21 +148,27 @@ def _hooks(model: nn.Module, found: Run) -> Iterator[None]:
         yield
 
 
+def noted(into: Returned, module: str, place: int, array: np.ndarray) -> None:
+    """Note an array that a module returned at a place."""
+    into.setdefault(module, {}).setdefault(place, []).append(array)
+
+
 def _keeps(call: Call, index: int, found: Run) -> Callable[[Tensor], None]:
     def keep(gradient: Tensor) -> None:
         call.gradients[index] = _array(gradient)
-        found.cotangents.setdefault(call.module, []).append(_array(gradient))
+        noted(found.cotangents, call.module, index, _array(gradient))
 
     return keep
 
 
-def _tensors(out: Any) -> Iterator[Tensor]:
+def _mapped(out: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Change the floating-point tensors among what a module returns."""
     if isinstance(out, Tensor):
-        if out.is_floating_point():
-            yield out
-    elif isinstance(out, (list, tuple)):
-        for part in out:
-            yield from _tensors(part)
+        return change(out) if out.is_floating_point() else out
+    if isinstance(out, (list, tuple)):
+        parts = [_mapped(part, change) for part in out]
+        return type(out)(*parts) if hasattr(out, "_fields") else type(out)(parts)
+    return out
 
 
 def _array(x: Tensor) -> np.ndarray:
