@@ -217,20 +217,28 @@ def _measure_watching(console: Console) -> None:
 
 def _measure_diff(console: Console) -> None:
     console.print("measuring: comparisons of two programs (half an hour) ...")
-    report = _facts() | {"sizes": diff_cost.run(console.print)}
+    facts = _facts()
+    kept = _kept(console, "diff.json", facts)
+    report = facts | {"sizes": diff_cost.run(kept)}
     console.print_json(data=report["sizes"])
     _save(console, "diff.json", report)
+    kept.forget()
+
+
+def _kept(console: Console, name: str, facts: dict[str, Any]) -> Kept:
+    """What an interrupted run has measured, and the next one need not measure again."""
+
+    def circumstances() -> dict[str, Any]:
+        return {"facts": facts, "sources": sources_digest()}
+
+    return Kept(RESULTS / "unfinished" / name, circumstances, say=console.print)
 
 
 def _measure_diff_peers(console: Console) -> None:
     console.print("measuring: tools that compare two programs (an hour) ...")
     diff_peers.check_peers()
     facts = _facts(diff_peers.PEERS)
-
-    def circumstances() -> dict[str, Any]:
-        return {"facts": facts, "sources": sources_digest()}
-
-    kept = Kept(RESULTS / "unfinished" / "diff-peers.json", circumstances, say=console.print)
+    kept = _kept(console, "diff-peers.json", facts)
     report = facts | diff_peers.run(kept)
     console.print_json(data={part: report[part] for part in ("copied", "rewritten", "ported")})
     _save(console, "diff-peers.json", report)

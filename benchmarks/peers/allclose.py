@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import permutations
+from itertools import accumulate, permutations
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,6 @@ from benchmarks.peers.answers import Answer
 from benchmarks.peers.runs import Run
 
 __all__ = ["allclose", "matched_modules"]
-
-Origins = Mapping[str, Sequence[str]]  # the names of the left parameters, by that of the right one
 
 
 def allclose(left: Run, right: Run, weights: Any, *, rtol: float = 1e-5, atol: float = 1e-8) -> Answer:
@@ -26,8 +24,7 @@ def allclose(left: Run, right: Run, weights: Any, *, rtol: float = 1e-5, atol: f
     def differ(a: Any, b: Any) -> bool:
         return not np.allclose(b, a, rtol=rtol, atol=atol)
 
-    origins = {name: source.names for name, source in weights.origins.items()}
-    pairs = matched_modules(left, right, origins)
+    pairs = matched_modules(left, right, weights)
     for module in left.outputs:
         if module in pairs and _parts(left.outputs[module], right.outputs[pairs[module]], differ):
             return Answer(True, "forward", module, pairs[module])
@@ -72,24 +69,30 @@ def _stacked(parts: Sequence[np.ndarray]) -> np.ndarray | None:
 
 
 def _layouts(x: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """The layouts of an array that have a shape: with its axes in another order, or else reshaped."""
+    """The layouts of an array that have a shape: with its axes in another order, or else with neighbouring
+    axes put together or split."""
     orders = [axes for axes in permutations(range(x.ndim)) if tuple(x.shape[i] for i in axes) == shape]
     yield from (x.transpose(axes) for axes in orders)
-    if not orders:
+    ends = [set(accumulate(sizes, int.__mul__)) for sizes in (x.shape, shape)]
+    if not orders and (ends[0] <= ends[1] or ends[1] <= ends[0]):
         yield x.reshape(shape)
 
 
-def matched_modules(left: Run, right: Run, origins: Origins) -> dict[str, str]:
+def matched_modules(left: Run, right: Run, weights: Any) -> dict[str, str]:
     """Which module of the right side belongs to which of the left one.
 
-    Modules correspond if they have the same weights, or else the same name. Of several around the same
-    weights, the innermost come first.
+    Modules correspond if they have the same weights, all of them, or else the same name. Of several around
+    the same weights, the innermost come first.
     """
-    mine = _by_weights(left.outputs, {name: [name] for name in left.gradients})
-    theirs = _by_weights(right.outputs, origins)
+    own = {name: [(name, name, x.size)] for name, x in left.gradients.items()}
+    taken = {
+        name: [(p.name, str(p), np.size(p.of(left.gradients))) for p in source.pieces if p.name in own]
+        for name, source in weights.origins.items()
+    }
+    mine, theirs = _by_weights(left.outputs, own), _by_weights(right.outputs, taken)
     found = {}
-    for weights, modules in mine.items():
-        found.update(zip(modules, theirs.get(weights, ()), strict=False))
+    for key, modules in mine.items():
+        found.update(zip(modules, theirs.get(key, ()), strict=False))
     rest = {_plain(module): module for module in right.outputs if module not in found.values()}
     for module in left.outputs:
         if module not in found and _plain(module) in rest:
@@ -97,14 +100,23 @@ def matched_modules(left: Run, right: Run, origins: Origins) -> dict[str, str]:
     return found
 
 
-def _by_weights(modules: Mapping[str, Any], sources: Origins) -> dict[frozenset[str], list[str]]:
-    found: dict[frozenset[str], list[str]] = {}
+Pieces = Mapping[str, Sequence[tuple[str, str, int]]]  # of each parameter: left parameter, part of it, size
+
+
+def _by_weights(modules: Mapping[str, Any], pieces: Pieces) -> dict[tuple[frozenset[str], int], list[str]]:
+    """The modules by the left parameters that are in them and how much of these."""
+    found: dict[tuple[frozenset[str], int], list[str]] = {}
     for module in sorted(modules, key=lambda path: -len(path)):
         prefix = f"{module}." if module else ""
-        inside = [s for name, s in sources.items() if name.removeprefix("params.").startswith(prefix)]
-        weights = frozenset(name for names in inside for name in names)
-        if weights:
-            found.setdefault(weights, []).append(module)
+        inside = {
+            piece
+            for name, parts in pieces.items()
+            for piece in parts
+            if name.removeprefix("params.").startswith(prefix)
+        }
+        if inside:
+            key = frozenset(name for name, *_ in inside), sum(size for *_, size in inside)
+            found.setdefault(key, []).append(module)
     return found
 
 

@@ -25,7 +25,7 @@ from benchmarks.peers.jax_runs import jax_run
 from benchmarks.peers.msprobe import answer_of
 from benchmarks.peers.padiff import DEFAULT, README, padiff
 from benchmarks.peers.runs import torch_run, torch_step
-from stablenum.diagnosis.diff.origins import Origin, Piece
+from stablenum.diagnosis.diff.origins import Cut, Origin, Piece
 from stablenum.diagnosis.diff.weights import WeightMap
 
 X = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
@@ -148,13 +148,26 @@ def test_weights_are_carried_over():
 def test_modules_correspond_by_their_weights_and_else_by_name():
     left, right = ran(), ran()
     right.outputs = {name.replace("first", "up"): x for name, x in right.outputs.items()}
-    names = {n.replace("first", "up"): [n] for n in right.gradients}
-    found = matched_modules(left, right, names)
+    weights = WeightMap({n.replace("first", "up"): o for n, o in identity(left).origins.items()})
+    found = matched_modules(left, right, weights)
     assert found["blocks.0.first"] == "blocks.0.up"
     assert found["blocks.1.0"] == "blocks.1.0", "the innermost of two around the same weights"
     assert found["blocks.1"] == "blocks.1"
-    assert matched_modules(left, right, {})["head"] == "head"
-    assert "blocks.0.first" not in matched_modules(left, right, {})
+    assert matched_modules(left, right, WeightMap({}))["head"] == "head"
+    assert "blocks.0.first" not in matched_modules(left, right, WeightMap({}))
+
+
+def test_a_module_with_a_part_of_the_weights_is_not_the_same():
+    left, right = ran(), ran()
+    part = Piece("blocks.0.first.weight", (Cut(0, 2, 0, 0, 2),))
+    right.outputs = {"half": right.outputs["blocks.0.first"]}
+    weights = WeightMap(
+        {
+            "half.weight": Origin(part, (2, 4), (0, 1)),
+            "half.bias": identity(left).origins["blocks.0.first.bias"],
+        }
+    )
+    assert not matched_modules(left, right, weights)
 
 
 def test_msprobe_names_a_line_and_for_modules_a_path():
@@ -249,6 +262,15 @@ def test_calls_within_a_scan_are_captured_one_by_one():
     found = jax_run(of_model(Cell), {})
     assert [x.shape for x in found.outputs["linear"][0]] == [X.shape] * 3
     assert len(found.cotangents["linear"][0]) == 3
+
+
+def test_arrays_that_no_layout_makes_comparable_are_passed_over():
+    left, right = ran(), ran()
+    (x,) = left.outputs["head"][0]
+    right.outputs["head"] = {0: [x.reshape(2, 6)]}
+    assert by_allclose(left, right) == Answer(False), "only put together"
+    right.outputs["head"] = {0: [x.reshape(4, 3) + 1]}
+    assert by_allclose(left, right) == Answer(False), "4 x 3 is no layout of 2 x 3 x 2"
 
 
 def test_another_layout_is_laid_on_the_first():
