@@ -273,6 +273,16 @@ def test_arrays_that_no_layout_makes_comparable_are_passed_over():
     assert by_allclose(left, right) == Answer(False), "4 x 3 is no layout of 2 x 3 x 2"
 
 
+def test_the_gradients_of_several_calls_are_compared_in_either_order():
+    left, right = ran(), ran()
+    (x,) = left.cotangents["head"][0]
+    left.cotangents["head"] = {0: [x, 2 * x]}
+    right.cotangents["head"] = {0: [np.stack([2 * x, x])]}
+    assert by_allclose(left, right) == Answer(False)
+    right.cotangents["head"] = {0: [np.stack([3 * x, x])]}
+    assert by_allclose(left, right)[1:3] == ("backward", "head")
+
+
 def test_another_layout_is_laid_on_the_first():
     left, right = ran(), ran()
     right.outputs["head"] = {0: [np.moveaxis(x, -1, 1) for x in right.outputs["head"][0]]}
