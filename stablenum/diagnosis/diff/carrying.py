@@ -40,7 +40,8 @@ def carried(left: Side, right: Program, weights: Weights) -> tuple[WeightMap, Ma
     if not isinstance(weights, str):
         raise bad_type("weights", "'match', 'as they are', a dict or a function", weights)
     uses = uses_of(measured(right, noise=False))
-    mapped = settled(left, right, guessed(uses_of(left), uses), uses)
+    alike = left.program.framework == right.framework
+    mapped = settled(left, right, guessed(uses_of(left), uses, alike=alike), uses)
     return mapped, mapped.of(arrays)
 
 
@@ -74,7 +75,8 @@ def _gathered(
 
 def _guess_or_nothing(a: Side, right: Program) -> WeightMap:
     try:
-        return guessed(uses_of(a), uses_of(measured(right, noise=False)))
+        alike = a.program.framework == right.framework
+        return guessed(uses_of(a), uses_of(measured(right, noise=False)), alike=alike)
     except UnmappedError:
         return WeightMap({})
 
