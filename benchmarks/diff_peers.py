@@ -64,7 +64,8 @@ def run(kept: Kept) -> dict[str, Any]:
         ``copied``: a program of PyTorch and its copy with a change; ``rewritten``: with another structure;
         ``ported``: a program of PyTorch and its port to JAX.
     """
-    return _within(kept) | {"ported": _across(kept)}
+    ported = _across(kept)
+    return _within(kept) | {"ported": ported}
 
 
 # --- two programs of PyTorch ----------------------------------------------------------------------------

@@ -149,31 +149,3 @@ def right():
     clean, sigma, noise = (torch.from_numpy(a) for a in noisy_images())
     clean, noise = (a.permute(0, 3, 1, 2).contiguous() for a in (clean, noise))
     return stablenum_torch.program(loss_fn, clean, sigma, noise, model=predictor)
-
-
-RENAMED = {
-    "enc.": "encoder.",
-    "mid.": "middle.",
-    "dec.": "decoder.",
-    "down.": "shrink.",
-    ".time.": ".condition.1.",
-    "time_in.": "time.",
-    "conv_in.": "start.",
-    "conv_out.": "end.",
-    "skip.": "shortcut.",
-    "norm1.weight": "before.0.scale",
-    "norm1.bias": "before.0.shift",
-    "conv1.": "before.2.",
-    "norm2.weight": "after.0.scale",
-    "norm2.bias": "after.0.shift",
-    "conv2.": "after.2.",
-}
-
-
-def weights(arrays):
-    found = {}
-    for name, array in arrays.items():
-        for old, new in RENAMED.items():
-            name = name.replace(old, new)
-        found[name] = array
-    return found
