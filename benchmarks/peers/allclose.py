@@ -30,10 +30,12 @@ def allclose(left: Run, right: Run, weights: Any, *, rtol: float = 1e-5, atol: f
             return Answer(True, "forward", module, pairs[module])
     if differ(left.loss, right.loss):
         return Answer(True, "forward")
-    for module in left.cotangents:
-        theirs = right.cotangents.get(pairs.get(module, ""), {})
-        if module in pairs and _parts(left.cotangents[module], theirs, differ):
-            return Answer(True, "backward", module, pairs[module])
+    for module, mine in left.cotangents.items():
+        other = pairs.get(module)
+        if other is None or not _one_to_one(left.outputs[module], right.outputs[other]):
+            continue
+        if _parts(mine, right.cotangents.get(other, {}), differ):
+            return Answer(True, "backward", module, other)
     for phase, of in (("backward", "gradients"), ("update", "updated")):
         mine, theirs = getattr(left, of), getattr(right, of)
         for name in reversed(theirs):
@@ -65,6 +67,12 @@ def _parts(left: Parts, right: Parts, differ: Any) -> bool:
     return False
 
 
+def _one_to_one(left: Parts, right: Parts) -> bool:
+    """Whether all that a module returns has a counterpart of its size: a recurrent layer is not its cell."""
+    sizes = [sum(x.size for x in parts) for parts in right.values()]
+    return all(sum(x.size for x in parts) in sizes for parts in left.values())
+
+
 def _stacked(parts: Sequence[np.ndarray]) -> np.ndarray | None:
     if not parts or len({p.shape for p in parts}) > 1:
         return None
@@ -74,11 +82,15 @@ def _stacked(parts: Sequence[np.ndarray]) -> np.ndarray | None:
 def _layouts(x: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
     """The layouts of an array that have a shape: with its axes in another order, or else with neighbouring
     axes put together or split."""
-    orders = [axes for axes in permutations(range(x.ndim)) if tuple(x.shape[i] for i in axes) == shape]
-    yield from (x.transpose(axes) for axes in orders)
+    orders = _orders(x.shape, shape)
     ends = [set(accumulate(sizes, int.__mul__)) for sizes in (x.shape, shape)]
     if not orders and (ends[0] <= ends[1] or ends[1] <= ends[0]):
-        yield x.reshape(shape)
+        x, orders = x.reshape(shape), _orders(shape, shape)  # axes of one size may still be exchanged
+    yield from (x.transpose(axes) for axes in orders)
+
+
+def _orders(given: tuple[int, ...], wanted: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return [axes for axes in permutations(range(len(given))) if tuple(given[i] for i in axes) == wanted]
 
 
 def matched_modules(left: Run, right: Run, weights: Any) -> dict[str, str]:

@@ -51,10 +51,31 @@ def _given(leaf: Any, arrays: Mapping[str, Any]) -> Any:
     return jnp.asarray(np.reshape(arrays[leaf.name], leaf.data.shape), leaf.data.dtype)
 
 
+class _Paths:
+    """The paths of a model's modules, also of its copies: JAX takes a model that is an argument apart, and
+    puts it together again."""
+
+    def __init__(self, model: Any) -> None:
+        self._kind = type(model)
+        self._known: dict[int, tuple[str, Any]] = {}  # with the module, so that no other one gets its id
+        self._add(model)
+
+    def _add(self, model: Any) -> None:
+        self._known.update((id(module), (path, module)) for path, module in _modules(model))
+
+    def of(self, module: Any) -> str | None:
+        if id(module) not in self._known and type(module) is self._kind:
+            self._add(module)
+        return self._known.get(id(module), (None, None))[0]
+
+    def kinds(self) -> set[type]:
+        return {type(module) for _, module in self._known.values()}
+
+
 @contextmanager
 def _wrapped(params: Any, found: Run) -> Iterator[None]:
     """Within it, what a module returns is kept, and later its gradient."""
-    paths = {id(module): path for path, module in _modules(params)}
+    paths = _Paths(params)
 
     def of_linen(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         out = call(*args, **kwargs)
@@ -64,19 +85,20 @@ def _wrapped(params: Any, found: Run) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(flax.linen.intercept_methods(of_linen))
-        for kind in {type(module) for _, module in _modules(params)}:
+        for kind in paths.kinds():
             if callable(getattr(kind, "__call__", None)):  # noqa: B004
                 stack.enter_context(_patched(kind, paths, found))
         yield
 
 
 @contextmanager
-def _patched(kind: type, paths: Mapping[int, str], found: Run) -> Iterator[None]:
+def _patched(kind: type, paths: _Paths, found: Run) -> Iterator[None]:
     own, original = "__call__" in vars(kind), kind.__call__
 
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        path = paths.of(self)
         out = original(self, *args, **kwargs)
-        return _tapped(out, paths[id(self)], found) if id(self) in paths else out
+        return out if path is None else _tapped(out, path, found)
 
     before = vars(kind).get("__call__")
     type.__setattr__(kind, "__call__", called)

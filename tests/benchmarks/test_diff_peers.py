@@ -247,6 +247,18 @@ def test_outputs_of_modules_of_jax_and_their_gradients_are_captured(made, first,
         assert "called" not in kind.__call__.__qualname__, "the classes are as they were"
 
 
+def test_a_model_that_is_an_argument_of_vmap_is_captured():
+    def mapped():
+        def loss(model, x):
+            return (jax.vmap(lambda m, row: m(row[None])[0], in_axes=(None, 0))(model, x) ** 2).mean()
+
+        return stablenum_jax.program(loss, Equinox(), X)
+
+    found = jax_run(mapped, {})
+    assert list(found.outputs) == ["layers.0", "layers.1", ""]
+    assert found.outputs["layers.0"][0][0].shape == (2, 1, 3, 3)
+
+
 def test_calls_within_a_scan_are_captured_one_by_one():
     class Cell(nnx.Module):
         def __init__(self):
@@ -281,6 +293,14 @@ def test_the_gradients_of_several_calls_are_compared_in_either_order():
     assert by_allclose(left, right) == Answer(False)
     right.cotangents["head"] = {0: [np.stack([3 * x, x])]}
     assert by_allclose(left, right)[1:3] == ("backward", "head")
+
+
+def test_gradients_are_compared_only_where_all_outputs_have_a_counterpart():
+    left, right = ran(), ran()
+    right.cotangents["head"] = {0: [x + 1 for x in right.cotangents["head"][0]]}
+    assert by_allclose(left, right)[1:3] == ("backward", "head")
+    left.outputs["head"][1] = [np.zeros(5)]  # what a layer returns in addition, and a cell does not
+    assert by_allclose(left, right) == Answer(False)
 
 
 def test_another_layout_is_laid_on_the_first():
