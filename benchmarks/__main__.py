@@ -3,8 +3,9 @@
 ``cpu.json`` has the cost of a guarded step compared with that of the peers' steps; ``gpu.json`` has the same
 on a CUDA device, measured only on request (``python -m benchmarks gpu``). ``rules.json`` has the cost of each
 rule's decision and how well the spike rules find spikes, ``diagnosis.json`` how often a diagnosis is right.
-``diff.json`` has the cost of comparing two programs, ``partners.json`` what a bad batch leaves behind in
-other trainers. ``python -m benchmarks rules`` measures one part alone.
+``diff.json`` has the cost of comparing two programs, ``diff-peers.json`` how often a comparison and other
+tools find a difference, ``partners.json`` what a bad batch leaves behind in other trainers.
+``python -m benchmarks rules`` measures one part alone.
 
 The command exits with an error if a peer is missing or a result differs from the peer's, so that only
 measured figures are printed.
@@ -24,7 +25,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decide_cost, diagnosis, diff_cost, losses, rule_steps, spike_detection, ulp, watching
+from benchmarks import (
+    decide_cost,
+    diagnosis,
+    diff_cost,
+    diff_peers,
+    losses,
+    rule_steps,
+    spike_detection,
+    ulp,
+    watching,
+)
 from benchmarks.partners import table as partners
 from benchmarks.ranks import run as ranks
 from benchmarks.steps.errors import BenchmarkError
@@ -208,9 +219,32 @@ def _measure_watching(console: Console) -> None:
 
 def _measure_diff(console: Console) -> None:
     console.print("measuring: comparisons of two programs (half an hour) ...")
-    report = _facts() | {"sizes": diff_cost.run(console.print)}
+    facts = _facts()
+    kept = _kept(console, "diff.json", facts)
+    report = facts | {"sizes": diff_cost.run(kept)}
     console.print_json(data=report["sizes"])
     _save(console, "diff.json", report)
+    kept.forget()
+
+
+def _kept(console: Console, name: str, facts: dict[str, Any]) -> Kept:
+    """What an interrupted run has measured, and the next one need not measure again."""
+
+    def circumstances() -> dict[str, Any]:
+        return {"facts": facts, "sources": sources_digest()}
+
+    return Kept(RESULTS / "unfinished" / name, circumstances, say=console.print)
+
+
+def _measure_diff_peers(console: Console) -> None:
+    console.print("measuring: tools that compare two programs (an hour) ...")
+    diff_peers.check_peers()
+    facts = _facts(diff_peers.PEERS)
+    kept = _kept(console, "diff-peers.json", facts)
+    report = facts | diff_peers.run(kept)
+    console.print_json(data={part: report[part] for part in ("copied", "rewritten", "ported")})
+    _save(console, "diff-peers.json", report)
+    kept.forget()
 
 
 def _measure_partners(console: Console) -> None:
@@ -244,6 +278,7 @@ PARTS = {
     "watching": _measure_watching,
     "diff": _measure_diff,
     "partners": _measure_partners,
+    "diff-peers": _measure_diff_peers,
 }
 
 

@@ -7,16 +7,18 @@ compiled before), one compares the two where they agree, and one where each bloc
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.repeats import known_within
 from benchmarks.steps.errors import BenchmarkError
+from benchmarks.steps.keeping import Kept
 
 __all__ = ["KINDS", "row_of", "run"]
 
@@ -34,6 +36,10 @@ def _once(size: str, kind: str) -> dict[str, float]:
         raise BenchmarkError(f"{' '.join(command[1:])} ended with {done.returncode}: {done.stderr[-500:]}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def _round(size: str, order: Sequence[str]) -> dict[str, dict[str, float]]:
+    return {kind: _once(size, kind) for kind in order}
 
 
 def row_of(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
@@ -58,14 +64,13 @@ def _peak(rounds: Sequence[Mapping[str, Mapping[str, float]]], kind: str) -> int
     return round(max(r[kind]["peak_mb"] for r in rounds))
 
 
-def run(say: Callable[[str], object] = print) -> dict[str, Any]:
-    """All figures, by size."""
+def run(kept: Kept) -> dict[str, Any]:
+    """All figures, by size; each round is kept."""
     found = {}
     for size, kinds in _SIZES.items():
         rounds = []
         for number in range(_PROCESSES):
             order = random.Random(number).sample(kinds, len(kinds))
-            rounds.append({kind: _once(size, kind) for kind in order})
-            say(f"{size}: {rounds[-1]}")
+            rounds.append(kept.part(f"{size}, round {number + 1}", functools.partial(_round, size, order)))
         found[size] = row_of(rounds)
     return found

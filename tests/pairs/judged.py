@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import stablenum
 from stablenum.diagnosis.diff.differences import Location
+from stablenum.diagnosis.diff.weights import UnmappedError
 
 HERE = Path(__file__).parent
 
@@ -46,32 +50,76 @@ def source_of(name: str, case: dict[str, Any]) -> str:
     return text
 
 
-def report_of(name: str, case: dict[str, Any], folder: Path) -> Any:
-    """The report on a case, which is written into a folder and run."""
-    path = folder / f"{case['name']}.py"
-    path.write_text(source_of(name, case), encoding="utf-8")
-    module_name = f"pair_{case['name']}"
+class Sides(NamedTuple):
+    """The two sides of a case: what makes the programs, and the texts in which their lines are counted.
+
+    Attributes:
+        left, right: return the programs.
+        left_text, right_text: the texts; two of them if a program is compared with a changed copy.
+        weights: the argument of ``stablenum.diff``.
+    """
+
+    left: Callable[[], Any]
+    right: Callable[[], Any]
+    left_text: str
+    right_text: str
+    weights: Any = "match"
+
+
+@contextmanager
+def sides_of(name: str, case: dict[str, Any], folder: Path) -> Iterator[Sides]:
+    """The sides of a case, whose file is written into a folder and loaded.
+
+    Where a case says ``"both": "left"``, the file's left program is compared with itself after the change.
+    """
+    text = source_of(name, case)
+    with _loaded(case["name"], text, folder) as module:
+        if "both" not in case:
+            yield Sides(module.left, module.right, text, text, getattr(module, "weights", "match"))
+            return
+        before = (HERE / name / case["base"]).read_text(encoding="utf-8")
+        with _loaded(f"{case['name']}_before", before, folder) as original:
+            yield Sides(original.left, module.left, before, text)
+
+
+@contextmanager
+def _loaded(name: str, text: str, folder: Path) -> Iterator[ModuleType]:
+    path = folder / f"{name}.py"
+    path.write_text(text, encoding="utf-8")
+    module_name = f"pair_{name}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        return stablenum.diff(module.left(), module.right())
+        yield module
     finally:
         del sys.modules[module_name]
+
+
+def report_of(name: str, case: dict[str, Any], folder: Path) -> Any:
+    """The report on a case, which is written into a folder and run."""
+    with sides_of(name, case, folder) as sides:
+        return stablenum.diff(sides.left(), sides.right(), weights=sides.weights)
 
 
 def judged(name: str, case: dict[str, Any], folder: Path) -> Judged:
     """What is right in the report on a case."""
     try:
         report = report_of(name, case, folder)
-    except ValueError:  # parameters that were not mapped: no answer
+    except UnmappedError:  # no answer
         return Judged(ok=False)
+    return judged_report(name, case, report)
+
+
+def judged_report(name: str, case: dict[str, Any], report: Any) -> Judged:
+    """What is right in a report."""
     if report.ok or case["kind"] == "equivalent":
         return Judged(ok=report.ok)
     first, text = report.first, source_of(name, case)
-    left = _right_line(first.left, text, case["left"], case.get("left_also"))
+    before = text if "both" not in case else (HERE / name / case["base"]).read_text(encoding="utf-8")
+    left = _right_line(first.left, before, case["left"], case.get("left_also"))
     right = _right_line(first.right, text, case["right"], case.get("right_also"))
     place = first.left or first.right
     module = _ends(first.left, case["module_left"]) and _ends(first.right, case["module_right"])

@@ -10,7 +10,7 @@ import pytest
 
 from tests.pairs.judged import HERE, cases, judged, lines_of, source_of
 
-SETS = ("tuned", "blind", "second", "third", "fourth")
+SETS = ("tuned", "blind", "second", "third", "fourth", "within")
 # Pairs whose author says that they agree. In the first, torch clips by norm + 1e-6 and optax by the norm,
 # which is a difference. In the others the map of the weights is wrong: two batch norms of one size, and a
 # square matrix.
@@ -44,13 +44,21 @@ def test_some_pairs_are_judged_in_every_run(case: str, tmp_path: Path) -> None:
         assert found.confirmed
 
 
+def test_replaced_values_leave_the_numbers_of_the_others(tmp_path: Path) -> None:
+    """In this pair a sum of gradients cancels once a value is replaced."""
+    found = judged("within", cases("within")["resnet_pool_copy"], tmp_path)
+    assert found.left
+    assert found.right
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_every_case_can_be_made(name: str) -> None:
     for case in cases(name).values():
         text = source_of(name, case)
-        for side in ("left", "right"):
+        before = text if "both" not in case else (HERE / name / case["base"]).read_text(encoding="utf-8")
+        for side, of in (("left", before), ("right", text)):
             fragment: Any = case.get(side)
-            assert fragment is None or lines_of(text, fragment)
+            assert fragment is None or lines_of(of, fragment)
 
 
 def test_every_other_equivalent_pair_was_called_the_same() -> None:

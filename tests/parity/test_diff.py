@@ -351,6 +351,29 @@ def test_one_difference_is_named_once_although_its_derivative_differs_too() -> N
         assert len(stablenum.diff(torch_program(), jax_program(**options)).differences) == 1
 
 
+@pytest.mark.parametrize("weights", ["match", "as they are"])
+def test_a_square_kernel_stays_as_it_is_within_a_framework(weights: str) -> None:
+    def program() -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1), torch.nn.Tanh(), torch.nn.Conv2d(3, 3, 1))
+        x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+        return stablenum_torch.program(lambda x: model(x).square().mean(), x, model=model)
+
+    report = stablenum.diff(program(), program(), weights=weights)
+    assert report.ok
+    assert report.weights["2.weight"] == "2.weight"
+
+
+def test_a_square_matrix_that_is_given_by_name_stays_as_it_is_within_a_framework() -> None:
+    def program() -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+        return stablenum_torch.program(lambda x: model(x).square().mean(), torch.ones(3, 4), model=model)
+
+    names = {name: name for name in program().parameters()}
+    assert stablenum.diff(program(), program(), weights=names).ok
+
+
 def test_gradients_are_compared_as_a_function_of_the_weights_rearranges_them() -> None:
     x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
     model = nn.Linear(5, 5, bias=False)

@@ -27,7 +27,9 @@ def carried(left: Side, right: Program, weights: Weights) -> tuple[WeightMap, Ma
     if isinstance(weights, str) and weights not in ("match", "as they are"):
         raise bad_field("weights", "'match', 'as they are', a dict or a function", weights)
     if isinstance(weights, Mapping):
-        mapped = _given(weights, arrays, right.parameters())
+        # Frameworks differ in which axis of a matrix comes first; two programs of one do not.
+        kind = "other" if left.program.framework == right.framework else "matmul"
+        mapped = _given(weights, arrays, right.parameters(), kind)
         return mapped, mapped.of(arrays)
     if callable(weights):
         made = {name: np.asarray(x, np.float64) for name, x in weights(arrays).items()}
@@ -38,7 +40,8 @@ def carried(left: Side, right: Program, weights: Weights) -> tuple[WeightMap, Ma
     if not isinstance(weights, str):
         raise bad_type("weights", "'match', 'as they are', a dict or a function", weights)
     uses = uses_of(measured(right, noise=False))
-    mapped = settled(left, right, guessed(uses_of(left), uses), uses)
+    alike = left.program.framework == right.framework
+    mapped = settled(left, right, guessed(uses_of(left), uses, alike=alike), uses)
     return mapped, mapped.of(arrays)
 
 
@@ -72,12 +75,15 @@ def _gathered(
 
 def _guess_or_nothing(a: Side, right: Program) -> WeightMap:
     try:
-        return guessed(uses_of(a), uses_of(measured(right, noise=False)))
+        alike = a.program.framework == right.framework
+        return guessed(uses_of(a), uses_of(measured(right, noise=False)), alike=alike)
     except UnmappedError:
         return WeightMap({})
 
 
-def _given(weights: Mapping[str, str], left: Mapping[str, Any], right: Mapping[str, Any]) -> WeightMap:
+def _given(
+    weights: Mapping[str, str], left: Mapping[str, Any], right: Mapping[str, Any], kind: str
+) -> WeightMap:
     origins = dict[str, Source]()
     for name, source in weights.items():
         for side, known, asked in (("right", right, name), ("left", left, source)):
@@ -86,7 +92,7 @@ def _given(weights: Mapping[str, str], left: Mapping[str, Any], right: Mapping[s
                     f"weights names {asked!r}, which is no parameter of the {side} program. "
                     f"Its parameters are {', '.join(list(known)[:12])}."
                 )
-        ways = layouts(tuple(left[source].shape), tuple(right[name].shape), "matmul")
+        ways = layouts(tuple(left[source].shape), tuple(right[name].shape), kind)
         if not ways:
             raise ValueError(
                 f"weights maps {source!r} {list(left[source].shape)} to {name!r} {list(right[name].shape)}: "

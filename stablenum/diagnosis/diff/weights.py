@@ -36,8 +36,11 @@ class WeightMap:
         return {name: origin.of(arrays) for name, origin in self.origins.items()}
 
 
-def guessed(left: Sequence[Use], right: Sequence[Use]) -> WeightMap:
+def guessed(left: Sequence[Use], right: Sequence[Use], *, alike: bool = False) -> WeightMap:
     """Return the map by the order of the first uses, sizes, kinds of operations, names and what is read.
+
+    Args:
+        alike: whether both programs are of one framework, where arrays usually lie alike.
 
     Raises:
         UnmappedError: a parameter of the right side has no counterpart.
@@ -59,7 +62,8 @@ def guessed(left: Sequence[Use], right: Sequence[Use]) -> WeightMap:
             rest_right.remove(use)
     if rest_right:
         raise UnmappedError(_message(rest_right, rest_left))
-    return WeightMap(_in_one_way(with_twins(origins, left)))
+    found = with_twins(origins, left)
+    return WeightMap(_in_one_way(_as_they_lie(found) if alike else found))
 
 
 # How parameters are cut before they are compared: by the layers of a loop; then what is left over by rows,
@@ -102,6 +106,11 @@ def _message(right: Sequence[Use], left: Sequence[Use]) -> str:
         "Give weights={right name: left name}, or a function from the left arrays to the right ones; "
         "weights='as they are' leaves both alone."
     )
+
+
+def _as_they_lie(origins: Mapping[str, Source]) -> dict[str, Source]:
+    """Leave the axes as they are where that fits, also those of square matrices and kernels."""
+    return {name: o.laid(tuple(range(len(o.ways[0])))) if o.ways else o for name, o in origins.items()}
 
 
 def _in_one_way(origins: Mapping[str, Source]) -> dict[str, Source]:

@@ -341,17 +341,23 @@ class _Player(TorchDispatchMode):
             return made
         whole = func(*args, **kwargs)
         ours, theirs = list(tensors_in(made)), list(tensors_in(whole))
-        replaced = any(i >= first for i in self._replace if i < len(self.trace.values))
         for i, tensor in enumerate(theirs):
             same = i < len(ours) and ours[i].shape == tensor.shape
-            if same and (replaced or _close(ours[i], tensor)):
-                if self._noise or replaced:
+            if same and self._is_opened((self._wide, first, i), ours[i], tensor):
+                if self._noise or self._replace:
                     tensor.copy_(ours[i])
                 self._values.note(tensor, self._known(ours[i]), written=False, uninitialised=False)
             else:
                 inputs = [self._known(t) for t in tensors_in((args, kwargs))]
                 self._step(operation, "", inputs, [tensor], set(), (args, kwargs))
         return whole
+
+    def _is_opened(self, which: tuple[bool, int, int], ours: Tensor, theirs: Tensor) -> bool:
+        """Return whether a result is that of the parts, as in the first play: values keep their numbers,
+        though other values may make a result differ, such as a sum that cancels."""
+        if which not in self._tape.opened:
+            self._tape.opened[which] = _close(ours, theirs)
+        return self._tape.opened[which]
 
     def _step(
         self,

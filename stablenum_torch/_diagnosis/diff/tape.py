@@ -97,11 +97,14 @@ class Tape:
         entries: as they ran.
         outside: storage -> a tensor of it that existed before the recording.
         names: storage -> the role and the name of each place of it that has one.
+        opened: whether an operation's result is that of its parts: by width, number of values before it, and
+            place among its results. Filled by the first play.
     """
 
     entries: list[Entry | Mark] = field(default_factory=list)
     outside: dict[int, Tensor] = field(default_factory=dict)
     names: dict[Place, tuple[str, str]] = field(default_factory=dict)
+    opened: dict[tuple[bool, int, int], bool] = field(default_factory=dict)
 
 
 class Taping(Recorder):
