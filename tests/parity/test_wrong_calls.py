@@ -285,12 +285,14 @@ def jax_calls() -> dict[str, Call]:
                 "new": ({"v": jnp.ones(2)}, {"w": jnp.ones(3)}, None),
                 "old": ({"v": jnp.ones(2)}, {"w": jnp.ones(3)}, None),
             },
+            free={"before": "without it the state alone says what it can"},
         ),
         "load_guard_state_dict": Call(
             s.load_guard_state_dict,
             {"opt_state": state, "plain": s.guard_state_dict(state)},
             {"opt_state": states, "plain": (*THINGS, None, {}, {"step": 1})},
         ),
+        "scalars": Call(s.scalars, {"opt_state": state}, {"opt_state": states, "prefix": (3, None)}),
         "metrics": Call(s.metrics, {"opt_state": state}, {"opt_state": states, "raise_if_halted": FLAGS}),
         **{
             name: Call(getattr(s, name), {"opt_state": state}, {"opt_state": states})
