@@ -40,6 +40,7 @@ def setup(app: object) -> None:
     sys.path[:0] = [str(HERE), str(HERE.parent)]  # the generators, and the recorded streams
     import costs
     import cures
+    import diffs
     import figures
     import gallery
     import partners
@@ -61,6 +62,7 @@ def setup(app: object) -> None:
     partners.write_partners(results / "partners.json", generated)
     costs.write_costs(results / "cpu.json", generated)
     costs.write_ranks(results / "ranks.json", generated)
+    diffs.write_diff_peers(results / "diff-peers.json", generated)
     cures.write_cures(generated)
     poison.write_poison(generated)
     gallery.write_gallery(generated)

@@ -9,9 +9,13 @@ from types import ModuleType
 
 import pytest
 
+from benchmarks import diff_peers
 from benchmarks.diff_cost import row_of
+from tests.pairs.judged import cases
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PEERS = RESULTS / "diff-peers.json"
 
 
 @pytest.fixture
@@ -19,6 +23,43 @@ def diffs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module of the docs folder that writes the tables."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     return __import__("diffs")
+
+
+def test_the_page_includes_the_tables() -> None:
+    page = (ROOT / "docs" / "diff.md").read_text(encoding="utf-8")
+    conf = (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
+    for name in ("diff-peers", "diff-cost"):
+        written = f"write_{name.replace('-', '_')}(" in conf
+        assert (f"{{include}} _build/generated/{name}.md" in page) == written
+    assert "write_diff_peers(" in conf
+
+
+def test_the_results_are_of_the_pairs_that_there_are() -> None:
+    report = json.loads(PEERS.read_text(encoding="utf-8"))
+    within = list(cases("within").values())
+    of = {
+        "copied": [c for c in within if "both" in c],
+        "rewritten": [c for c in within if "both" not in c],
+        "ported": [case for _, case in diff_peers._ported()],
+    }
+    for part, pairs in of.items():
+        for row in report[part].values():
+            for phase in ("forward", "backward", "update"):
+                assert row[phase]["pairs"] == sum(
+                    c.get("phase") == phase for c in pairs if c["kind"] == "error"
+                )
+                assert row[phase]["place"] <= row[phase]["seen"] <= row[phase]["pairs"]
+            assert row["equivalent"]["pairs"] == sum(c["kind"] == "equivalent" for c in pairs)
+    assert set(diff_peers.PEERS) <= set(report["versions"])
+
+
+def test_what_the_results_say_of_diff_is_what_the_tests_of_the_pairs_check() -> None:
+    report = json.loads(PEERS.read_text(encoding="utf-8"))
+    found = [diff_peers._checked("within", name) for name in cases("within")]
+    rows = [report[part]["stablenum.diff, by both lines"] for part in ("copied", "rewritten")]
+    right = sum(row[phase]["place"] for row in rows for phase in ("forward", "backward", "update"))
+    assert right == sum(f.phase and f.left and f.right for f in found)
+    assert sum(row["equivalent"]["false_alarms"] for row in rows) == 0
 
 
 def test_the_table_of_the_peers(diffs: ModuleType, tmp_path: Path) -> None:
