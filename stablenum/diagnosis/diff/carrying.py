@@ -7,11 +7,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from stablenum.diagnosis.diff.axis_roles import Roles, roles_of
 from stablenum.diagnosis.diff.layouts import layouts
+from stablenum.diagnosis.diff.neighbours import exchanged, neighbours_of
 from stablenum.diagnosis.diff.origins import Gathered, Origin, Piece, Source
-from stablenum.diagnosis.diff.parameter_uses import uses_of
+from stablenum.diagnosis.diff.orientation import is_open, oriented
+from stablenum.diagnosis.diff.parameter_uses import hands_on, uses_of
 from stablenum.diagnosis.diff.play import Program
-from stablenum.diagnosis.diff.settling import settled
+from stablenum.diagnosis.diff.settling import better_of, settled
 from stablenum.diagnosis.diff.sides import Side, measured
 from stablenum.diagnosis.diff.weights import UnmappedError, WeightMap, guessed
 from stablenum.errors import bad_field, bad_type
@@ -39,10 +42,53 @@ def carried(left: Side, right: Program, weights: Weights) -> tuple[WeightMap, Ma
         return _guess_or_nothing(left, right), None
     if not isinstance(weights, str):
         raise bad_type("weights", "'match', 'as they are', a dict or a function", weights)
-    uses = uses_of(measured(right, noise=False))
-    alike = left.program.framework == right.framework
-    mapped = settled(left, right, guessed(uses_of(left), uses, alike=alike), uses)
+    found = _Guess(left, measured(right, noise=False))
+    plain, revised = found.made(), found.made(by_neighbours=True)
+    guess = revised if _same(plain, revised) else better_of(left, right, revised, plain)
+    mapped = settled(left, right, guess, found.uses[1])
     return mapped, mapped.of(arrays)
+
+
+class _Guess:
+    """Guesses the map of two programs.
+
+    Attributes:
+        sides, uses: both programs, and how they use their parameters.
+    """
+
+    def __init__(self, left: Side, right: Side) -> None:
+        self.sides = left, right
+        self.uses = uses_of(left), uses_of(right)
+        self._roles: tuple[dict[str, Roles], dict[str, Roles]] = {}, {}
+
+    def made(self, *, by_neighbours: bool = False) -> WeightMap:
+        """Return the map; see ``guessed``."""
+        alike = self.sides[0].program.framework == self.sides[1].program.framework
+
+        def revised(origins: dict[str, Source]) -> dict[str, Source]:
+            if by_neighbours:
+                before = neighbours_of(self.sides[0].trace), neighbours_of(self.sides[1].trace)
+                origins = exchanged(origins, *self.uses, before)
+            return self._oriented(origins)
+
+        return guessed(*self.uses, alike=alike, revised=revised)
+
+    def _oriented(self, origins: dict[str, Source]) -> dict[str, Source]:
+        """Return the origins, laid out by what the programs do with each axis where shapes leave a choice."""
+        opened = {name: o for name, o in origins.items() if is_open(o)}
+        for side, roles, names in zip(
+            self.sides, self._roles, ({n for o in opened.values() for n in o.names}, set(opened)), strict=True
+        ):
+            missing = names - roles.keys()
+            if missing:
+                roles.update(dict.fromkeys(missing, ()))
+                roles.update(roles_of(side, missing, hands_on))
+        shapes = {name: tuple(x.shape) for name, x in self.sides[0].program.parameters().items()}
+        return {**origins, **oriented(opened, *self._roles, shapes)}
+
+
+def _same(a: WeightMap, b: WeightMap) -> bool:
+    return {name: str(o) for name, o in a.origins.items()} == {name: str(o) for name, o in b.origins.items()}
 
 
 def _gathered(
@@ -75,8 +121,7 @@ def _gathered(
 
 def _guess_or_nothing(a: Side, right: Program) -> WeightMap:
     try:
-        alike = a.program.framework == right.framework
-        return guessed(uses_of(a), uses_of(measured(right, noise=False)), alike=alike)
+        return _Guess(a, measured(right, noise=False)).made(by_neighbours=True)
     except UnmappedError:
         return WeightMap({})
 

@@ -14,7 +14,7 @@ from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.operations import SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace
 
-__all__ = ["Use", "uses_of"]
+__all__ = ["Use", "hands_on", "uses_of"]
 
 # Primitives that hand a parameter on.
 _CARRIED = frozenset({
@@ -137,7 +137,7 @@ def _root(trace: Trace, value: int) -> int:
         if producer is None:
             return value
         step = trace.steps[producer]
-        if len(step.inputs) != 1 or not _moves(step):
+        if len(step.inputs) != 1 or not hands_on(step):
             return value
         value = step.inputs[0]
 
@@ -218,7 +218,7 @@ def _first_use(value: int, reads: dict[int, list[Step]]) -> tuple[Step, tuple[in
             if step.index in seen:
                 continue
             seen.add(step.index)
-            if _moves(step) or (_plain(step) in SELECTING and len(step.inputs) == 1):
+            if hands_on(step) or (_plain(step) in SELECTING and len(step.inputs) == 1):
                 here = (step.inputs.index(at),) if len(step.inputs) > 1 else ()
                 todo += [(o, (*places, *here)) for o in step.outputs]
             else:
@@ -229,7 +229,7 @@ def _first_use(value: int, reads: dict[int, list[Step]]) -> tuple[Step, tuple[in
     return step, places, at
 
 
-def _moves(step: Step) -> bool:
+def hands_on(step: Step) -> bool:
     """Return whether a step only hands a value on; a product with 1 does, too."""
     if step.primitive == "mul":
         return len(step.inputs) == 1 and set(step.scalars) == {1.0}

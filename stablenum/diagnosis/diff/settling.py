@@ -15,7 +15,7 @@ from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.sides import Side, measured
 from stablenum.diagnosis.diff.weights import WeightMap
 
-__all__ = ["settled"]
+__all__ = ["better_of", "settled"]
 
 _MOST_TRIALS = 64
 # A map is better if the sides share so many more values: fewer may be an accident.
@@ -45,6 +45,11 @@ def settled(left: Side, right: Program, guess: WeightMap, uses: list[Use]) -> We
         if same or count >= most + _MORE:
             best, most, agrees = trial, count, same
     return best
+
+
+def better_of(left: Side, right: Program, one: WeightMap, other: WeightMap) -> WeightMap:
+    """Return the map under which the forward passes share more values, the first one if both share as many."""
+    return one if _shared(left, right, one)[::-1] >= _shared(left, right, other)[::-1] else other
 
 
 def _shared(left: Side, right: Program, mapped: WeightMap) -> tuple[int, bool]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from stablenum.diagnosis.diff.gates import apart, with_twins
 from stablenum.diagnosis.diff.origins import Origin, Source
@@ -12,7 +12,9 @@ from stablenum.diagnosis.diff.parameter_uses import Use
 from stablenum.diagnosis.diff.pieces import columns_apart, layers_apart, put_together, rows_apart
 from stablenum.diagnosis.diff.sequences import aligned, any_of
 
-__all__ = ["UnmappedError", "WeightMap", "guessed"]
+__all__ = ["Revision", "UnmappedError", "WeightMap", "guessed"]
+
+Revision: TypeAlias = "Callable[[dict[str, Source]], dict[str, Source]]"
 
 
 class UnmappedError(ValueError):
@@ -36,11 +38,15 @@ class WeightMap:
         return {name: origin.of(arrays) for name, origin in self.origins.items()}
 
 
-def guessed(left: Sequence[Use], right: Sequence[Use], *, alike: bool = False) -> WeightMap:
+def guessed(
+    left: Sequence[Use], right: Sequence[Use], *, alike: bool = False, revised: Revision | None = None
+) -> WeightMap:
     """Return the map by the order of the first uses, sizes, kinds of operations, names and what is read.
 
     Args:
         alike: whether both programs are of one framework, where arrays usually lie alike.
+        revised: is given the origins before the layouts that are left open are chosen, and returns better
+            ones.
 
     Raises:
         UnmappedError: a parameter of the right side has no counterpart.
@@ -63,6 +69,7 @@ def guessed(left: Sequence[Use], right: Sequence[Use], *, alike: bool = False) -
     if rest_right:
         raise UnmappedError(_message(rest_right, rest_left))
     found = with_twins(origins, left)
+    found = found if revised is None else revised(found)
     return WeightMap(_in_one_way(_as_they_lie(found) if alike else found))
 
 

@@ -73,6 +73,9 @@ class Step:
         compute_dtype: the format in which the step computes, if it differs from that of its outputs.
         options: of a function over rows, the "axis", "keepdims", "correction" and "ord" of the user's call,
             and the "count" of elements that it takes together, as far as they are known.
+        roles: of a product, a convolution or a look-up in a table: for each input, what becomes of each of
+            its axes, "summed", "kept", "batch" or "window 0"; a row that is looked up is "summed". Empty for
+            other operations, and for those that are not compared.
     """
 
     index: int
@@ -90,6 +93,7 @@ class Step:
     compute_dtype: str = ""
     library: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    roles: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from stablenum.diagnosis.diff.exact_constants import exact_constant, exact_const
 from stablenum.diagnosis.diff.play import MASKED, Play, Result, Visit
 from stablenum.diagnosis.replay.operations import MOVING
 from stablenum.diagnosis.replay.trace import Step
+from stablenum_jax._diagnosis.diff.axis_roles import roles_of
 from stablenum_jax._diagnosis.diff.writing import code_of, code_of_part
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags
@@ -168,6 +169,7 @@ class _Player(Interpreter):
         step = super().record(eqn, inputs, outputs, ctx, operation)
         name = operation or eqn.primitive.name
         step.primitive = primitive_name(name, eqn.params.get("y"))
+        step.roles = () if operation else roles_of(eqn)
         for cell in outputs:
             self.visit(cell.id, cell.data)
         if step.index in self.writing:

@@ -14,6 +14,7 @@ from stablenum.diagnosis.diff.exact_constants import exact_constants
 from stablenum.diagnosis.diff.play import MASKED, Play, Result, Visit
 from stablenum.diagnosis.replay.operations import MOVING
 from stablenum.diagnosis.replay.trace import Step, Trace
+from stablenum_torch._diagnosis.diff.axis_roles import roles_of
 from stablenum_torch._diagnosis.diff.decompositions import decomposition_of
 from stablenum_torch._diagnosis.diff.tape import Entry, Mark, Place, Tape, last_uses, places_in
 from stablenum_torch._diagnosis.diff.writing import code_of
@@ -396,7 +397,7 @@ class _Player(TorchDispatchMode):
             forward=forward,
             library=of.library,
             options=of.options or options_in(operation, *call),
-        )
+        ).roles = roles_of(operation.name, call[0])
         for tensor, value in zip(outputs, ids):
             self._show(value, tensor)
 

@@ -1,0 +1,208 @@
+"""What a program does with each axis of a parameter: whether the product that reads it sums over the axis.
+
+A square matrix can be carried over in two ways, which its shape does not tell apart. What the program does
+with it does: the axis over which one program sums is the axis over which the other one sums. Between the
+parameter and the product there may be transpositions, reshapes, slices and casts. They are not followed one
+by one: the program is evaluated once with parameters whose entries are all different, and where the entries
+lie in what the product reads says which axis became which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from stablenum.diagnosis.diff.sides import Side, host
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["Roles", "apart", "roles_of"]
+
+# For each axis of a parameter, its roles in a product; an axis may be split into two. Empty if not known.
+Roles: TypeAlias = "tuple[frozenset[str], ...]"
+
+# The entries are numbered below this, so that no function of them overflows.
+_LARGEST = 0.5
+# Operations with a parameter alone, one after another, after which it is still followed.
+_MOST_STEPS = 8
+_ENTRY_BY_ENTRY = frozenset({"add", "sub", "mul", "div", "cast", "to", "copy", "clone", "neg"})
+_INNER = ("summed", "window")
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A parameter that is read by a product, as the value ``value``."""
+
+    name: str
+    value: int
+    roles: tuple[str, ...]
+
+
+def roles_of(side: Side, names: Collection[str], moves: Any) -> dict[str, Roles]:
+    """Return the roles of the axes of parameters in the first product that reads each.
+
+    Args:
+        side: the program.
+        names: of the parameters.
+        moves: whether a step only hands on what it reads.
+    """
+    found = _Search(side, moves)
+    reads = {name: read for name in names for read in found.read(name)}
+    if not reads:
+        return {}
+    arrays = side.program.parameters()
+    codes = _Codes({name: tuple(arrays[name].shape) for name in reads})
+    wanted, roles = {r.value: r for r in reads.values()}, dict[str, Roles]()
+
+    def visit(index: int, data: Any) -> None:
+        if index in wanted:
+            read = wanted[index]
+            roles[read.name] = codes.roles(read, np.asarray(host(data)))
+
+    given = {name: codes.array(name) for name in reads}
+    kept = {v: given[name] for v, name in found.kept.items() if name in given}
+    with np.errstate(all="ignore"):
+        side.program.play(
+            visit, weights={**(side.weights or {}), **given}, replace=kept, steps=side.steps
+        )
+    return {name: r for name, r in roles.items() if r}
+
+
+class _Search:
+    """Follows parameters to the products that read them.
+
+    Attributes:
+        kept: value -> the parameter of which it is an entrywise function, such as a moving average.
+    """
+
+    def __init__(self, side: Side, moves: Any) -> None:
+        self.side, self.moves = side, moves
+        self.kept: dict[int, str] = {}
+        self._parameters = {
+            v.name: v.id for v in reversed(side.trace.values) if v.role == "parameter" and v.producer is None
+        }
+        self._readers: dict[int, list[Step]] = {}
+        for step in side.trace.steps:
+            if step.phase == "forward":
+                for value in step.inputs:
+                    self._readers.setdefault(value, []).append(step)
+        self._of_data = _of_data(side)
+
+    def read(self, name: str) -> Iterator[_Read]:
+        """Yield the first product that reads a parameter."""
+        todo, seen = [(self._parameters[name], True, 0)] if name in self._parameters else [], set[int]()
+        found: list[tuple[int, _Read]] = []
+        while todo:
+            value, whole, far = todo.pop()
+            for step in self._readers.get(value, ()):
+                if step.index in seen:
+                    continue
+                seen.add(step.index)
+                if step.roles:
+                    roles = step.roles[step.inputs.index(value)]
+                    found.append((step.index, _Read(name, value, roles)))
+                elif self.moves(step):
+                    same = whole and step.operation in _ENTRY_BY_ENTRY
+                    todo += [(o, same, far) for o in step.outputs]
+                elif whole and far < _MOST_STEPS and self._is_function(step, value):
+                    self.kept.setdefault(step.outputs[0], name)
+                    todo.append((step.outputs[0], True, far + 1))
+        for _, read in sorted(found, key=lambda f: f[0])[:1]:
+            yield read
+
+    def _is_function(self, step: Step, value: int) -> bool:
+        """Return whether a step computes each entry from that of a value, and from parameters or numbers."""
+        shapes, others = self.side.shapes, [i for i in step.inputs if i != value]
+        return (
+            step.operation.rstrip("_") in _ENTRY_BY_ENTRY | {"multiply", "subtract", "divide", "lerp"}
+            or step.primitive in _ENTRY_BY_ENTRY
+        ) and (
+            len(step.outputs) == 1
+            and shapes[step.outputs[0]] == shapes[value]
+            and all(not self._of_data[i] and (self.side.trained[i] or not any(shapes[i])) for i in others)
+        )
+
+
+def _of_data(side: Side) -> list[bool]:
+    """Return whether each value depends on an argument."""
+    found = [v.producer is None and v.role == "input" for v in side.trace.values]
+    for step in side.trace.steps:
+        for output in step.outputs:
+            found[output] = any(found[i] for i in step.inputs)
+    return found
+
+
+class _Codes:
+    """Parameters whose entries are all different, so that an entry tells where it lay."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._shapes, self._first, count = shapes, dict[str, int](), 0
+        for name, shape in shapes.items():
+            self._first[name] = count
+            count += int(np.prod(shape, dtype=int))
+        self._unit = _LARGEST / max(count, 1)
+
+    def array(self, name: str) -> np.ndarray:
+        """Return what takes a parameter's place."""
+        shape = self._shapes[name]
+        numbers = np.arange(1, int(np.prod(shape, dtype=int)) + 1, dtype=np.float64) + self._first[name]
+        return (numbers * self._unit).reshape(shape)
+
+    def roles(self, read: _Read, x: np.ndarray) -> Roles:
+        """Return the roles of the axes of a parameter, given how it is read; none if it is not found there."""
+        shape = self._shapes[read.name]
+        numbers = x / self._unit - 1 - self._first[read.name]
+        whole = np.rint(numbers)
+        inside = (np.abs(numbers - whole) < 1e-3) & (whole >= 0) & (whole < np.prod(shape))
+        if not inside.any() or x.ndim != len(read.roles):
+            return ()
+        base = np.unravel_index(int(np.argmax(inside)), x.shape)
+        found: list[set[str]] = [set() for _ in shape]
+        start = np.unravel_index(int(whole[base]), shape)
+        for axis, role in enumerate(read.roles):
+            line = whole[(*base[:axis], slice(None), *base[axis + 1 :])]
+            known = inside[(*base[:axis], slice(None), *base[axis + 1 :])]
+            places = np.unravel_index(line[known].astype(int), shape)
+            for i, at in enumerate(places):
+                if (at != start[i]).any():
+                    found[i].add(role)
+        return tuple(frozenset(roles) for roles in found)
+
+
+def apart(left: Roles, right: Roles, way: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> int | None:
+    """Return how many axes have other roles on the two sides if a parameter is carried over in one way; None
+    if that is not known.
+
+    Args:
+        left, right: the roles.
+        way: the permutation of the left axes, before the reshape.
+        shapes: of the left and the right parameter.
+    """
+    given, wanted = shapes
+    if len(left) != len(given) or len(right) != len(wanted) or len(way) != len(given):
+        return None
+    ours, theirs = _spans([given[i] for i in way]), _spans(wanted)
+    count = 0
+    for (begin, end), i in zip(ours, way, strict=True):
+        met = [right[j] for j, (first, last) in enumerate(theirs) if max(begin, first) < min(end, last)]
+        there = frozenset().union(*met)
+        if left[i] and there:
+            count += _unlike(left[i], there)
+    return count
+
+
+def _spans(shape: Any) -> list[tuple[float, float]]:
+    """Return where each axis begins and ends, on a scale on which sizes add up."""
+    ends = np.concatenate([[0.0], np.cumsum(np.log(np.maximum(shape, 1)))]).round(9)
+    return list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))
+
+
+def _unlike(a: frozenset[str], b: frozenset[str]) -> int:
+    """Return 2 if one is summed over and the other is not, 1 for two axes of a window, else 0."""
+    inner = [{role.startswith(_INNER) for role in roles} for roles in (a, b)]
+    if inner[0] != inner[1]:
+        return 2
+    windows = [{role for role in roles if role.startswith("window")} for roles in (a, b)]
+    return int(bool(windows[0]) and bool(windows[1]) and windows[0] != windows[1])
