@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from stablenum.diagnosis.diff.parameter_functions import ENTRY_BY_ENTRY, ParameterFunctions
+from stablenum.diagnosis.diff.parameter_uses import hands_on
 from stablenum.diagnosis.diff.sides import Side, host
 from stablenum.diagnosis.replay.trace import Step
 
@@ -27,7 +29,6 @@ Roles: TypeAlias = "tuple[frozenset[str], ...]"
 _LARGEST = 0.5
 # Operations with a parameter alone, one after another, after which it is still followed.
 _MOST_STEPS = 8
-_ENTRY_BY_ENTRY = frozenset({"add", "sub", "mul", "div", "cast", "to", "copy", "clone", "neg"})
 _INNER = ("summed", "window")
 
 
@@ -40,15 +41,14 @@ class _Read:
     roles: tuple[str, ...]
 
 
-def roles_of(side: Side, names: Collection[str], moves: Any) -> dict[str, Roles]:
+def roles_of(side: Side, names: Collection[str]) -> dict[str, Roles]:
     """Return the roles of the axes of parameters in the first product that reads each.
 
     Args:
         side: the program.
         names: of the parameters.
-        moves: whether a step only hands on what it reads.
     """
-    found = _Search(side, moves)
+    found = _Search(side)
     reads = {name: read for name in names for read in found.read(name)}
     if not reads:
         return {}
@@ -64,9 +64,7 @@ def roles_of(side: Side, names: Collection[str], moves: Any) -> dict[str, Roles]
     given = {name: codes.array(name) for name in reads}
     kept = {v: given[name] for v, name in found.kept.items() if name in given}
     with np.errstate(all="ignore"):
-        side.program.play(
-            visit, weights={**(side.weights or {}), **given}, replace=kept, steps=side.steps
-        )
+        side.program.play(visit, weights={**(side.weights or {}), **given}, replace=kept, steps=side.steps)
     return {name: r for name, r in roles.items() if r}
 
 
@@ -77,8 +75,8 @@ class _Search:
         kept: value -> the parameter of which it is an entrywise function, such as a moving average.
     """
 
-    def __init__(self, side: Side, moves: Any) -> None:
-        self.side, self.moves = side, moves
+    def __init__(self, side: Side) -> None:
+        self.side = side
         self.kept: dict[int, str] = {}
         self._parameters = {
             v.name: v.id for v in reversed(side.trace.values) if v.role == "parameter" and v.producer is None
@@ -88,50 +86,32 @@ class _Search:
             if step.phase == "forward":
                 for value in step.inputs:
                     self._readers.setdefault(value, []).append(step)
-        self._of_data = _of_data(side)
+        self._functions = ParameterFunctions(side)
 
     def read(self, name: str) -> Iterator[_Read]:
-        """Yield the first product that reads a parameter."""
-        todo, seen = [(self._parameters[name], True, 0)] if name in self._parameters else [], set[int]()
-        found: list[tuple[int, _Read]] = []
+        """Yield the first product that reads a parameter, or, if none does, what is computed from parameters
+        alone."""
+        todo: list[tuple[int, bool, tuple[int, ...]]] = []
+        if name in self._parameters:
+            todo.append((self._parameters[name], True, ()))
+        seen, found = set[int](), list[tuple[int, int, _Read, tuple[int, ...]]]()
         while todo:
-            value, whole, far = todo.pop()
+            value, whole, on_the_way = todo.pop()
             for step in self._readers.get(value, ()):
                 if step.index in seen:
                     continue
                 seen.add(step.index)
                 if step.roles:
-                    roles = step.roles[step.inputs.index(value)]
-                    found.append((step.index, _Read(name, value, roles)))
-                elif self.moves(step):
-                    same = whole and step.operation in _ENTRY_BY_ENTRY
-                    todo += [(o, same, far) for o in step.outputs]
-                elif whole and far < _MOST_STEPS and self._is_function(step, value):
-                    self.kept.setdefault(step.outputs[0], name)
-                    todo.append((step.outputs[0], True, far + 1))
-        for _, read in sorted(found, key=lambda f: f[0])[:1]:
+                    read = _Read(name, value, step.roles[step.inputs.index(value)])
+                    found.append((len(on_the_way), step.index, read, on_the_way))
+                elif hands_on(step):
+                    same = whole and step.operation in ENTRY_BY_ENTRY
+                    todo += [(o, same, on_the_way) for o in step.outputs]
+                elif whole and len(on_the_way) < _MOST_STEPS and self._functions.has(step, value):
+                    todo.append((step.outputs[0], True, (*on_the_way, step.outputs[0])))
+        for _, _, read, on_the_way in sorted(found, key=lambda f: f[:2])[:1]:
+            self.kept.update(dict.fromkeys(on_the_way, name))
             yield read
-
-    def _is_function(self, step: Step, value: int) -> bool:
-        """Return whether a step computes each entry from that of a value, and from parameters or numbers."""
-        shapes, others = self.side.shapes, [i for i in step.inputs if i != value]
-        return (
-            step.operation.rstrip("_") in _ENTRY_BY_ENTRY | {"multiply", "subtract", "divide", "lerp"}
-            or step.primitive in _ENTRY_BY_ENTRY
-        ) and (
-            len(step.outputs) == 1
-            and shapes[step.outputs[0]] == shapes[value]
-            and all(not self._of_data[i] and (self.side.trained[i] or not any(shapes[i])) for i in others)
-        )
-
-
-def _of_data(side: Side) -> list[bool]:
-    """Return whether each value depends on an argument."""
-    found = [v.producer is None and v.role == "input" for v in side.trace.values]
-    for step in side.trace.steps:
-        for output in step.outputs:
-            found[output] = any(found[i] for i in step.inputs)
-    return found
 
 
 class _Codes:

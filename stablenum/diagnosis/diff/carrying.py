@@ -12,7 +12,7 @@ from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.diff.neighbours import exchanged, neighbours_of
 from stablenum.diagnosis.diff.origins import Gathered, Origin, Piece, Source
 from stablenum.diagnosis.diff.orientation import is_open, oriented
-from stablenum.diagnosis.diff.parameter_uses import hands_on, uses_of
+from stablenum.diagnosis.diff.parameter_uses import uses_of
 from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.settling import better_of, settled
 from stablenum.diagnosis.diff.sides import Side, measured
@@ -82,7 +82,7 @@ class _Guess:
             missing = names - roles.keys()
             if missing:
                 roles.update(dict.fromkeys(missing, ()))
-                roles.update(roles_of(side, missing, hands_on))
+                roles.update(roles_of(side, missing))
         shapes = {name: tuple(x.shape) for name, x in self.sides[0].program.parameters().items()}
         return {**origins, **oriented(opened, *self._roles, shapes)}
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from stablenum.diagnosis.diff.fingerprints import Fingerprint, distance
 from stablenum.diagnosis.diff.origins import Piece
+from stablenum.diagnosis.diff.parameter_functions import ParameterFunctions
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.operations import SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace
@@ -95,11 +96,11 @@ def uses_of(side: Side) -> list[Use]:
         if step.phase == "forward":
             for value in step.inputs:
                 reads.setdefault(value, []).append(step)
-    found: list[_Found] = []
+    found, functions = list[_Found](), ParameterFunctions(side)
     for known in trace.values:
         if known.role != "parameter" or known.producer is not None or known.name not in shapes:
             continue
-        first = _first_use(known.id, reads)
+        first = _first_use(known.id, reads, functions)
         if first is not None and all(f.use.name != known.name for f in found):
             found.append(_found(side, known.name, shapes[known.name], *first))
     return _in_order(trace, sorted(found, key=lambda f: f.use.at))
@@ -207,25 +208,33 @@ def _group(found: _Found) -> object:
     return found.meets, tuple(w for w in found.use.words if w.isdigit())
 
 
-def _first_use(value: int, reads: dict[int, list[Step]]) -> tuple[Step, tuple[int, ...], int] | None:
+def _first_use(
+    value: int, reads: dict[int, list[Step]], functions: ParameterFunctions
+) -> tuple[Step, tuple[int, ...], int] | None:
     """Return the first step that computes with a value or with what it was moved to, the places that it had
-    when it was put together with others on the way, and what it was moved to."""
-    todo: list[tuple[int, tuple[int, ...]]] = [(value, ())]
-    uses, seen = list[tuple[int, tuple[int, ...], Step, int]](), set[int]()
+    when it was put together with others on the way, and what it was moved to.
+
+    What is computed from parameters alone, such as a moving average of them, is used where it meets something
+    else; a use of the parameter itself comes first.
+    """
+    todo: list[tuple[int, tuple[int, ...], bool]] = [(value, (), False)]
+    uses, seen = list[tuple[bool, int, tuple[int, ...], Step, int]](), set[int]()
     while todo:
-        at, places = todo.pop()
+        at, places, changed = todo.pop()
         for step in reads.get(at, ()):
             if step.index in seen:
                 continue
             seen.add(step.index)
             if hands_on(step) or (_plain(step) in SELECTING and len(step.inputs) == 1):
                 here = (step.inputs.index(at),) if len(step.inputs) > 1 else ()
-                todo += [(o, (*places, *here)) for o in step.outputs]
+                todo += [(o, (*places, *here), changed) for o in step.outputs]
+            elif functions.has(step, at) and step.outputs[0] in reads:
+                todo.append((step.outputs[0], places, True))
             else:
-                uses.append((step.index, places, step, at))
+                uses.append((changed, step.index, places, step, at))
     if not uses:
         return None
-    _, places, step, at = min(uses, key=lambda u: u[:2])
+    _, _, places, step, at = min(uses, key=lambda u: u[:3])
     return step, places, at
 
 
