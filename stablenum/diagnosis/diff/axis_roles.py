@@ -3,8 +3,8 @@
 A square matrix can be carried over in two ways, which its shape does not tell apart. What the program does
 with it does: the axis over which one program sums is the axis over which the other one sums. Between the
 parameter and the product there may be transpositions, reshapes, slices and casts. They are not followed one
-by one: the program is evaluated once with parameters whose entries are all different, and where the entries
-lie in what the product reads says which axis became which.
+by one: the entries of a parameter are all different, or are made so, and where they lie in what the product
+reads says which axis became which.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Roles", "apart", "roles_of"]
 # For each axis of a parameter, its roles in a product; an axis may be split into two. Empty if not known.
 Roles: TypeAlias = "tuple[frozenset[str], ...]"
 
-# The entries are numbered below this, so that no function of them overflows.
+# Entries are numbered below this, so that no function of them overflows.
 _LARGEST = 0.5
 # Operations with a parameter alone, one after another, after which it is still followed.
 _MOST_STEPS = 8
@@ -52,19 +52,33 @@ def roles_of(side: Side, names: Collection[str]) -> dict[str, Roles]:
     reads = {name: read for name in names for read in found.read(name)}
     if not reads:
         return {}
-    arrays = side.program.parameters()
-    codes = _Codes({name: tuple(arrays[name].shape) for name in reads})
-    wanted, roles = {r.value: r for r in reads.values()}, dict[str, Roles]()
+    arrays = {**side.program.parameters(), **(side.weights or {})}
+    codes = _Codes({name: arrays[name] for name in reads})
+    wanted = {r.value: r for r in reads.values()}
+    kept = {v: codes.array(name) for v, name in found.kept.items()}
+    roles = _played(side, codes, wanted, kept)
+    if roles is None:
+        roles = _played(side, codes, wanted, {}, replacing=False)
+    return roles or {}
+
+
+def _played(
+    side: Side, codes: _Codes, wanted: Mapping[int, _Read], kept: Mapping[int, Any], *, replacing: bool = True
+) -> dict[str, Roles] | None:
+    """Evaluate a program once, and return the roles; None if it cannot run with other parameters, because the
+    sizes of what it computes depend on them."""
+    roles = dict[str, Roles]()
 
     def visit(index: int, data: Any) -> None:
         if index in wanted:
-            read = wanted[index]
-            roles[read.name] = codes.roles(read, np.asarray(host(data)))
+            roles[wanted[index].name] = codes.roles(wanted[index], np.asarray(host(data)))
 
-    given = {name: codes.array(name) for name in reads}
-    kept = {v: given[name] for v, name in found.kept.items() if name in given}
-    with np.errstate(all="ignore"):
-        side.program.play(visit, weights={**(side.weights or {}), **given}, replace=kept, steps=side.steps)
+    weights = {**(side.weights or {}), **(codes.given if replacing else {})}
+    try:
+        with np.errstate(all="ignore"):
+            side.program.play(visit, weights=weights, replace=kept, steps=side.steps)
+    except Exception:  # noqa: BLE001 - it ran with its own
+        return None
     return {name: r for name, r in roles.items() if r}
 
 
@@ -115,39 +129,47 @@ class _Search:
 
 
 class _Codes:
-    """Parameters whose entries are all different, so that an entry tells where it lay."""
+    """Parameters whose entries are all different, so that an entry tells where it lay: their own arrays if
+    that is so, else numbers.
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._shapes, self._first, count = shapes, dict[str, int](), 0
-        for name, shape in shapes.items():
-            self._first[name] = count
-            count += int(np.prod(shape, dtype=int))
-        self._unit = _LARGEST / max(count, 1)
+    Attributes:
+        given: what takes the place of parameters.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self.given, self._sorted = dict[str, np.ndarray](), dict[str, tuple[np.ndarray, np.ndarray]]()
+        self._shapes = {name: np.shape(x) for name, x in arrays.items()}
+        count, unit = 0, _LARGEST / max(sum(np.size(x) for x in arrays.values()), 1)
+        for name, own in arrays.items():
+            x = np.asarray(own, np.float64)
+            if np.unique(x).size < x.size or not np.isfinite(x).all():
+                x = self.given[name] = (np.arange(1, x.size + 1) + count).reshape(x.shape) * unit
+            count += x.size
+            order = np.argsort(x, axis=None)
+            self._sorted[name] = x.reshape(-1)[order], order
 
     def array(self, name: str) -> np.ndarray:
-        """Return what takes a parameter's place."""
-        shape = self._shapes[name]
-        numbers = np.arange(1, int(np.prod(shape, dtype=int)) + 1, dtype=np.float64) + self._first[name]
-        return (numbers * self._unit).reshape(shape)
+        """Return the array of a parameter."""
+        values, order = self._sorted[name]
+        found = np.empty_like(values)
+        found[order] = values
+        return found.reshape(self._shapes[name])
 
     def roles(self, read: _Read, x: np.ndarray) -> Roles:
-        """Return the roles of the axes of a parameter, given how it is read; none if it is not found there."""
-        shape = self._shapes[read.name]
-        numbers = x / self._unit - 1 - self._first[read.name]
-        whole = np.rint(numbers)
-        inside = (np.abs(numbers - whole) < 1e-3) & (whole >= 0) & (whole < np.prod(shape))
+        """Return the roles of the axes of a parameter, given what is read; none if it is not found there."""
+        shape, (values, order) = self._shapes[read.name], self._sorted[read.name]
+        near = np.minimum(np.searchsorted(values, x), values.size - 1)
+        inside = values[near] == x
         if not inside.any() or x.ndim != len(read.roles):
             return ()
+        places = np.unravel_index(order[near], shape)
         base = np.unravel_index(int(np.argmax(inside)), x.shape)
         found: list[set[str]] = [set() for _ in shape]
-        start = np.unravel_index(int(whole[base]), shape)
         for axis, role in enumerate(read.roles):
-            line = whole[(*base[:axis], slice(None), *base[axis + 1 :])]
-            known = inside[(*base[:axis], slice(None), *base[axis + 1 :])]
-            places = np.unravel_index(line[known].astype(int), shape)
-            for i, at in enumerate(places):
-                if (at != start[i]).any():
-                    found[i].add(role)
+            line = (*base[:axis], slice(None), *base[axis + 1 :])
+            for roles, at in zip(found, places, strict=True):
+                if (at[line][inside[line]] != at[base]).any():
+                    roles.add(role)
         return tuple(frozenset(roles) for roles in found)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from stablenum.diagnosis.diff.axis_roles import Roles, roles_of
 from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.diff.neighbours import exchanged, neighbours_of
-from stablenum.diagnosis.diff.origins import Gathered, Origin, Piece, Source
 from stablenum.diagnosis.diff.orientation import is_open, oriented
+from stablenum.diagnosis.diff.origins import Gathered, Origin, Piece, Source
 from stablenum.diagnosis.diff.parameter_uses import uses_of
 from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.settling import better_of, settled

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from stablenum.diagnosis.diff.carrying import Weights, carried
 from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.compiled import compiled_errors, too_far
+from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.doubts import doubts_of
+from stablenum.diagnosis.diff.frozen import OneSided, one_sided
 from stablenum.diagnosis.diff.locations import off_of, share_of
 from stablenum.diagnosis.diff.optimizer_states import continued
 from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.recording import recorded, undisturbed
 from stablenum.diagnosis.diff.report import DiffReport
 from stablenum.diagnosis.diff.repro import Repro
-from stablenum.diagnosis.diff.reproduction import reproduction
+from stablenum.diagnosis.diff.reproduction import reproduction, reproduction_of
 from stablenum.diagnosis.diff.rounding import rounding_of
 from stablenum.diagnosis.diff.rows import rows_of
 from stablenum.diagnosis.diff.search import Found, differences_of
@@ -118,14 +120,15 @@ def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> Di
     compiled = {name: None if found else compiled_errors(side) for name, (side, _) in sides.items()}
     off = [None if found else off_of(r, side, compiled[name]) for name, (side, r) in sides.items()]
     astray = [n for n, e in compiled.items() if e is not None and too_far(*sides[n], e)]
+    alone = one_sided(comparison)
     differing = (
         {s.index for f in found for s in f.place.region_left},
         {s.index for f in found for s in f.place.region_right},
     )
     rows = rows_of(comparison, differing, (roundings[0].errors, roundings[1].errors))
     return DiffReport(
-        verdict="different" if found else "the same in exact arithmetic",
-        differences=tuple(f.difference for f in found),
+        verdict="different" if found or alone else "the same in exact arithmetic",
+        differences=_in_order([f.difference for f in found], [a.difference for a in alone]),
         weights={name: str(origin) for name, origin in comparison.weights.origins.items()},
         left_off=off[0],
         right_off=off[1],
@@ -133,7 +136,7 @@ def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> Di
         notes=_notes(comparison, astray, complete=complete or not found),
         left_rows=rows[0],
         right_rows=rows[1],
-        _repro=_repro(comparison, found),
+        _repro=_repro(comparison, found, alone),
     )
 
 
@@ -141,43 +144,34 @@ def _notes(comparison: Comparison, astray: list[str], *, complete: bool) -> tupl
     doubts = () if comparison.differing is None else doubts_of(comparison)
     tried = (_TRIED,) if comparison.weights.by_trial else ()
     compiled = tuple(_ASTRAY.format(side) for side in astray)
-    seen = (*compiled, *tried, *comparison.notes, *_trained_by_one(comparison), *doubts)
+    seen = (*compiled, *tried, *comparison.notes, *doubts)
     return seen if complete else (*seen, _REST)
 
 
-def _trained_by_one(comparison: Comparison) -> tuple[str, ...]:
-    """Name the parameters of which only one side has a gradient, so that there is nothing to compare."""
-    left, right = (
-        {r.name for r in side.play.results if r.kind == "gradient"}
-        for side in (comparison.left, comparison.right)
-    )
-    if not left or not right:
-        return ()
-    origins = comparison.weights.origins.items()
-    only_right = [name for name, o in origins if name in right and left.isdisjoint(o.names)]
-    only_left = [name for name, o in origins if name not in right and not left.isdisjoint(o.names)]
-    return tuple(
-        _TRAINED.format(side, ", ".join(names[:4]) + (" and others" if len(names) > 4 else ""))
-        for side, names in (("right", only_right), ("left", only_left))
-        if names
-    )
+def _in_order(found: Sequence[Difference], alone: Sequence[Difference]) -> tuple[Difference, ...]:
+    """Return all differences, those of what only one side trains where they come in the order of training."""
+    return tuple(sorted((*alone, *found), key=_when))
 
 
-def _repro(comparison: Comparison, found: list[Found]) -> Repro | None:
+def _when(difference: Difference) -> tuple[int, int]:
+    place = difference.left or difference.right
+    return difference.step, -1 if place is None else _PHASES.index(place.phase)
+
+
+def _repro(comparison: Comparison, found: list[Found], alone: Sequence[OneSided]) -> Repro | None:
     """Return what reproduces the first difference."""
+    if alone and (not found or _when(alone[0].difference) <= _when(found[0].difference)):
+        return reproduction_of(alone[0].difference, alone[0].trains, alone[0].array)
     if not found:
         return None
     first = found[0]
     return reproduction(comparison, first.place, first.patch, first.difference)
 
 
+_PHASES = ("forward", "backward", "update")
 _ASTRAY = (
     "What the compiler makes of the {} program is further off than the rounding of its operations explains: "
     "a fault of the compiler or of what it assumes."
-)
-_TRAINED = (
-    "Only the {} program trains {}: the other one gives no gradient for it, as if it were frozen, so that "
-    "gradients and updates are not compared there."
 )
 _TRIED = (
     "Names and order do not tell which weights correspond: those were taken under which the programs share "

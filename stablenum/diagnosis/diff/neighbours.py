@@ -9,8 +9,9 @@ two parameters are the more alike, the longer their descriptions agree.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.diff.origins import Origin, Source
@@ -18,6 +19,9 @@ from stablenum.diagnosis.diff.parameter_uses import Use
 from stablenum.diagnosis.replay.trace import Trace
 
 __all__ = ["exchanged", "neighbours_of"]
+
+# The neighbours of each parameter, on the left and on the right.
+Before: TypeAlias = "tuple[Mapping[str, frozenset[str]], Mapping[str, frozenset[str]]]"
 
 _MOST_ROUNDS = 64
 _MOST_PASSES = 8
@@ -51,49 +55,61 @@ def neighbours_of(trace: Trace) -> dict[str, frozenset[str]]:
 
 
 def exchanged(
-    origins: Mapping[str, Source],
-    left: Sequence[Use],
-    right: Sequence[Use],
-    before: tuple[Mapping[str, frozenset[str]], Mapping[str, frozenset[str]]],
+    origins: Mapping[str, Source], left: Sequence[Use], right: Sequence[Use], before: Before
 ) -> dict[str, Source]:
     """Return the origins in which two parameters of one size are exchanged wherever their neighbours are more
-    alike then.
+    alike then; if they are as much alike, wherever more of the neighbours before them correspond then.
 
     Args:
         origins: by the name of the right parameter.
         left, right: the uses.
         before: the neighbours of each parameter, on the left and on the right.
     """
-    found = dict(origins)
-    alike = _Likeness(left, right, before)
-    kinds = {u.name: u.kind for u in right}
-    single = [name for name, o in found.items() if isinstance(o, Origin) and name in kinds]
-    shapes = {u.piece.name: u.shape for u in left}
-    for _ in range(_MOST_PASSES):
-        changed = False
+    found, alike = dict(origins), _Likeness(left, right, before)
+    kinds, shapes = {u.name: u.kind for u in right}, {u.piece.name: u.shape for u in left}
+    single = [name for name in kinds if _is_whole(found.get(name))]
+    changed, passes = True, 0
+    while changed and passes < _MOST_PASSES:
+        changed, passes = False, passes + 1
         for one, two in itertools.combinations(single, 2):
             a, b = found[one], found[two]
-            assert isinstance(a, Origin)
-            assert isinstance(b, Origin)
-            if not _alike_in_size(a, b) or a.piece.name == b.piece.name:
+            if not (isinstance(a, Origin) and isinstance(b, Origin)) or a.piece.name == b.piece.name:
                 continue
-            now = alike(a.piece.name, one) + alike(b.piece.name, two)
-            then = alike(b.piece.name, one) + alike(a.piece.name, two)
-            if then > now:
-                new = _from(a, b, kinds[one], shapes), _from(b, a, kinds[two], shapes)
-                if new[0] is not None and new[1] is not None:
-                    found[one], found[two], changed = new[0], new[1], True
-        if not changed:
-            break
+            new = _from(a, b, kinds[one], shapes), _from(b, a, kinds[two], shapes)
+            if new[0] is None or new[1] is None:
+                continue
+            then = {**found, one: new[0], two: new[1]}
+            if _score(then, (one, two), alike, before) > _score(found, (one, two), alike, before):
+                found, changed = then, True
     return found
 
 
-def _alike_in_size(a: Origin, b: Origin) -> bool:
-    return len(a.piece.cuts) == len(b.piece.cuts) == 0 and sorted(a.shape) == sorted(b.shape)
+def _score(
+    origins: Mapping[str, Source], names: Sequence[str], alike: _Likeness, before: Before
+) -> tuple[int, int]:
+    """Return how much alike the neighbours of parameters are, and how many before them correspond."""
+    likeness = links = 0
+    for name in names:
+        (source,) = origins[name].names
+        likeness += alike(source, name)
+        there = before[1].get(name, frozenset())
+        links += len(before[0].get(source, frozenset()).intersection(_sources(origins, there)))
+    return likeness, links
+
+
+def _sources(origins: Mapping[str, Source], names: Iterable[str]) -> set[str]:
+    """Return where parameters come from."""
+    return {source for name in names if name in origins for source in origins[name].names}
+
+
+def _is_whole(origin: Source | None) -> bool:
+    return isinstance(origin, Origin) and not origin.piece.cuts
 
 
 def _from(a: Origin, b: Origin, kind: str, shapes: Mapping[str, tuple[int, ...]]) -> Origin | None:
-    """Return an origin with the piece of another one; None if no layout fits."""
+    """Return an origin with the piece of another one of its size; None if no layout fits."""
+    if sorted(a.shape) != sorted(b.shape):
+        return None
     ways = layouts(shapes[b.piece.name], a.shape, kind)
     return replace(a, piece=b.piece, axes=ways[0], others=ways[1:]) if ways else None
 
@@ -105,7 +121,7 @@ class _Likeness:
         self,
         left: Sequence[Use],
         right: Sequence[Use],
-        before: tuple[Mapping[str, frozenset[str]], Mapping[str, frozenset[str]]],
+        before: Before,
     ) -> None:
         numbers: dict[Hashable, int] = {}
         rounds = min(max(len(left), len(right)), _MOST_ROUNDS)

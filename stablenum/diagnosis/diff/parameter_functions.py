@@ -19,8 +19,7 @@ class ParameterFunctions:
         self._side = side
 
     def has(self, step: Step, value: int) -> bool:
-        """Return whether a step computes each entry of its result from that of a value, and from parameters or
-        single numbers."""
+        """Return whether a step computes each entry from that of a value, and from parameters or numbers."""
         if not ENTRY_BY_ENTRY.intersection((step.operation.rstrip("_"), step.primitive, *_plain(step))):
             return False
         side, others = self._side, [i for i in step.inputs if i != value]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stablenum.diagnosis.diff.fingerprints import Fingerprint, distance
@@ -15,7 +15,7 @@ from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.operations import SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace
 
-__all__ = ["Use", "hands_on", "uses_of"]
+__all__ = ["Use", "first_uses", "hands_on", "uses_of"]
 
 # Primitives that hand a parameter on.
 _CARRIED = frozenset({
@@ -91,11 +91,7 @@ def uses_of(side: Side) -> list[Use]:
     """Return the parameters that a program uses, in the order of their first uses in the forward pass."""
     trace = side.trace
     shapes = {name: tuple(x.shape) for name, x in side.program.parameters().items()}
-    reads: dict[int, list[Step]] = {}
-    for step in trace.steps:
-        if step.phase == "forward":
-            for value in step.inputs:
-                reads.setdefault(value, []).append(step)
+    reads = _reads(trace)
     found, functions = list[_Found](), ParameterFunctions(side)
     for known in trace.values:
         if known.role != "parameter" or known.producer is not None or known.name not in shapes:
@@ -104,6 +100,28 @@ def uses_of(side: Side) -> list[Use]:
         if first is not None and all(f.use.name != known.name for f in found):
             found.append(_found(side, known.name, shapes[known.name], *first))
     return _in_order(trace, sorted(found, key=lambda f: f.use.at))
+
+
+def first_uses(side: Side, names: Collection[str]) -> dict[str, Step]:
+    """Return the step of the forward pass in which each of some parameters is first used."""
+    reads, functions = _reads(side.trace), ParameterFunctions(side)
+    found: dict[str, Step] = {}
+    for known in side.trace.values:
+        if known.role == "parameter" and known.producer is None and known.name in names:
+            first = _first_use(known.id, reads, functions)
+            if first is not None:
+                found.setdefault(known.name, first[0])
+    return found
+
+
+def _reads(trace: Trace) -> dict[int, list[Step]]:
+    """Return the steps of the forward pass that read each value."""
+    found: dict[int, list[Step]] = {}
+    for step in trace.steps:
+        if step.phase == "forward":
+            for value in step.inputs:
+                found.setdefault(value, []).append(step)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

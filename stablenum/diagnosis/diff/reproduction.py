@@ -19,7 +19,7 @@ from stablenum.diagnosis.diff.sides import Side, arrays_of
 from stablenum.diagnosis.diff.slices import given_at, sliced
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["reproduction"]
+__all__ = ["reproduction", "reproduction_of"]
 
 _MOST_BYTES = 32 * 2**20
 
@@ -49,6 +49,13 @@ def reproduction(
     ways = {side: _way(script, known=side in parts, kept=side in kept) for side, script in sides.items()}
     texts["compare.py"] = comparing_script(_title(difference), ways, _turned(parts))
     return Repro(texts, kept)
+
+
+def reproduction_of(difference: Difference, side: str, array: Any) -> Repro:
+    """Return what shows a result that only one side has: its array there."""
+    ways = {name: _way(None, known=name == side, kept=name == side) for name in ("left", "right")}
+    kept = _small({side: array})
+    return Repro({"compare.py": comparing_script(_title(difference), ways, "")}, kept)
 
 
 def _way(script: Script | None, *, known: bool, kept: bool) -> str:

@@ -21,6 +21,7 @@ _MOST_TRIALS = 64
 # A map is better if the sides share so many more values: fewer may be an accident.
 _MORE = 3
 _MOST_GATES = 4
+_MOST_SQUARE = 8
 _Move: TypeAlias = "Callable[[Mapping[str, Source]], dict[str, Source]]"
 # The gates of these come in an order that is known.
 _KNOWN = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -30,7 +31,8 @@ def settled(left: Side, right: Program, guess: WeightMap, uses: list[Use]) -> We
     """Return the map under which the forward passes share most values; the guess if nothing is open.
 
     Open are: the order of the gates that a recurrent layer of the left side keeps in one matrix, other than
-    that of ``torch.nn``, and whether matrices are transposed if all of them are square.
+    that of ``torch.nn``, and whether a square matrix is transposed of which the operations do not tell it.
+    These are tried all together if no other matrix shows how they lie, and then one after another.
     """
     moves = list(itertools.islice(_moves(guess, uses), _MOST_TRIALS))
     if not moves:
@@ -48,22 +50,26 @@ def settled(left: Side, right: Program, guess: WeightMap, uses: list[Use]) -> We
 
 
 def better_of(left: Side, right: Program, one: WeightMap, other: WeightMap) -> WeightMap:
-    """Return the map under which the forward passes share more values, the first one if both share as many."""
+    """Return the map under which the forward passes share more; the first one if both share as much."""
     return one if _shared(left, right, one)[::-1] >= _shared(left, right, other)[::-1] else other
 
 
 def _shared(left: Side, right: Program, mapped: WeightMap) -> tuple[int, bool]:
     """Return how many values of the right side's forward pass the left one has, and whether the last one is
     among them."""
-    side = measured(right, weights=mapped.of(left.program.parameters()), noise=False)
+    try:
+        side = measured(right, weights=mapped.of(left.program.parameters()), noise=False)
+    except Exception:  # noqa: BLE001 - sizes that depend on parameters, such as those of a routing, do not fit
+        return 0, False
     found = matched(left, side).right
     made = [o for s in side.trace.steps if s.phase == "forward" for o in s.outputs if side.trained[o]]
     return sum(o in found for o in made), bool(made) and made[-1] in found
 
 
 def _moves(guess: WeightMap, uses: list[Use]) -> Iterator[_Move]:
-    if not any(len(o.ways) == 1 and len(o.ways[0]) == 2 for o in guess.origins.values()):
-        yield lambda origins: {name: _turned(o) for name, o in origins.items()}
+    square = [name for name, o in guess.origins.items() if len(o.ways) > 1 and len(o.ways[0]) == 2]
+    if square and not any(len(o.ways) == 1 and len(o.ways[0]) == 2 for o in guess.origins.values()):
+        yield partial(_all_turned, names=square)
     of_state = {u.name for u in uses if u.data is not None and not u.data.entries}
     for family in _families(guess.origins):
         gates = sorted({_gate(guess.origins[name]) for name in family})
@@ -72,10 +78,12 @@ def _moves(guess: WeightMap, uses: list[Use]) -> Iterator[_Move]:
         for order in itertools.permutations(gates):
             if list(order) != gates:
                 yield partial(_reordered, family=family, order=dict(zip(gates, order, strict=True)))
+    for name in square[:_MOST_SQUARE]:
+        yield partial(_all_turned, names=[name])
 
 
-def _turned(origin: Source) -> Source:
-    return origin.laid(origin.ways[1]) if len(origin.ways) > 1 and len(origin.ways[0]) == 2 else origin
+def _all_turned(origins: Mapping[str, Source], names: list[str]) -> dict[str, Source]:
+    return {name: origins[name].laid(origins[name].ways[1]) for name in names}
 
 
 def _families(origins: Mapping[str, Source]) -> list[list[str]]:
