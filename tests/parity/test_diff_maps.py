@@ -1,0 +1,422 @@
+"""The map of the weights where shapes do not tell it: square matrices, and several parameters of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import flax.linen as linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+import stablenum
+import stablenum_jax
+import stablenum_torch
+
+D = 4
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(3, 5, D)).astype(np.float32)
+IMAGE = RNG.normal(size=(2, 3, 6, 6)).astype(np.float32)
+Pair = tuple[Any, Any]
+
+
+class Plain(nn.Module):
+    """Parameters with names, and what is done with them."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], body: Callable[..., Any], seed: int = 0) -> None:
+        super().__init__()
+        rng = np.random.default_rng(seed)
+        for name, shape in shapes.items():
+            data = rng.normal(size=shape) * 0.5
+            self.register_parameter(name, nn.Parameter(torch.tensor(data, dtype=torch.float32)))
+        self.body = body
+
+    def forward(self, x: Any) -> Any:
+        return self.body(self, x)
+
+
+def in_torch(model: nn.Module, x: Any = X) -> Any:
+    return stablenum_torch.program(lambda x: model(x).square().mean(), torch.tensor(x), model=model)
+
+
+def of_modules(seed: int, **modules: nn.Module) -> nn.ModuleDict:
+    torch.manual_seed(seed)
+    found = nn.ModuleDict(modules)
+    with torch.no_grad():
+        for p in found.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return found
+
+
+def arrays(shapes: dict[str, tuple[int, ...]], *, zeros: bool = False) -> dict[str, Any]:
+    rng = np.random.default_rng(9)
+    return {
+        n: jnp.asarray(rng.normal(size=s) * (0.0 if zeros else 0.5), jnp.float32) for n, s in shapes.items()
+    }
+
+
+def in_jax(body: Callable[..., Any], params: Any, x: Any = X) -> Any:
+    return stablenum_jax.program(lambda p, x: jnp.square(body(p, x)).mean(), params, x)
+
+
+# --- square matrices ---------------------------------------------------------------------------------------
+
+
+def used_alike_and_otherwise() -> Pair:
+    """One matrix is used in the same way on both sides, two are transposed, one stands on the left."""
+
+    def left(m: Any, x: Any) -> Any:
+        h = torch.tanh(x @ m.first)
+        h = torch.tanh(nn.functional.linear(h, m.second))
+        h = torch.tanh((m.third @ h.transpose(1, 2)).transpose(1, 2))
+        return torch.einsum("bsd,ed->bse", h, m.fourth)
+
+    def right(p: Any, x: Any) -> Any:
+        h = jnp.tanh(x @ p["first"])
+        h = jnp.tanh(h @ p["second"])
+        h = jnp.tanh(jnp.einsum("de,bse->bsd", p["third"], h))
+        return h @ p["fourth"]
+
+    shapes = dict.fromkeys(("first", "second", "third", "fourth"), (D, D))
+    return in_torch(Plain(shapes, left)), in_jax(right, arrays(shapes))
+
+
+def zeros_at_first() -> Pair:
+    """The right program's matrices begin as zeros, whose entries do not tell where they lie."""
+
+    def left(m: Any, x: Any) -> Any:
+        return torch.tanh(x @ m.first) @ m.second.T
+
+    def right(p: Any, x: Any) -> Any:
+        return jnp.tanh(x @ p["first"]) @ p["second"]
+
+    shapes = {"first": (D, D), "second": (D, D)}
+    return in_torch(Plain(shapes, left)), in_jax(right, arrays(shapes, zeros=True))
+
+
+def conv1d_of_gpt2() -> Pair:
+    """c_attn and c_proj of GPT-2 lie as (in, out), the linear layers of its port too."""
+    shapes = {"c_attn": (D, 3 * D), "c_proj": (D, D), "fc": (D, D), "fc_proj": (D, D)}
+
+    def left(m: Any, x: Any) -> Any:
+        q, k, v = (x @ m.c_attn).split(D, dim=2)
+        x = x + nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True) @ m.c_proj
+        return x + nn.functional.gelu(x @ m.fc) @ m.fc_proj
+
+    def right(p: Any, x: Any) -> Any:
+        q, k, v = (x @ p[n] for n in "qkv")
+        scores = jnp.where(jnp.tri(5, dtype=bool), q @ k.swapaxes(1, 2) / D**0.5, -jnp.inf)
+        x = x + jax.nn.softmax(scores) @ v @ p["o"]
+        return x + jax.nn.gelu(x @ p["up"], approximate=False) @ p["down"]
+
+    names = ("q", "k", "v", "o", "up", "down")
+    return in_torch(Plain(shapes, left)), in_jax(right, arrays(dict.fromkeys(names, (D, D))))
+
+
+def linear_of_equinox() -> Pair:
+    """Equinox keeps the weights of a linear layer as PyTorch does."""
+    modules = of_modules(0, a=nn.Linear(D, D), b=nn.Linear(D, D))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.m = modules
+
+        def forward(self, x: Any) -> Any:
+            return self.m["b"](torch.tanh(self.m["a"](x)))
+
+    first, second = (eqx.nn.Linear(D, D, key=jax.random.key(i)) for i in range(2))
+    flat = X.reshape(-1, D)
+    return in_torch(Model(), flat), in_jax(
+        lambda m, x: jax.vmap(lambda row: m[1](jnp.tanh(m[0](row))))(x), (first, second), flat
+    )
+
+
+class NnxModel(nnx.Module):
+    def __init__(self) -> None:
+        self.a, self.b = (nnx.Linear(D, D, rngs=nnx.Rngs(i)) for i in (3, 4))
+        self.tail = nnx.Param(jnp.asarray(np.random.default_rng(5).normal(size=(D, D)), jnp.float32))
+
+    def __call__(self, x: Any) -> Any:
+        return self.b(jnp.tanh(self.a(x))) @ self.tail[...]
+
+
+def linear_of_nnx() -> Pair:
+    """The kernels of nnx are transposed, and the matrix of the user's own is not."""
+    modules = of_modules(0, a=nn.Linear(D, D), b=nn.Linear(D, D))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.m, self.tail = modules, nn.Parameter(torch.randn(D, D))
+
+        def forward(self, x: Any) -> Any:
+            return self.m["b"](torch.tanh(self.m["a"](x))) @ self.tail
+
+    return in_torch(Model()), in_jax(lambda m, x: m(x), NnxModel())
+
+
+def two_of_one_framework() -> Pair:
+    """Between two programs of PyTorch, too, one may hold the transpose."""
+    shapes = {"first": (D, D), "second": (D, D)}
+    left = Plain(shapes, lambda m, x: torch.tanh(x @ m.first) @ m.second.T)
+    right = Plain(shapes, lambda m, x: torch.tanh(x @ m.first.T) @ m.second.T, seed=8)
+    return in_torch(left), in_torch(right)
+
+
+def tied_table() -> Pair:
+    """A table with as many rows as columns, which is the last matrix, too."""
+    tokens = np.arange(12).reshape(3, 4) % D
+    shapes = {"table": (D, D), "inner": (D, D)}
+
+    def left(m: Any, x: Any) -> Any:
+        return torch.tanh(nn.functional.linear(nn.functional.embedding(x, m.table), m.inner)) @ m.table.T
+
+    def right(p: Any, x: Any) -> Any:
+        return jnp.tanh(p["table"][x] @ p["inner"]) @ p["table"].T
+
+    return in_torch(Plain(shapes, left), tokens), in_jax(right, arrays(shapes), tokens)
+
+
+def table_as_one_hot() -> Pair:
+    """A look-up takes the place of a product with one-hot rows, over which that product sums."""
+    tokens = np.arange(12).reshape(3, 4) % D
+    shapes = {"table": (D, D), "head": (D, 2)}
+
+    def right(p: Any, x: Any) -> Any:
+        return jax.nn.one_hot(x, D) @ p["table"] @ p["head"]
+
+    left = Plain(shapes, lambda m, x: nn.functional.embedding(x, m.table) @ m.head)
+    return in_torch(left, tokens), in_jax(right, arrays(shapes), tokens)
+
+
+def layers_of_a_scan() -> Pair:
+    """As many square layers as each is wide, stacked on the right; two matrices of each, one transposed."""
+
+    def left(m: Any, x: Any) -> Any:
+        for i in range(D):
+            x = x + torch.tanh(x @ getattr(m, f"up{i}")) @ getattr(m, f"down{i}").T
+        return x
+
+    def right(p: Any, x: Any) -> Any:
+        def layer(x: Any, w: Any) -> Any:
+            return x + jnp.tanh(x @ w["up"]) @ w["down"], None
+
+        return jax.lax.scan(layer, x, p)[0]
+
+    shapes = {f"{n}{i}": (D, D) for i in range(D) for n in ("up", "down")}
+    return in_torch(Plain(shapes, left)), in_jax(right, arrays({"up": (D, D, D), "down": (D, D, D)}))
+
+
+def experts_of_a_vmap() -> Pair:
+    """As many experts as each is wide: one list of layers against one array."""
+
+    def left(m: Any, x: Any) -> Any:
+        made = [
+            torch.tanh(nn.functional.linear(x, getattr(m, f"up{i}"))) @ getattr(m, f"down{i}")
+            for i in range(D)
+        ]
+        return torch.stack(made) * torch.softmax(x @ m.router, -1).permute(2, 0, 1)[..., None]
+
+    def right(p: Any, x: Any) -> Any:
+        made = jax.vmap(lambda up, down: jnp.tanh(x @ up) @ down)(p["up"], p["down"])
+        return made * jnp.moveaxis(jax.nn.softmax(x @ p["router"]), -1, 0)[..., None]
+
+    shapes = {f"{n}{i}": (D, D) for i in range(D) for n in ("up", "down")} | {"router": (D, D)}
+    stacked = {"up": (D, D, D), "down": (D, D, D), "router": (D, D)}
+    return in_torch(Plain(shapes, left)), in_jax(right, arrays(stacked))
+
+
+def heads_of_einsum() -> Pair:
+    """Heads as many as each is wide: (width, heads, size) against (heads size, width)."""
+
+    def left(m: Any, x: Any) -> Any:
+        q = nn.functional.linear(x, m.query).unflatten(-1, (2, 2))
+        return nn.functional.linear(torch.tanh(q).flatten(-2), m.out)
+
+    def right(p: Any, x: Any) -> Any:
+        return jnp.einsum("bshd,hde->bse", jnp.tanh(jnp.einsum("bse,ehd->bshd", x, p["query"])), p["out"])
+
+    left_shapes, right_shapes = (
+        dict.fromkeys(("query", "out"), (4, 4)),
+        {"query": (4, 2, 2), "out": (2, 2, 4)},
+    )
+    return in_torch(Plain(left_shapes, left)), in_jax(right, arrays(right_shapes))
+
+
+def kernels_of_one_size() -> Pair:
+    """Kernels all of whose axes are of one size, and one that is turned on the left."""
+
+    def left(m: Any, x: Any) -> Any:
+        x = torch.tanh(nn.functional.conv2d(x, m.first, padding=1))
+        return nn.functional.conv_transpose2d(x, m.second)
+
+    def right(p: Any, x: Any) -> Any:
+        x, numbers = x.transpose(0, 2, 3, 1), ("NHWC", "HWIO", "NHWC")
+        x = jnp.tanh(jax.lax.conv_general_dilated(x, p["first"], (1, 1), "SAME", dimension_numbers=numbers))
+        kernel = p["second"][::-1, ::-1]
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), [(2, 2)] * 2, dimension_numbers=numbers)
+
+    shapes = {"first": (3, 3, 3, 3), "second": (3, 3, 3, 3)}
+    return in_torch(Plain(shapes, left), IMAGE), in_jax(right, arrays(shapes), IMAGE)
+
+
+def averaged_target() -> Pair:
+    """The moving average of an encoder of square layers is computed from both before it is used."""
+    shapes = {f"{side}_{n}": (D, D) for side in ("online", "target") for n in ("a", "z")}
+
+    def left(m: Any, x: Any) -> Any:
+        new = {n: 0.9 * getattr(m, f"target_{n}") + 0.1 * getattr(m, f"online_{n}") for n in "az"}
+        goal = torch.tanh(nn.functional.linear(x, new["z"])) @ new["a"]
+        return torch.tanh(nn.functional.linear(x, m.online_z)) @ m.online_a - goal.detach()
+
+    def right(p: Any, x: Any) -> Any:
+        mixed = jax.tree.map(lambda t, o: 0.9 * t + 0.1 * o, p["target"], p["online"])
+
+        def encode(w: Any) -> Any:
+            return jnp.tanh(x @ w["first"]) @ w["second"]
+
+        return encode(p["online"]) - jax.lax.stop_gradient(encode(mixed))
+
+    made = arrays({f"{s}.{n}": (D, D) for s in ("online", "target") for n in ("first", "second")})
+    params = {s: {n: made[f"{s}.{n}"] for n in ("first", "second")} for s in ("online", "target")}
+    return in_torch(Plain(shapes, left)), in_jax(right, params)
+
+
+# --- several of one size -----------------------------------------------------------------------------------
+
+
+class Shortcut(nn.Module):
+    """The shortcut is computed first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv1, self.conv2 = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.side = nn.Conv2d(3, 8, 1)
+        self.norm1, self.norm2, self.norm3 = (nn.GroupNorm(2, 8) for _ in range(3))
+        with torch.no_grad():
+            for p in self.parameters():
+                p.add_(0.2 * torch.randn_like(p))
+
+    def forward(self, x: Any) -> Any:
+        short = self.norm3(self.side(x))
+        return short + self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
+
+
+class LinenShortcut(linen.Module):
+    """The shortcut is computed last."""
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        norm = lambda: linen.GroupNorm(num_groups=2, epsilon=1e-5)  # noqa: E731 - as users write it
+        y = linen.relu(norm()(linen.Conv(8, (3, 3))(x)))
+        y = norm()(linen.Conv(8, (3, 3))(y))
+        return y + norm()(linen.Conv(8, (1, 1))(x))
+
+
+def norms_of_a_shortcut() -> Pair:
+    model = LinenShortcut()
+    params = model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3)))
+    body = lambda p, x: model.apply(p, x.transpose(0, 2, 3, 1))  # noqa: E731
+    return in_torch(Shortcut(), IMAGE), in_jax(body, params, IMAGE)
+
+
+def gains_of_two_branches() -> Pair:
+    """Gains without a name: one before a wide layer, one before a narrow one, in another order."""
+    left_shapes = {"a": (D,), "b": (D,), "wide": (D, 6), "narrow": (D, 2)}
+
+    def left(m: Any, x: Any) -> Any:
+        return torch.tanh(x * m.a) @ m.wide @ torch.ones(6, 1) + torch.tanh(x * m.b) @ m.narrow @ torch.ones(
+            2, 1
+        )
+
+    def right(p: Any, x: Any) -> Any:
+        last = jnp.tanh(x * p["b"]) @ p["narrow"]
+        return last @ jnp.ones((2, 1)) + jnp.tanh(x * p["a"]) @ p["wide"] @ jnp.ones((6, 1))
+
+    def renamed(p: Any, x: Any) -> Any:
+        return right({"a": p["v"], "b": p["u"], "wide": p["s"], "narrow": p["t"]}, x)
+
+    shapes = {"u": (D,), "v": (D,), "s": (D, 6), "t": (D, 2)}
+    return in_torch(Plain(left_shapes, left)), in_jax(renamed, arrays(shapes))
+
+
+def actor_and_critic() -> Pair:
+    """Two networks behind one trunk, told apart by their last layers only, in another order."""
+    shapes = {
+        "trunk": (D, 6),
+        "pi1": (6, 6),
+        "pi2": (6, 6),
+        "pi3": (6, 3),
+        "v1": (6, 6),
+        "v2": (6, 6),
+        "v3": (6, 1),
+    }
+
+    def left(m: Any, x: Any) -> Any:
+        h = torch.tanh(x @ m.trunk)
+        policy = torch.tanh(torch.tanh(h @ m.pi1) @ m.pi2) @ m.pi3
+        return policy.sum(-1, keepdim=True) + 2 * torch.tanh(torch.tanh(h @ m.v1) @ m.v2) @ m.v3
+
+    def right(p: Any, x: Any) -> Any:
+        h = jnp.tanh(x @ p["base"])
+        value = jnp.tanh(jnp.tanh(h @ p["l0"]) @ p["l1"]) @ p["l2"]
+        return 2 * value + (jnp.tanh(jnp.tanh(h @ p["l3"]) @ p["l4"]) @ p["l5"]).sum(-1, keepdims=True)
+
+    named = {
+        "base": (D, 6),
+        "l0": (6, 6),
+        "l1": (6, 6),
+        "l2": (6, 1),
+        "l3": (6, 6),
+        "l4": (6, 6),
+        "l5": (6, 3),
+    }
+    return in_torch(Plain(shapes, left)), in_jax(right, arrays(named))
+
+
+def twin_critics() -> Pair:
+    """Two equal networks: one after the other on the left, layer by layer on the right."""
+    shapes = {f"{q}{i}": (D, D) for q in ("one", "two") for i in range(3)}
+
+    def left(m: Any, x: Any) -> Any:
+        def critic(q: str) -> Any:
+            h = torch.tanh(x @ getattr(m, f"{q}0"))
+            return torch.tanh(h @ getattr(m, f"{q}1")) @ getattr(m, f"{q}2")
+
+        return torch.minimum(critic("one"), critic("two"))
+
+    def right(p: Any, x: Any) -> Any:
+        a, b = jnp.tanh(x @ p["s"]), jnp.tanh(x @ p["t"])
+        a, b = jnp.tanh(a @ p["u"]), jnp.tanh(b @ p["v"])
+        return jnp.minimum(a @ p["w"], b @ p["z"])
+
+    return in_torch(Plain(shapes, left)), in_jax(right, arrays(dict.fromkeys("stuvwz", (D, D))))
+
+
+PAIRS = [
+    used_alike_and_otherwise, zeros_at_first, conv1d_of_gpt2, linear_of_equinox, linear_of_nnx,
+    two_of_one_framework, tied_table, table_as_one_hot, layers_of_a_scan, experts_of_a_vmap, heads_of_einsum,
+    kernels_of_one_size, averaged_target, norms_of_a_shortcut, gains_of_two_branches, actor_and_critic,
+    twin_critics,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda p: p.__name__)
+def test_two_equal_programs_are_the_same(pair: Callable[[], Pair]) -> None:
+    report = stablenum.diff(*pair())
+    assert report.ok, report.weights
+    assert report.notes == (), "the map was found by trial"
+
+
+def test_the_report_says_which_matrices_are_transposed() -> None:
+    weights = stablenum.diff(*used_alike_and_otherwise()).weights
+    transposed = {name for name, origin in weights.items() if origin.endswith("transposed")}
+    assert transposed == {"second", "fourth"}
