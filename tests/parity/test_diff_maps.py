@@ -413,7 +413,8 @@ PAIRS = [
 def test_two_equal_programs_are_the_same(pair: Callable[[], Pair]) -> None:
     report = stablenum.diff(*pair())
     assert report.ok, report.weights
-    assert report.notes == (), "the map was found by trial"
+    by_trial = any("share most values" in note for note in report.notes)
+    assert by_trial == (pair is experts_of_a_vmap)  # whose router is as large as an expert
 
 
 def test_the_report_says_which_matrices_are_transposed() -> None:

@@ -9,7 +9,7 @@ reads says which axis became which.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -141,7 +141,7 @@ class _Codes:
         self._shapes = {name: np.shape(x) for name, x in arrays.items()}
         count, unit = 0, _LARGEST / max(sum(np.size(x) for x in arrays.values()), 1)
         for name, own in arrays.items():
-            x = np.asarray(own, np.float64)
+            x: Any = np.asarray(own, np.float64)
             if np.unique(x).size < x.size or not np.isfinite(x).all():
                 x = self.given[name] = (np.arange(1, x.size + 1) + count).reshape(x.shape) * unit
             count += x.size
@@ -156,7 +156,7 @@ class _Codes:
         return found.reshape(self._shapes[name])
 
     def roles(self, read: _Read, x: np.ndarray) -> Roles:
-        """Return the roles of the axes of a parameter, given what is read; none if it is not found there."""
+        """Return the roles of a parameter's axes, given what is read; none if it is not found there."""
         shape, (values, order) = self._shapes[read.name], self._sorted[read.name]
         near = np.minimum(np.searchsorted(values, x), values.size - 1)
         inside = values[near] == x
@@ -166,16 +166,18 @@ class _Codes:
         base = np.unravel_index(int(np.argmax(inside)), x.shape)
         found: list[set[str]] = [set() for _ in shape]
         for axis, role in enumerate(read.roles):
-            line = (*base[:axis], slice(None), *base[axis + 1 :])
+            line: Any = (*base[:axis], slice(None), *base[axis + 1 :])
             for roles, at in zip(found, places, strict=True):
                 if (at[line][inside[line]] != at[base]).any():
                     roles.add(role)
         return tuple(frozenset(roles) for roles in found)
 
 
-def apart(left: Roles, right: Roles, way: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> int | None:
-    """Return how many axes have other roles on the two sides if a parameter is carried over in one way; None
-    if that is not known.
+def apart(
+    left: Roles, right: Roles, way: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]
+) -> tuple[int, int] | None:
+    """Return how many axes are summed over on one side only if a parameter is carried over in one way, and
+    how many have other roles, such as those of a window; None if that is not known.
 
     Args:
         left, right: the roles.
@@ -185,26 +187,23 @@ def apart(left: Roles, right: Roles, way: tuple[int, ...], shapes: tuple[tuple[i
     given, wanted = shapes
     if len(left) != len(given) or len(right) != len(wanted) or len(way) != len(given):
         return None
-    ours, theirs = _spans([given[i] for i in way]), _spans(wanted)
-    count = 0
-    for (begin, end), i in zip(ours, way, strict=True):
-        met = [right[j] for j, (first, last) in enumerate(theirs) if max(begin, first) < min(end, last)]
-        there = frozenset().union(*met)
+    pairs = []
+    for (begin, end), i in zip(_spans([given[i] for i in way]), way, strict=True):
+        met = [
+            right[j] for j, (first, last) in enumerate(_spans(wanted)) if max(begin, first) < min(end, last)
+        ]
+        there = frozenset[str]().union(*met)
         if left[i] and there:
-            count += _unlike(left[i], there)
-    return count
+            pairs.append((left[i], there))
+    return sum(_inner(a) != _inner(b) for a, b in pairs), sum(a != b for a, b in pairs)
 
 
-def _spans(shape: Any) -> list[tuple[float, float]]:
+def _spans(shape: Sequence[int]) -> list[tuple[float, float]]:
     """Return where each axis begins and ends, on a scale on which sizes add up."""
     ends = np.concatenate([[0.0], np.cumsum(np.log(np.maximum(shape, 1)))]).round(9)
     return list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))
 
 
-def _unlike(a: frozenset[str], b: frozenset[str]) -> int:
-    """Return 2 if one is summed over and the other is not, 1 for two axes of a window, else 0."""
-    inner = [{role.startswith(_INNER) for role in roles} for roles in (a, b)]
-    if inner[0] != inner[1]:
-        return 2
-    windows = [{role for role in roles if role.startswith("window")} for roles in (a, b)]
-    return int(bool(windows[0]) and bool(windows[1]) and windows[0] != windows[1])
+def _inner(roles: frozenset[str]) -> set[bool]:
+    """Return whether an axis is summed over, perhaps in part."""
+    return {role.startswith(_INNER) for role in roles}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from stablenum.diagnosis.diff.parameter_uses import uses_of
 from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.settling import better_of, settled
 from stablenum.diagnosis.diff.sides import Side, measured
-from stablenum.diagnosis.diff.weights import UnmappedError, WeightMap, guessed
+from stablenum.diagnosis.diff.weights import UnmappedError, WeightMap, guessed, is_stack
 from stablenum.errors import bad_field, bad_type
 
 __all__ = ["Weights", "carried"]
@@ -45,7 +46,8 @@ def carried(left: Side, right: Program, weights: Weights) -> tuple[WeightMap, Ma
     found = _Guess(left, measured(right, noise=False))
     plain, revised = found.made(), found.made(by_neighbours=True)
     guess = revised if _same(plain, revised) else better_of(left, right, revised, plain)
-    mapped = settled(left, right, guess, found.uses[1])
+    others = [m for m in found.others() if not _same(m, guess)]
+    mapped = settled(left, right, guess, found.uses[1], others)
     return mapped, mapped.of(arrays)
 
 
@@ -61,7 +63,13 @@ class _Guess:
         self.uses = uses_of(left), uses_of(right)
         self._roles: tuple[dict[str, Roles], dict[str, Roles]] = {}, {}
 
-    def made(self, *, by_neighbours: bool = False) -> WeightMap:
+    def others(self) -> Iterator[WeightMap]:
+        """Yield further maps that may be tried."""
+        if any(is_stack(u) for uses in self.uses for u in uses):
+            with suppress(UnmappedError):
+                yield self.made(by_neighbours=True, rows_first=True)
+
+    def made(self, *, by_neighbours: bool = False, rows_first: bool = False) -> WeightMap:
         """Return the map; see ``guessed``."""
         alike = self.sides[0].program.framework == self.sides[1].program.framework
 
@@ -71,7 +79,7 @@ class _Guess:
                 origins = exchanged(origins, *self.uses, before)
             return self._oriented(origins)
 
-        return guessed(*self.uses, alike=alike, revised=revised)
+        return guessed(*self.uses, alike=alike, rows_first=rows_first, revised=revised)
 
     def _oriented(self, origins: dict[str, Source]) -> dict[str, Source]:
         """Return the origins, laid out by what the programs do with each axis where shapes leave a choice."""

@@ -12,7 +12,7 @@ from stablenum.diagnosis.diff.rounding import Rounding
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["location_of", "off_of", "result_name", "share_of"]
+__all__ = ["location_of", "location_of_optimizer", "off_of", "result_name", "share_of"]
 
 
 def location_of(start: Start | None, side: Side, phase: str) -> Location | None:
@@ -32,6 +32,15 @@ def location_of(start: Start | None, side: Side, phase: str) -> Location | None:
         phase=phase,
         code="" if place is None else place.code,
     )
+
+
+def location_of_optimizer(side: Side) -> Location | None:
+    """Return where the optimizer was made, for a parameter that it leaves as it is."""
+    site = side.program.optimizer_at
+    if site is None:
+        return None
+    place = site.place
+    return Location(where=_where(place), operation=None, module="", phase="update", code=place.code)
 
 
 def _around(side: Side, start: Start) -> str:

@@ -49,8 +49,9 @@ def _oriented(
     if not isinstance(origin, Origin) or len(origin.ways) < 2 or not right:
         return origin
     roles, shape = _cut(origin.piece, left.get(origin.piece.name, ()), shapes[origin.piece.name])
-    unlike = [apart(roles, right, way, (shape, origin.shape)) for way in origin.ways]
-    alike = [way for way, count in zip(origin.ways, unlike, strict=True) if count == 0]
+    unlike = {way: apart(roles, right, way, (shape, origin.shape)) for way in origin.ways}
+    possible = {way: found[1] for way, found in unlike.items() if found is not None and not found[0]}
+    alike = [way for way, count in possible.items() if count == min(possible.values())]
     return replace(origin, axes=alike[0], others=tuple(alike[1:])) if alike else origin
 
 

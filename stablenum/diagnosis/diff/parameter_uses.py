@@ -19,8 +19,8 @@ __all__ = ["Use", "first_uses", "hands_on", "uses_of"]
 
 # Primitives that hand a parameter on.
 _CARRIED = frozenset({
-    "broadcast", "broadcast_in_dim", "cast", "cat", "clone", "copy", "expand", "index", "reshape", "slice",
-    "squeeze", "stack", "to", "transpose",
+    "broadcast", "broadcast_in_dim", "cast", "cat", "clone", "copy", "expand", "flip", "index", "reshape",
+    "rev", "slice", "squeeze", "stack", "to", "transpose",
 })  # fmt: skip
 _KINDS = {
     "matmul": "matmul", "conv": "conv", "convolution": "conv", "gather": "gather", "embedding": "gather",

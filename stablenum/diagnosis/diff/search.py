@@ -12,7 +12,7 @@ from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.frontier import Frontier, Start, last_of_line, leading_to
 from stablenum.diagnosis.diff.kinds import quiet
-from stablenum.diagnosis.diff.locations import location_of, result_name
+from stablenum.diagnosis.diff.locations import location_of, location_of_optimizer, result_name
 from stablenum.diagnosis.diff.patches import Pair, Patch, candidates, patched
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.scene import Scene
@@ -152,9 +152,13 @@ def _found(scene: Scene, stop: Stopped | None) -> Found:
     left, right = (place.left, place.right) if stop is None else (stop.left, stop.right)
     if group.kind == "updated" and causes:
         left, right = placed_by_cause(causes[0].code, place, comparison.left, comparison.right)
+    places = [
+        location_of(start, side, phase) or (location_of_optimizer(side) if phase == "update" else None)
+        for start, side in ((left, comparison.left), (right, comparison.right))
+    ]
     difference = Difference(
-        left=location_of(left, comparison.left, phase),
-        right=location_of(right, comparison.right, phase),
+        left=places[0],
+        right=places[1],
         result=result_name(group.kind, worst.left.name),
         step=group.step,
         error=worst.error,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
@@ -27,14 +27,18 @@ _Move: TypeAlias = "Callable[[Mapping[str, Source]], dict[str, Source]]"
 _KNOWN = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
-def settled(left: Side, right: Program, guess: WeightMap, uses: list[Use]) -> WeightMap:
+def settled(
+    left: Side, right: Program, guess: WeightMap, uses: list[Use], others: Iterable[WeightMap] = ()
+) -> WeightMap:
     """Return the map under which the forward passes share most values; the guess if nothing is open.
 
     Open are: the order of the gates that a recurrent layer of the left side keeps in one matrix, other than
     that of ``torch.nn``, and whether a square matrix is transposed of which the operations do not tell it.
     These are tried all together if no other matrix shows how they lie, and then one after another.
+    Other maps are tried first.
     """
-    moves = list(itertools.islice(_moves(guess, uses), _MOST_TRIALS))
+    moves: list[_Move] = [partial(_replaced, other=other) for other in others]
+    moves += itertools.islice(_moves(guess, uses), _MOST_TRIALS)
     if not moves:
         return guess
     best = guess
@@ -80,6 +84,10 @@ def _moves(guess: WeightMap, uses: list[Use]) -> Iterator[_Move]:
                 yield partial(_reordered, family=family, order=dict(zip(gates, order, strict=True)))
     for name in square[:_MOST_SQUARE]:
         yield partial(_all_turned, names=[name])
+
+
+def _replaced(origins: Mapping[str, Source], other: WeightMap) -> dict[str, Source]:
+    return dict(other.origins)
 
 
 def _all_turned(origins: Mapping[str, Source], names: list[str]) -> dict[str, Source]:

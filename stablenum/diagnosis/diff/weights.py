@@ -12,7 +12,7 @@ from stablenum.diagnosis.diff.parameter_uses import Use
 from stablenum.diagnosis.diff.pieces import columns_apart, layers_apart, put_together, rows_apart
 from stablenum.diagnosis.diff.sequences import aligned, any_of
 
-__all__ = ["Revision", "UnmappedError", "WeightMap", "guessed"]
+__all__ = ["Revision", "UnmappedError", "WeightMap", "guessed", "is_stack"]
 
 Revision: TypeAlias = "Callable[[dict[str, Source]], dict[str, Source]]"
 
@@ -39,12 +39,19 @@ class WeightMap:
 
 
 def guessed(
-    left: Sequence[Use], right: Sequence[Use], *, alike: bool = False, revised: Revision | None = None
+    left: Sequence[Use],
+    right: Sequence[Use],
+    *,
+    alike: bool = False,
+    rows_first: bool = False,
+    revised: Revision | None = None,
 ) -> WeightMap:
     """Return the map by the order of the first uses, sizes, kinds of operations, names and what is read.
 
     Args:
         alike: whether both programs are of one framework, where arrays usually lie alike.
+        rows_first: whether matrices that are stacked, such as those of experts, are cut by rows before they
+            are taken for several matrices side by side.
         revised: is given the origins before the layouts that are left open are chosen, and returns better
             ones.
 
@@ -53,11 +60,14 @@ def guessed(
     """
     origins: dict[str, Source] = {}
     rest_left, rest_right = list(left), list(right)
-    for opened in _OPENED:
+    for opened in (*_ROWS_FIRST, *_OPENED) if rows_first else _OPENED:
         mine, theirs = opened(rest_left, rest_right)
         found = aligned(mine, theirs)
         found.update(apart(_unused(mine, found), _missing(theirs, found), _parts_of(theirs, found)))
         more = put_together(theirs, found, {u.name: u.shape for u in right})
+        origins.update(more)
+        rest_left, rest_right = _unused(rest_left, more), _missing(rest_right, more)
+        more = _as_many(rest_left, rest_right)
         origins.update(more)
         rest_left, rest_right = _unused(rest_left, more), _missing(rest_right, more)
     for use in list(rest_right):
@@ -82,6 +92,32 @@ _OPENED = (
     lambda left, right: (columns_apart(left), right),
     lambda left, right: (left, columns_apart(right)),
 )
+_ROWS_FIRST = (
+    lambda left, right: (left, rows_apart([u for u in right if is_stack(u)])),
+    lambda left, right: (rows_apart([u for u in left if is_stack(u)]), right),
+)
+
+
+def is_stack(use: Use) -> bool:
+    """Return whether a parameter may be several matrices, such as those of experts."""
+    return use.kind == "matmul" and len(use.shape) > 2 and not use.layers
+
+
+def _as_many(left: Sequence[Use], right: Sequence[Use]) -> dict[str, Source]:
+    """Return the origins of matrices and kernels that were left over because they are used in another order,
+    where both sides have as many of one shape."""
+    found: dict[str, Source] = {}
+    for key in dict.fromkeys(map(_shape_of, right)):
+        mine, theirs = ([u for u in uses if _shape_of(u) == key] for uses in (left, right))
+        if len(key[1]) > 1 and len(mine) == len(theirs):
+            for a, b in zip(mine, theirs, strict=True):
+                origin = any_of(b, [a], [])
+                found.update({} if origin is None else {b.name: origin})
+    return found
+
+
+def _shape_of(use: Use) -> tuple[str, tuple[int, ...]]:
+    return use.kind, tuple(sorted(n for n in use.shape if n != 1))
 
 
 def _unused(left: Sequence[Use], origins: Mapping[str, Source]) -> list[Use]:
