@@ -11,7 +11,7 @@ import numpy as np
 from stablenum.diagnosis.diff.axis_roles import Roles, roles_of
 from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.diff.neighbours import exchanged, neighbours_of
-from stablenum.diagnosis.diff.orientation import is_open, oriented
+from stablenum.diagnosis.diff.orientation import in_convention, is_open, oriented
 from stablenum.diagnosis.diff.origins import Gathered, Origin, Piece, Source
 from stablenum.diagnosis.diff.parameter_uses import uses_of
 from stablenum.diagnosis.diff.play import Program
@@ -84,15 +84,19 @@ class _Guess:
     def _oriented(self, origins: dict[str, Source]) -> dict[str, Source]:
         """Return the origins, laid out by what the programs do with each axis where shapes leave a choice."""
         opened = {name: o for name, o in origins.items() if is_open(o)}
-        for side, roles, names in zip(
-            self.sides, self._roles, ({n for o in opened.values() for n in o.names}, set(opened)), strict=True
-        ):
+        if not opened:
+            return origins
+        products = {u.name for u in self.uses[1] if u.kind == "matmul"}
+        asked = {name: o for name, o in origins.items() if name in opened or name in products}
+        of_left = {n for o in asked.values() for n in o.names}
+        for side, roles, names in zip(self.sides, self._roles, (of_left, set(asked)), strict=True):
             missing = names - roles.keys()
             if missing:
                 roles.update(dict.fromkeys(missing, ()))
                 roles.update(roles_of(side, missing))
         shapes = {name: tuple(x.shape) for name, x in self.sides[0].program.parameters().items()}
-        return {**origins, **oriented(opened, *self._roles, shapes)}
+        laid = {**origins, **oriented(opened, *self._roles, shapes)}
+        return {**laid, **in_convention({n: laid[n] for n in products & laid.keys()}, *self._roles, shapes)}
 
 
 def _same(a: WeightMap, b: WeightMap) -> bool:
