@@ -124,3 +124,14 @@ def test_kernels_that_are_used_in_another_order_are_not_put_together_from_parts(
     found = guessed(left, right).origins
     assert str(found["first"]) == "main, axes (2, 3, 1, 0)"
     assert str(found["second"]) == "side, axes (2, 3, 1, 0)"
+
+
+def test_two_equal_networks_are_not_mixed() -> None:
+    """Nothing tells one from the other, but each layer follows the one before it."""
+    layers = ("x0", "x1", "x2", "y0", "y1", "y2")
+    uses = [use(n, (4, 4), "matmul", i) for i, n in enumerate(layers)]
+    before = {n: frozenset({f"{n[0]}{int(n[1]) - 1}"} if n[1] != "0" else ()) for n in layers}
+    mixed = {"x0": "x0", "y0": "y0", "x1": "y1", "y1": "x1", "x2": "y2", "y2": "x2"}
+    origins = {name: square(source) for name, source in mixed.items()}
+    found = exchanged(origins, uses, uses, (before, before))
+    assert {name: origin.names[0] for name, origin in found.items()} == {n: n for n in layers}
