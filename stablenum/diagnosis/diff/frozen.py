@@ -39,14 +39,12 @@ class OneSided:
         place: where both sides use the first of them.
         trains: the side that trains them.
         array: the gradient of the first of them there, or its update if it has no gradient.
-        names: of the right parameters.
     """
 
     difference: Difference
     place: Frontier
     trains: str
     array: Any
-    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +150,7 @@ def _one_sided(comparison: Comparison, cases: Sequence[_Case]) -> OneSided:
         allowed=_NOTHING,
         causes=(_cause(first, [_names(c, OTHER[c.trains]) for c in cases], named),),
     )
-    names = tuple(c.name for c in cases)
-    return OneSided(difference, Frontier(left, right, (), ()), first.trains, first.array, names)
+    return OneSided(difference, Frontier(left, right, (), ()), first.trains, first.array)
 
 
 def _names(case: _Case, side: str) -> str:
