@@ -68,6 +68,12 @@ class Comparison:
         if rearranged is None:
             yield from places
 
+    def frontier_of_rows(self, group: Group) -> Frontier:
+        """Return where the results of a group begin to differ if values correspond of which one has some rows
+        of the other."""
+        pairs = [(p.left.value, p.right.value) for p in group.differing]
+        return next(frontiers(self.left, self.right, self.found.with_rows(), pairs, group.since))
+
     def _rearranged(self, found: Frontier) -> Frontier | None:
         """Return the frontier at the operations that put what the first operations read in another order;
         None if there are none."""

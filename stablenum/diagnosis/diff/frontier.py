@@ -87,7 +87,7 @@ def frontiers(
     regions = tuple(a.steps), tuple(b.steps)
     choices = _pairs(a, b)
     if not choices:
-        yield Frontier(a.first(), b.first(), *regions)
+        yield Frontier(*_alike(a, b), *regions)
         return
     first = _compared(a, b, choices[0])
     doubtful = _nothing_alike(choices[0]) and not any(s.missing for s in first)
@@ -252,6 +252,12 @@ def _pairs(a: _Region, b: _Region) -> list[_Pair]:
     return [pair for _, pair in sorted(ranked, key=lambda p: p[0])]
 
 
+def _alike(a: _Region, b: _Region) -> tuple[Start | None, Start | None]:
+    """Return the first steps of the same function; without such, the first of all."""
+    same = ((s, t) for s in a.starts() for t in b.starts() if not quiet(s) and _unlike(s, t) == 0)
+    return next(((Start(s), Start(t)) for s, t in same), (a.first(), b.first()))
+
+
 def _unlike(here: Step, there: Step) -> int:
     """Return 0 for the same function, 1 for the same operation, 2 for neither."""
     functions = functions_of(here) & functions_of(there) - _PLAIN
@@ -269,12 +275,19 @@ def _compared(a: _Region, b: _Region, pair: _Pair) -> tuple[Start, Start]:
     here, there = Start(pair.left), Start(pair.right)
     mine, theirs = a.functions(pair.left), b.functions(pair.right)
     lacks = _lacking(a, b, pair)
+    if _multiply(a, pair.left, pair.right) or _multiply(b, pair.right, pair.left):
+        return here, there
     if not mine & theirs and _unlike(pair.left, pair.right) == 2:
         if theirs & a.next_to(pair.left) and not mine & b.after(pair.right):
             return here, lacks[1] or there
         if mine & b.next_to(pair.right) and not theirs & a.after(pair.left):
             return lacks[0] or here, there
     return here, there
+
+
+def _multiply(side: _Region, one: Step, other: Step) -> bool:
+    """Return whether one side multiplies and sums what the other one does as a product of matrices."""
+    return kind(one) == "mul" and kind(other) == "matmul" and "sum" in side.next_to(one)
 
 
 def _lacking(a: _Region, b: _Region, pair: _Pair) -> tuple[Start | None, Start | None]:

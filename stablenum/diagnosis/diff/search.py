@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from stablenum.diagnosis.diff.causes import causes_of
 from stablenum.diagnosis.diff.comparison import Comparison
@@ -23,6 +23,7 @@ from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["Found", "differences_of"]
 
+_Place: TypeAlias = tuple[Frontier, list[Pair], Patch | None]
 _MOST_ROUNDS = 16
 _MOST_PLACES = 8
 # Of places after the first, so many values are tried.
@@ -82,7 +83,7 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], bool]:
 
 def _set_right(
     comparison: Comparison, group: Group, found: Iterable[Found]
-) -> tuple[Frontier, list[Pair], Patch | None]:
+) -> _Place:
     """Return the first place after which the programs can be made to agree, with the values that correspond
     there; without such a place, and if it was found before, the first one."""
     places = islice(comparison.frontiers(group), _MOST_PLACES)
@@ -99,8 +100,26 @@ def _set_right(
                 best = place, others, further
                 if further.agrees:
                     break
+    if patch is None and not any(f.holds(first) for f in found):
+        best = _of_rows(comparison, group, best) or best
     place, pairs, patch = best
     return place if patch is None else leading_to(place, patch.left, patch.right), pairs, patch
+
+
+def _of_rows(comparison: Comparison, group: Group, best: _Place) -> _Place | None:
+    """Return the place at which the two sides part although they share rows; None if they share none on the
+    way to what can be set right."""
+    place = comparison.frontier_of_rows(group)
+    if place.left is None or place.right is None or not place.known:
+        return None
+    first, _, patch = best
+    if len(place.region_left) >= len(first.region_left) or len(place.region_right) >= len(first.region_right):
+        return None
+    made = ({o for s in region for o in s.outputs} for region in (place.region_left, place.region_right))
+    if patch is not None and not all(v in m for v, m in zip((patch.left, patch.right), made, strict=True)):
+        return None
+    pairs = candidates(comparison, place)
+    return place, pairs, patched(comparison, place, group, pairs) or patch
 
 
 def _replaces(comparison: Comparison, place: Frontier, patch: Patch) -> bool:
