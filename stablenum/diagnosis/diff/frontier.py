@@ -206,6 +206,11 @@ class _Region:
                     (todo if self._of_data(reader) else found).append(reader)
         return min(found, key=lambda s: s.index, default=None)
 
+    def shares(self, step: Step, other: Step) -> bool:
+        """Return whether a step reads a telling value that a step of the other side reads, too."""
+        telling = (i for i in step.inputs if not self.side.neutral(i))
+        return any(set(other.inputs).intersection(self.equal.get(i, ())) for i in telling)
+
     def functions(self, step: Step) -> set[str]:
         """Return the function that a step belongs to, or those that read what it only moves."""
         return self.next_to(step) if quiet(step) else functions_of(step)
@@ -253,9 +258,20 @@ def _pairs(a: _Region, b: _Region) -> list[_Pair]:
 
 
 def _alike(a: _Region, b: _Region) -> tuple[Start | None, Start | None]:
-    """Return the first steps of the same function; without such, the first of all."""
+    """Return the first steps of the same function; without such, those that read a common value, one of which
+    reads something else that differs, too; without such, the first of all."""
     same = ((s, t) for s in a.starts() for t in b.starts() if not quiet(s) and _unlike(s, t) == 0)
-    return next(((Start(s), Start(t)) for s, t in same), (a.first(), b.first()))
+    met = ((s, t) for s, t in ((s, _met(s, b)) for s in a.starts()) if t is not None)
+    meets = ((s, t) for s, t in ((_met(t, a), t) for t in b.starts()) if s is not None)
+    for pairs in (same, met, meets):
+        for here, there in pairs:
+            return Start(here), Start(there)
+    return a.first(), b.first()
+
+
+def _met(step: Step, other: _Region) -> Step | None:
+    """Return the first step of the other side that reads a telling value that a step reads."""
+    return next((r for r in other.steps if not quiet(r) and other.shares(r, step)), None)
 
 
 def _unlike(here: Step, there: Step) -> int:

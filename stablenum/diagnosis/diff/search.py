@@ -13,6 +13,7 @@ from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.frontier import Frontier, Start, last_of_line, leading_to
 from stablenum.diagnosis.diff.kinds import quiet
 from stablenum.diagnosis.diff.locations import location_of, result_name
+from stablenum.diagnosis.diff.lacks import lacking
 from stablenum.diagnosis.diff.patches import Pair, Patch, candidates, patched
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.scene import Scene
@@ -101,25 +102,30 @@ def _set_right(
                 if further.agrees:
                     break
     if patch is None and not any(f.holds(first) for f in found):
-        best = _of_rows(comparison, group, best) or best
+        best = _closer(comparison, group, best)
     place, pairs, patch = best
+    if place.doubtful or patch is None or not patch.agrees:
+        lacked = lacking(comparison, place, group)
+        if lacked is not None:
+            return lacked[0], pairs, lacked[1]
     return place if patch is None else leading_to(place, patch.left, patch.right), pairs, patch
 
 
-def _of_rows(comparison: Comparison, group: Group, best: _Place) -> _Place | None:
-    """Return the place at which the two sides part although they share rows; None if they share none on the
-    way to what can be set right."""
-    place = comparison.frontier_of_rows(group)
-    if place.left is None or place.right is None or not place.known:
-        return None
-    first, _, patch = best
-    if len(place.region_left) >= len(first.region_left) or len(place.region_right) >= len(first.region_right):
-        return None
-    made = ({o for s in region for o in s.outputs} for region in (place.region_left, place.region_right))
-    if patch is not None and not all(v in m for v, m in zip((patch.left, patch.right), made, strict=True)):
-        return None
-    pairs = candidates(comparison, place)
-    return place, pairs, patched(comparison, place, group, pairs) or patch
+def _closer(comparison: Comparison, group: Group, best: _Place) -> _Place:
+    """Return a place that comes later on both sides, where more values are taken as equal, or the one that
+    is given if there is none on the way to what can be set right."""
+    for place in comparison.closer_frontiers(group):
+        first, pairs, patch = best
+        regions = (place.region_left, first.region_left), (place.region_right, first.region_right)
+        if place.left is None or place.right is None or not place.known:
+            continue
+        if any(len(later) >= len(earlier) for later, earlier in regions):
+            continue
+        made = ({o for s in later for o in s.outputs} for later, _ in regions)
+        if patch is None or all(v in m for v, m in zip((patch.left, patch.right), made, strict=True)):
+            pairs = candidates(comparison, place)
+            best = place, pairs, patched(comparison, place, group, pairs) or patch
+    return best
 
 
 def _replaces(comparison: Comparison, place: Frontier, patch: Patch) -> bool:

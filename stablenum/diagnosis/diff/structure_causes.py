@@ -13,7 +13,7 @@ from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["by_structure"]
+__all__ = ["by_lack", "by_structure"]
 
 
 def by_structure(scene: Scene) -> Cause | None:
@@ -37,7 +37,20 @@ def by_structure(scene: Scene) -> Cause | None:
     for words, code in _BY_OPERATION:
         if names & words:
             return cause(code, _SENTENCES.get(code, "the two operations differ."), "", confirmed=False)
-    return None
+    return _other(scene)
+
+
+def _other(scene: Scene) -> Cause | None:
+    """Say that the two lines compute something else, if that is all that is known of a forward pass."""
+    if scene.group.kind == "updated":
+        return None
+    agrees = scene.patch is not None and scene.patch.agrees and scene.group.kind != "gradient"
+    return cause(
+        "other_function",
+        "the two lines compute another function of the same values.",
+        "With what the left program computes there, the results agree." if agrees else "",
+        confirmed=agrees,
+    )
 
 
 _FIRST = 8
@@ -50,7 +63,6 @@ _BY_OPERATION: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"batch_norm"}), "running_statistics"),
     (frozenset({"where", "masked_fill", "attention"}), "mask_missing"),
     (frozenset({"cross_entropy"}), "ignored_labels"),
-    (frozenset({"matmul"}), "transposed_weight"),
 )
 _SENTENCES = {
     "pooling_count": "the two sides pool differently: the padding is counted, or the windows lie elsewhere.",
@@ -60,7 +72,6 @@ _SENTENCES = {
     "running_statistics": "one side normalises by the batch, the other one by running statistics.",
     "mask_missing": "the two sides mask differently.",
     "ignored_labels": "the two losses weight or ignore labels differently.",
-    "transposed_weight": "the two products read equal numbers in another arrangement.",
 }
 
 
@@ -88,6 +99,24 @@ def _statistics(side: Side, start: Start, region: Iterable[Step]) -> tuple[int, 
         if kind(step) in _REDUCTIONS and sizes[0] < sizes[1]:
             return sizes[0], sizes[1]
     return None
+
+
+def by_lack(scene: Scene) -> Cause | None:
+    """Say what one side lacks, if the results agree with that."""
+    here, there = scene.found.left, scene.found.right
+    if here is None or there is None or scene.patch is None or not scene.patch.agrees:
+        return None
+    lacks, has, values = ("right", here, there) if there.missing else ("left", there, here)
+    value = scene.patch.right if there.missing else scene.patch.left
+    if not values.missing or has.missing or values.value != value or scene.patch.shared:
+        return None
+    found = _of_missing(here, there)
+    return cause(
+        "missing_operation" if lacks == "right" else "extra_operation",
+        found.sentence,
+        "With what the other program computes there, the results agree.",
+        confirmed=True,
+    )
 
 
 def _of_missing(here: Start, there: Start) -> Cause:
