@@ -18,6 +18,7 @@ from stablenum.diagnosis.replay.trace import Step
 __all__ = ["by_exchange", "by_repetition", "by_transposition"]
 
 _MOST_TRIALS = 6
+_MOST_MODULES = 16
 _SIDES = ("right", "left")
 
 
@@ -86,14 +87,18 @@ def _whole(side: Side, value: int) -> int | None:
 
 def by_repetition(scene: Scene) -> Cause | None:
     """Repeat each entry in turn where a side repeats them all one after the other, or the reverse."""
-    for name, side, start, region in _starts(scene):
-        near = start.step.place, start.step.module
-        steps = {o: s for s in region for o in s.outputs if (s.place, s.module)[1] == near[1]}
-        changed = dict[int, Any]()
-        for value, step in steps.items():
-            if kind(step) == "reshape":
-                changed.update(_turned(side, value, steps))
-        if changed and scene.mends(name, changed):
+    for name, _, start, region in _starts(scene):
+        function = _function(start.step)
+        steps = {o: s for s in region for o in s.outputs if _function(s) == function}
+        merges = [o for o, s in steps.items() if kind(s) == "reshape"]
+        comparison, turned = scene.comparison, False
+        for module in list(dict.fromkeys(steps[o].module for o in merges))[:_MOST_MODULES]:
+            side, values = comparison.side(name), dict[int, Any]()
+            for value in (o for o in merges if steps[o].module == module):
+                values.update(_turned(side, value, steps))
+            if values:
+                turned, comparison = True, comparison.with_values(name, values, until=scene.group)
+        if turned and comparison.agrees(scene.group):
             return cause(
                 "head_split_order",
                 "one program repeats each entry in turn, the other one all of them one after the other.",
@@ -101,6 +106,11 @@ def by_repetition(scene: Scene) -> Cause | None:
                 confirmed=True,
             )
     return None
+
+
+def _function(step: Step) -> tuple[str, str] | None:
+    """Return the function of the user's whose line calls a step."""
+    return None if step.place is None else (step.place.file, step.place.function)
 
 
 def _turned(side: Side, value: int, steps: Mapping[int, Step]) -> dict[int, Any]:

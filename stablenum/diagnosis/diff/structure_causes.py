@@ -42,9 +42,9 @@ def by_structure(scene: Scene) -> Cause | None:
 
 def _other(scene: Scene) -> Cause | None:
     """Say that the two lines compute something else, if that is all that is known of a forward pass."""
-    if scene.group.kind == "updated":
+    if scene.group.kind in ("updated", "gradient"):
         return None
-    agrees = scene.patch is not None and scene.patch.agrees and scene.group.kind != "gradient"
+    agrees = scene.patch is not None and scene.patch.agrees
     return cause(
         "other_function",
         "the two lines compute another function of the same values.",

@@ -9,6 +9,7 @@ from typing import Any
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.frontier import Start, same_line
+from stablenum.diagnosis.diff.kinds import kind
 from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
@@ -25,8 +26,8 @@ def by_sum(scene: Scene) -> Cause | None:
     here, there = scene.found.left, scene.found.right
     if here is None or there is None or here.missing or there.missing or scene.group.kind not in _KINDS:
         return None
-    mine = _made(scene.left, here, scene.found.region_left)
-    theirs = _made(scene.right, there, scene.found.region_right)
+    mine = _reduced(scene.left, here, scene.found.region_left)
+    theirs = _reduced(scene.right, there, scene.found.region_right)
     agrees = scene.patch is not None and scene.patch.agrees
     for name, keeps, sums in (("left", mine, theirs), ("right", theirs, mine)):
         for x, y in ((x, y) for x in keeps for y in sums if 1 < y.size < x.size):
@@ -43,12 +44,13 @@ def by_sum(scene: Scene) -> Cause | None:
 
 
 _KINDS = ("loss", "output")
+_REDUCTIONS = {"matmul", "mean", "sum"}
 
 
-def _made(side: Side, start: Start, region: Iterable[Step]) -> list[Any]:
-    """Return the first arrays that a line makes."""
-    values = [o for s in same_line(start, region)[:_FIRST] for o in s.outputs if not side.neutral(o)]
-    return list(arrays_of(side, values).values())
+def _reduced(side: Side, start: Start, region: Iterable[Step]) -> list[Any]:
+    """Return the first arrays that a line makes by sums over axes."""
+    steps = [s for s in same_line(start, region)[:_FIRST] if kind(s) in _REDUCTIONS]
+    return list(arrays_of(side, [o for s in steps for o in s.outputs if not side.neutral(o)]).values())
 
 
 def _summed(x: Any) -> Iterator[tuple[str, Any]]:
