@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stablenum.diagnosis.diff.constant_causes import by_constant, numbers_of_update
 from stablenum.diagnosis.diff.differences import Cause
-from stablenum.diagnosis.diff.gradient_causes import by_gradient, by_rows
+from stablenum.diagnosis.diff.gradient_causes import by_gradient, by_hand, by_rows
 from stablenum.diagnosis.diff.operand_causes import by_exchange, by_repetition, by_transposition
 from stablenum.diagnosis.diff.pair_causes import by_loss, by_pair
 from stablenum.diagnosis.diff.scene import Scene, cause
@@ -44,6 +44,6 @@ def _by_update(scene: Scene) -> Cause | None:
 
 
 _RULES = (
-    _by_update, by_targets, by_variant, by_window, by_rows, by_pair, by_loss, by_constant, by_lack, by_sum,
+    _by_update, by_targets, by_variant, by_window, by_rows, by_hand, by_pair, by_loss, by_constant, by_lack, by_sum,
     by_transposition, by_exchange, by_repetition, by_gradient, by_structure,
 )  # fmt: skip

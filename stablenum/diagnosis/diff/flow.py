@@ -67,8 +67,9 @@ class Flow:
 
 
 def _fed(side: Side) -> set[int]:
-    """Return the values through which gradients reach a parameter."""
-    found = {v.id for v in side.trace.values if v.producer is None and side.trained[v.id]}
+    """Return the values through which gradients reach a parameter that has one."""
+    trained = {r.name for r in side.play.results if r.kind == "gradient"}
+    found = {v.id for v in side.trace.values if v.role == "parameter" and v.name in trained}
     for step in side.trace.steps:
         if step.index not in side.play.stops and found.intersection(step.inputs):
             found.update(step.outputs)
