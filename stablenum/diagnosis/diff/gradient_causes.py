@@ -15,7 +15,7 @@ from stablenum.diagnosis.diff.slopes import direction_of
 __all__ = ["by_gradient", "by_hand", "by_rows"]
 
 _CLOSE = 1e-9
-_SLOPES = 1e-6
+_SLOPES = 1e-5
 _MOST_PAIRS = 8
 
 

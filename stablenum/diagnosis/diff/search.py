@@ -14,6 +14,7 @@ from stablenum.diagnosis.diff.frontier import Frontier, Start, last_of_line, lea
 from stablenum.diagnosis.diff.kinds import quiet
 from stablenum.diagnosis.diff.locations import location_of, result_name
 from stablenum.diagnosis.diff.lacks import lacking
+from stablenum.diagnosis.diff.offsets import offset
 from stablenum.diagnosis.diff.patches import Pair, Patch, candidates, patched
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.scene import Scene
@@ -71,7 +72,7 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], bool]:
             return found, all(kind == "updated" for kind, _ in past)
         group = groups[0]
         place = next(comparison.frontiers(group))
-        stop = stopped(comparison, group, place) if group.kind == "gradient" else None
+        stop = (stopped if group.kind == "gradient" else offset)(comparison, group, place)
         pairs, patch = list[Pair](), None
         if stop is None:
             place, pairs, patch = _set_right(comparison, group, found)

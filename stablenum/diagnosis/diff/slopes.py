@@ -15,7 +15,7 @@ from stablenum.diagnosis.diff.sides import arrays_of
 __all__ = ["Direction", "direction_of"]
 
 # Central differences in float64: the error is about the square of the step, and 1e-16 over the step.
-_STEP = 1e-5
+_STEP = 1e-6
 
 
 @dataclass(frozen=True, slots=True)

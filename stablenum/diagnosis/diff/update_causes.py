@@ -33,7 +33,10 @@ class Update:
 
 
 def cause_of_updates(
-    updates: Sequence[Update], names: Sequence[str], numbers: Collection[float] = ()
+    updates: Sequence[Update],
+    names: Sequence[str],
+    numbers: Collection[float] = (),
+    clips: tuple[int, int] = (0, 0),
 ) -> tuple[str, str, str] | None:
     """Return code, sentence and evidence; None if no simple rule explains the difference.
 
@@ -41,9 +44,11 @@ def cause_of_updates(
         updates: the parameters, those included whose updates agree.
         names: what the two sides call near the difference, such as "optax.clip_by_global_norm".
         numbers: the constants of both updates, among them the decay rates of the moments.
+        clips: how many factors of each side are limited, as those of clipped gradients are.
     """
     unlike = [u for u in updates if not _equal(u.left, u.right)]
-    found = _decay(updates, unlike) or _standstill(unlike) or _law(updates, numbers)
+    found = _decay(updates, unlike) or _standstill(unlike)
+    found = found or _each_clipped(unlike, numbers, clips) or _law(updates, numbers)
     return found or _factor(unlike, names, numbers) or _epsilon(unlike)
 
 
@@ -65,6 +70,29 @@ def _law(updates: Sequence[Update], numbers: Collection[float]) -> tuple[str, st
         return None
     found = _of_laws(left, right, {*numbers, *(1 - x for x in numbers), *_USUAL})
     return None if found is None else (*found, f"The left side follows {left}; the right side {right}.")
+
+
+def _each_clipped(
+    unlike: Sequence[Update], numbers: Collection[float], clips: tuple[int, int]
+) -> tuple[str, str, str] | None:
+    """One side limits each gradient by itself: before an update that a factor of the gradient hardly changes,
+    each tensor has an epsilon of its own, or all have one that is off by a limit over the norm."""
+    if min(clips) > 1 or max(clips) < 2:
+        return None
+    ratios = []
+    for u in unlike:
+        laws = [law_of([u.parameter], [u.gradient], [made]) for made in (u.left, u.right)]
+        if any(law is None or law.name == "gradient" or not law.epsilon for law in laws):
+            return None
+        ratios.append(laws[0].epsilon / laws[1].epsilon)  # type: ignore[union-attr]
+    apart = max(ratios, default=1.0) > (1 + 1e-3) * min(ratios, default=1.0)
+    if not apart and not any(_clipped(unlike, r, numbers) for r in ratios[:1]):
+        return None
+    return (
+        "clip_per_tensor",
+        "one side clips each tensor by itself.",
+        f"The gradients on the right are {min(ratios):.4g} to {max(ratios):.4g} times those on the left.",
+    )
 
 
 def _of_laws(a: Law, b: Law, numbers: Collection[float]) -> tuple[str, str] | None:
