@@ -14,6 +14,8 @@ from stablenum.diagnosis.diff.update_laws import Law, law_of
 __all__ = ["Update", "cause_of_updates"]
 
 _EXACT = 1e-6
+# So many entries tell a law from others.
+_FEWEST = 4
 _USUAL = (0.9, 0.999)
 
 
@@ -80,13 +82,15 @@ def _each_clipped(
     if min(clips) > 1 or max(clips) < 2:
         return None
     ratios = []
-    for u in unlike:
-        laws = [law_of([u.parameter], [u.gradient], [made]) for made in (u.left, u.right)]
-        if any(law is None or law.name == "gradient" or not law.epsilon for law in laws):
+    for u in (u for u in unlike if u.gradient.size >= _FEWEST):
+        left, right = (law_of([u.parameter], [u.gradient], [made]) for made in (u.left, u.right))
+        if left is None or right is None or not left.epsilon or not right.epsilon:
             return None
-        ratios.append(laws[0].epsilon / laws[1].epsilon)  # type: ignore[union-attr]
-    apart = max(ratios, default=1.0) > (1 + 1e-3) * min(ratios, default=1.0)
-    if not apart and not any(_clipped(unlike, r, numbers) for r in ratios[:1]):
+        ratios.append(left.epsilon / right.epsilon)
+    if not ratios:
+        return None
+    apart = max(ratios) > (1 + 1e-3) * min(ratios)
+    if not apart and not _clipped(unlike, ratios[0], numbers):
         return None
     return (
         "clip_per_tensor",
@@ -217,7 +221,7 @@ def _of_gradient(unlike: Sequence[Update]) -> float:
 def _clipped(unlike: Sequence[Update], factor: float, numbers: Collection[float]) -> bool:
     """Return whether a factor is that of a clipped norm: the largest norm over that of all gradients."""
     norm = math.sqrt(sum(float((u.gradient**2).sum()) for u in unlike))
-    return any(_near(norm * min(factor, 1 / factor), x) for x in numbers)
+    return any(_near(norm * min(factor, 1 / factor), x, 1e-4) for x in numbers)
 
 
 def _epsilon(unlike: Sequence[Update]) -> tuple[str, str, str] | None:
