@@ -42,13 +42,16 @@ def lacking(comparison: Comparison, place: Frontier, group: Group) -> tuple[Fron
         place: where they part as far as values tell.
         group: the results that differ.
     """
-    for has in OTHER:
+    for has in OTHER if group.kind != "updated" else ():
         start: Start | None = getattr(place, has)
         if start is None or start.missing or quiet(start.step):
             continue
         lacks = comparison.side(OTHER[has])
-        for trial in list(_trials(comparison, place, has))[:_MOST_TRIALS]:
-            array = _carried(comparison, has, trial)
+        trials = list(_trials(comparison, place, has))[:_MOST_TRIALS]
+        own = arrays_of(comparison.side(has), {v for t in trials for v in (t.read, t.made)})
+        others = arrays_of(lacks, {t.same for t in trials})
+        for trial in trials:
+            array = _carried(own[trial.read], own[trial.made], others[trial.same])
             producer = lacks.trace.values[trial.same].producer
             if array is None or producer is None:
                 continue
@@ -78,11 +81,9 @@ def _trials(comparison: Comparison, place: Frontier, has: str) -> Iterator[_Tria
                 yield _Trial(read, value, same)
 
 
-def _carried(comparison: Comparison, has: str, trial: _Trial) -> Any:
-    """Return what the line makes, in the layout of the value of the other side; None without a layout."""
-    arrays = arrays_of(comparison.side(has), [trial.read, trial.made])
-    theirs = arrays_of(comparison.side(OTHER[has]), [trial.same])[trial.same]
-    read, made = arrays[trial.read], arrays[trial.made]
-    ways = layouts(tuple(read.shape), tuple(theirs.shape), "other")
-    gaps = [(float(abs(read.transpose(w).reshape(theirs.shape) - theirs).max(initial=0.0)), w) for w in ways]
-    return made.transpose(min(gaps)[1]).reshape(theirs.shape) if gaps else None
+def _carried(read: Any, made: Any, same: Any) -> Any:
+    """Return what a line makes of a value, in the layout in which the other side has that value; None without
+    a layout."""
+    ways = layouts(tuple(read.shape), tuple(same.shape), "other")
+    gaps = [(float(abs(read.transpose(w).reshape(same.shape) - same).max(initial=0.0)), w) for w in ways]
+    return made.transpose(min(gaps)[1]).reshape(same.shape) if gaps else None

@@ -40,7 +40,9 @@ class Matching:
         """Return the matching in which values also correspond of which one has some rows of the other."""
         found = Matching(*self._sides)
         rows = rows_shared(*self._sides, self.known("left"), self.known("right"))
-        found.left, found.right = ({**more, **self.known(side)} for more, side in zip(rows, ("left", "right"), strict=True))
+        found.left, found.right = (
+            {**more, **self.known(side)} for more, side in zip(rows, ("left", "right"), strict=True)
+        )
         return found
 
     @cached_property

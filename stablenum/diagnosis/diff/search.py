@@ -83,9 +83,7 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], bool]:
     return found, False
 
 
-def _set_right(
-    comparison: Comparison, group: Group, found: Iterable[Found]
-) -> _Place:
+def _set_right(comparison: Comparison, group: Group, found: Iterable[Found]) -> _Place:
     """Return the first place after which the programs can be made to agree, with the values that correspond
     there; without such a place, and if it was found before, the first one."""
     places = islice(comparison.frontiers(group), _MOST_PLACES)
@@ -102,7 +100,7 @@ def _set_right(
                 best = place, others, further
                 if further.agrees:
                     break
-    if patch is None and not any(f.holds(first) for f in found):
+    if patch is None and group.kind != "updated" and not any(f.holds(first) for f in found):
         best = _closer(comparison, group, best)
     place, pairs, patch = best
     if place.doubtful or patch is None or not patch.agrees:
