@@ -1,4 +1,4 @@
-"""Find a number that only one of two programs adds to its loss: all gradients agree, and the losses do not."""
+"""Find a number that only one of two programs adds to its loss: the gradients agree, and the losses do not."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _placed(
     found: Frontier,
     added: tuple[str, float, Sequence[Step]],
 ) -> Stopped:
-    """Return the place: on the other side, what makes the first value that both have only without the number."""
+    """Return the place: on the other side, what makes the first value that is common without the number."""
     name, number, steps = added
     other = comparison.side(OTHER[name])
     there: Start | None = getattr(found, OTHER[name])

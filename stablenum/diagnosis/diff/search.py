@@ -12,8 +12,8 @@ from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.frontier import Frontier, Start, last_of_line, leading_to
 from stablenum.diagnosis.diff.kinds import quiet
-from stablenum.diagnosis.diff.locations import location_of, result_name
 from stablenum.diagnosis.diff.lacks import lacking
+from stablenum.diagnosis.diff.locations import location_of, result_name
 from stablenum.diagnosis.diff.offsets import offset
 from stablenum.diagnosis.diff.patches import Pair, Patch, candidates, patched
 from stablenum.diagnosis.diff.results import Group
@@ -100,7 +100,7 @@ def _set_right(comparison: Comparison, group: Group, found: Iterable[Found]) -> 
                 best = place, others, further
                 if further.agrees:
                     break
-    if patch is None and group.kind != "updated" and not any(f.holds(first) for f in found):
+    if not sure and group.kind != "updated" and not any(f.holds(first) for f in found):
         best = _closer(comparison, group, best)
     place, pairs, patch = best
     if place.doubtful or patch is None or not patch.agrees:

@@ -1,4 +1,4 @@
-"""The slope of a loss in one direction of all parameters: as the gradients give it, and by finite differences."""
+"""The slope of a loss in one direction of all parameters, by its gradients and by finite differences."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _of_hidden(hidden: Hidden, found: Frontier) -> Stopped:
     cause = Cause(
         code="stopped_gradient",
         sentence=_SENTENCES["stopped_gradient"].format(stops=hidden.side, passes=OTHER[hidden.side]),
-        evidence="The slope of the loss that would pass here, by finite differences, is what its gradients lack.",
+        evidence="By finite differences, what would pass here is what its gradients lack.",
         remedy=REMEDIES["stopped_gradient"],
         confirmed=True,
     )

@@ -44,12 +44,23 @@ def _other(scene: Scene) -> Cause | None:
     """Say that the two lines compute something else, if that is all that is known of a forward pass."""
     if scene.group.kind in ("updated", "gradient"):
         return None
-    agrees = scene.patch is not None and scene.patch.agrees
+    agrees = scene.patch is not None and scene.patch.agrees and _within(scene)
     return cause(
         "other_function",
         "the two lines compute another function of the same values.",
-        "With what the left program computes there, the results agree." if agrees else "",
+        "With what the line of the left program gives, the results agree." if agrees else "",
         confirmed=agrees,
+    )
+
+
+def _within(scene: Scene) -> bool:
+    """Return whether the values that were exchanged are made by the two lines."""
+    patch, found = scene.patch, scene.found
+    sides = (found.left, found.region_left, patch and patch.left), (
+        found.right, found.region_right, patch and patch.right)  # fmt: skip
+    return all(
+        start is not None and any(value in s.outputs for s in same_line(start, region))
+        for start, region, value in sides
     )
 
 
