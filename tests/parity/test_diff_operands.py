@@ -148,7 +148,7 @@ def test_keys_repeated_in_another_order_are_named_behind_a_table_in_float32() ->
 def torch_divergence(w: Any, v: Any, x: Any, *, one: float = 1.0) -> Any:
     mean, log_scale = (x @ w).chunk(2, dim=1)
     gap = (2 * log_scale).exp() + mean.square() - one - 2 * log_scale  # torch
-    return (0.5 * gap).sum(1).mean() + (mean @ v).square().mean()
+    return (0.5 * gap).sum(1).mean() + (mean @ v).square().mean()  # torch
 
 
 def jax_divergence(w: Any, v: Any, x: Any, *, one: float = 0.0) -> Any:

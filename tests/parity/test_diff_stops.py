@@ -228,14 +228,14 @@ def test_complex_values_are_not_exchanged_for_real_ones() -> None:
 def torch_product(w: Any, x: Any) -> Any:
     p = torch.softmax(x @ w, 1)
     share = (p > 0.3).float().mean(0)
-    return x.mean() + (share * p.mean(0)).sum()  # torch
+    return p.square().mean() + (share * p.mean(0)).sum()  # torch
 
 
 def jax_product(w: Any, x: Any) -> Any:
     p = jax.nn.softmax(x @ w, axis=1)
     share = jnp.mean(p > 0.3, axis=0)
-    mean = stop(jnp.mean(p, axis=0)) + 0.0 * w.sum()  # jax
-    return jnp.mean(x) + jnp.dot(share, mean)
+    mean = stop(jnp.mean(p, axis=0))  # jax
+    return jnp.mean(p**2) + jnp.dot(share, mean)
 
 
 def torch_advantage(w: Any, x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Find a number that only one of two programs adds to its loss: the gradients agree, and the losses do not."""
+"""Find a number that only one of two programs adds to its loss: only the losses differ."""
 
 from __future__ import annotations
 

@@ -117,13 +117,13 @@ def by_lack(scene: Scene) -> Cause | None:
     here, there = scene.found.left, scene.found.right
     if here is None or there is None or scene.patch is None or not scene.patch.agrees:
         return None
-    lacks, has, values = ("right", here, there) if there.missing else ("left", there, here)
+    has, values = (here, there) if there.missing else (there, here)
     value = scene.patch.right if there.missing else scene.patch.left
-    if not values.missing or has.missing or values.value != value or scene.patch.shared:
+    if not values.missing or has.missing or values.value != value:
         return None
     found = _of_missing(here, there)
     return cause(
-        "missing_operation" if lacks == "right" else "extra_operation",
+        found.code,
         found.sentence,
         "With what the other program computes there, the results agree.",
         confirmed=True,
