@@ -11,7 +11,6 @@ from stablenum.diagnosis.diff.operand_causes import by_exchange, by_repetition, 
 from stablenum.diagnosis.diff.pair_causes import by_loss, by_pair
 from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.structure_causes import by_lack, by_structure
-from stablenum.diagnosis.diff.sum_causes import by_sum
 from stablenum.diagnosis.diff.target_causes import by_targets
 from stablenum.diagnosis.diff.update_causes import cause_of_updates
 from stablenum.diagnosis.diff.variant_causes import by_variant
@@ -60,5 +59,5 @@ def _clips(scene: Scene) -> tuple[int, int]:
 _LIMITS = {"clamp", "clip", "max", "maximum", "min", "minimum"}
 _RULES = (
     _by_update, by_targets, by_variant, by_window, by_rows, by_hand, by_pair, by_loss, by_constant, by_lack,
-    by_sum, by_transposition, by_exchange, by_repetition, by_gradient, by_structure,
+    by_transposition, by_exchange, by_repetition, by_gradient, by_structure,
 )  # fmt: skip

@@ -11,6 +11,7 @@ from stablenum.diagnosis.diff.frontier import Start, same_line
 from stablenum.diagnosis.diff.kinds import kind
 from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side
+from stablenum.diagnosis.diff.sum_causes import by_sum
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_lack", "by_structure"]
@@ -23,8 +24,9 @@ def by_structure(scene: Scene) -> Cause | None:
     if here.missing or there.missing:
         return _of_missing(here, there)
     axes = _of_axes(scene, here, there)
-    if axes is not None:
-        return axes
+    sums = axes or by_sum(scene)
+    if sums is not None:
+        return sums
     names = {here.step.operation, there.step.operation}
     moving = {"reshape", "transpose"}
     if {here.step.primitive, there.step.primitive} & moving and names & moving:

@@ -28,7 +28,8 @@ def by_sum(scene: Scene) -> Cause | None:
         return None
     mine = _reduced(scene.left, here, scene.found.region_left)
     theirs = _reduced(scene.right, there, scene.found.region_right)
-    agrees = scene.patch is not None and scene.patch.agrees
+    if scene.patch is None or not scene.patch.agrees:
+        return None
     for name, keeps, sums in (("left", mine, theirs), ("right", theirs, mine)):
         for x, y in ((x, y) for x in keeps for y in sums if 1 < y.size < x.size):
             how = next((h for h, z in _summed(x) if _same(z, y)), None)
@@ -37,8 +38,8 @@ def by_sum(scene: Scene) -> Cause | None:
                     "reduction",
                     f"the other program takes {how} of what the {name} one keeps apart, "
                     f"{y.size} values of {x.size}.",
-                    "With what the left program makes of it, the results agree." if agrees else "",
-                    confirmed=agrees,
+                    "With what the left program makes of it, the results agree.",
+                    confirmed=True,
                 )
     return None
 
