@@ -42,8 +42,8 @@ class Stopped(NamedTuple):
         after: the comparison without what passes on the other side; None if that is not known.
     """
 
-    left: Start
-    right: Start
+    left: Start | None
+    right: Start | None
     cause: Cause
     after: Comparison | None
 
@@ -77,7 +77,8 @@ def _of_hidden(hidden: Hidden, found: Frontier) -> Stopped:
         remedy=REMEDIES["stopped_gradient"],
         confirmed=True,
     )
-    return Stopped(*((here, there) if hidden.side == "left" else (there, here)), cause, None)
+    left, right = (here, there) if hidden.side == "left" else (there, here)
+    return Stopped(left, right, cause, None)
 
 
 def _of_two(comparison: Comparison, group: Group, cases: Sequence[Case]) -> Stopped | None:
