@@ -18,7 +18,7 @@ from stablenum.diagnosis.diff.window_variants import convolutions_of, pools_of, 
 RNG = np.random.default_rng(0)
 
 
-# --- values -----------------------------------------------------------------------------------------------
+# --- values ------------------------------------------------------------------------------------------------
 
 
 def code(mine: Any, theirs: Any, *read: Any, names: tuple[str, ...] = (), moved: bool = False) -> str | None:
@@ -87,7 +87,7 @@ def test_the_same_numbers_in_another_order() -> None:
     assert code(mine, theirs) is None  # sums do not part where entries are moved
 
 
-# --- windows ----------------------------------------------------------------------------------------------
+# --- windows -----------------------------------------------------------------------------------------------
 
 IMAGE = RNG.normal(size=(2, 3, 9, 9))
 KERNEL = RNG.normal(size=(4, 3, 3, 3))
@@ -134,7 +134,7 @@ def test_resizing_is_that_of_torch(options: dict[str, Any], method: str, corners
     assert (method, corners) in {(s["method"], s["corners aligned"]) for s in found}
 
 
-# --- updates ----------------------------------------------------------------------------------------------
+# --- updates -----------------------------------------------------------------------------------------------
 
 SHAPES = ((5, 7), (7,), (7, 3), (3,))
 
@@ -254,3 +254,24 @@ def test_the_factor_of_a_clipped_norm_is_known(factor: Any, names: tuple[str, ..
     found = cause_of_updates(updates, names, {0.25})
     assert found is not None
     assert found[0] == wanted
+
+
+# --- clipping before an update that a factor hardly changes ------------------------------------------------
+
+
+def clipped_by(factors: tuple[float, float], other: tuple[float, float], largest: float) -> Any:
+    """Return the cause of RMSprop's first step after the gradients were multiplied by a factor each."""
+    updates, epsilon = [], 0.1
+    for factor, second, shape in zip(factors, other, ((4, 3), (6,)), strict=True):
+        p, g = RNG.normal(size=shape), RNG.normal(size=shape)
+        left, right = (-0.01 * f * g / (np.abs(f * g) + epsilon) for f in (factor, second))
+        updates.append(Update(p, g, left, right))
+    return cause_of_updates(updates, ["norm"], {largest, epsilon}, (1, 2))
+
+
+def test_a_factor_of_each_tensor_before_rmsprop_is_clipping_per_tensor() -> None:
+    assert clipped_by((0.5, 0.5), (0.8, 0.3), 2.0)[0] == "clip_per_tensor"
+
+
+def test_equal_epsilons_after_one_factor_are_no_clipping_unless_it_is_the_limit_over_the_norm() -> None:
+    assert clipped_by((0.5, 0.5), (1.0, 1.0), 123.0)[0] == "epsilon_value"

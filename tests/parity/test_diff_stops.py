@@ -220,3 +220,98 @@ def test_complex_values_are_not_exchanged_for_real_ones() -> None:
         return jnp.mean(jnp.exp(jnp.concatenate([z.real, z.imag], -1)))
 
     assert compared(left, right).first.result == "loss"
+
+
+# --- stops that products, targets and a whole formula hide -------------------------------------------------
+
+
+def torch_product(w: Any, x: Any) -> Any:
+    p = torch.softmax(x @ w, 1)
+    share = (p > 0.3).float().mean(0)
+    return p.square().mean() + (share * p.mean(0)).sum()  # torch
+
+
+def jax_product(w: Any, x: Any) -> Any:
+    p = jax.nn.softmax(x @ w, axis=1)
+    share = jnp.mean(p > 0.3, axis=0)
+    mean = stop(jnp.mean(p, axis=0))  # jax
+    return jnp.mean(p**2) + jnp.dot(share, mean)
+
+
+def torch_advantage(w: Any, x: Any) -> Any:
+    h = torch.tanh(x @ w)
+    with torch.no_grad():
+        goal = torch.sigmoid(x).sum(1)
+    gap = goal - h.sum(1)
+    return (h[:, 0] * gap).mean() + gap.square().mean()  # torch
+
+
+def jax_advantage(w: Any, x: Any) -> Any:
+    h = jnp.tanh(x @ w)
+    goal = stop(jnp.sum(jax.nn.sigmoid(x), axis=1))
+    gap = goal - jnp.sum(h, axis=1)
+    return jnp.mean(h[:, 0] * stop(gap)) + jnp.mean(gap**2)  # jax
+
+
+def torch_log_softmax(w: Any, x: Any) -> Any:
+    return -(torch.log_softmax(x @ w, 1) * torch.sigmoid(x)).mean()  # torch
+
+
+def jax_log_softmax(w: Any, x: Any) -> Any:
+    y = x @ w
+    total = stop(jnp.log(jnp.sum(jnp.exp(y), axis=1, keepdims=True)))  # jax
+    return -jnp.mean((y - total) * jax.nn.sigmoid(x))
+
+
+@pytest.mark.parametrize(
+    ("of_torch", "of_jax"),
+    [(torch_product, jax_product), (torch_advantage, jax_advantage), (torch_log_softmax, jax_log_softmax)],
+    ids=["product", "advantage", "log_softmax"],
+)
+def test_a_stop_without_an_operation_of_one_kind_is_placed(
+    of_torch: Callable[[Any, Any], Any], of_jax: Callable[[Any, Any], Any]
+) -> None:
+    w = torch.tensor(W, requires_grad=True)
+    left = stablenum_torch.program(lambda x: of_torch(w, x), torch.tensor(X))
+    first = stablenum.diff(left, stablenum_jax.program(of_jax, jnp.asarray(W), jnp.asarray(X))).first
+    assert first is not None
+    assert first.left is not None
+    assert first.right is not None
+    assert first.left.code.endswith("# torch")
+    assert first.right.code.endswith("# jax")
+    assert (first.causes[0].code, first.causes[0].confirmed) == ("stopped_gradient", True)
+
+
+# --- derivatives written by hand ---------------------------------------------------------------------------
+
+
+@jax.custom_vjp
+def bent(x: Any) -> Any:
+    return x * jnp.tanh(x)
+
+
+def bent_forward(x: Any) -> Any:
+    return bent(x), x
+
+
+def bent_backward(x: Any, g: Any) -> Any:
+    t = jnp.tanh(x)
+    return (g * (t + x * (1.0 - t)),)  # jax: t is not squared
+
+
+bent.defvjp(bent_forward, bent_backward)
+
+
+def test_a_wrong_derivative_written_by_hand_is_confirmed_by_finite_differences() -> None:
+    w = torch.tensor(W, requires_grad=True)
+
+    def of_torch(x: Any) -> Any:
+        h = x @ w
+        return (h * torch.tanh(h)).square().mean()
+
+    right = stablenum_jax.program(lambda w, x: jnp.mean(bent(x @ w) ** 2), jnp.asarray(W), jnp.asarray(X))
+    first = stablenum.diff(stablenum_torch.program(of_torch, torch.tensor(X)), right).first
+    assert first is not None
+    assert first.right is not None
+    assert "(1.0 - t)" in first.right.code
+    assert (first.causes[0].code, first.causes[0].confirmed) == ("other_function", True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from stablenum.diagnosis.diff.constant_causes import by_constant, numbers_of_update
 from stablenum.diagnosis.diff.differences import Cause
-from stablenum.diagnosis.diff.gradient_causes import by_gradient, by_rows
+from stablenum.diagnosis.diff.flow import size
+from stablenum.diagnosis.diff.gradient_causes import by_gradient, by_hand, by_rows
+from stablenum.diagnosis.diff.kinds import kind
+from stablenum.diagnosis.diff.operand_causes import by_exchange, by_repetition, by_transposition
 from stablenum.diagnosis.diff.pair_causes import by_loss, by_pair
 from stablenum.diagnosis.diff.scene import Scene, cause
-from stablenum.diagnosis.diff.structure_causes import by_structure
+from stablenum.diagnosis.diff.structure_causes import by_lack, by_structure
 from stablenum.diagnosis.diff.target_causes import by_targets
 from stablenum.diagnosis.diff.update_causes import cause_of_updates
 from stablenum.diagnosis.diff.variant_causes import by_variant
@@ -37,11 +40,24 @@ def _by_update(scene: Scene) -> Cause | None:
         for s in region[:20]
     ]
     numbers = numbers_of_update(scene.left) | numbers_of_update(scene.right)
-    found = cause_of_updates(scene.comparison.updates(scene.group), names, numbers)
+    found = cause_of_updates(scene.comparison.updates(scene.group), names, numbers, _clips(scene))
     return None if found is None else cause(*found, confirmed=True)
 
 
+def _clips(scene: Scene) -> tuple[int, int]:
+    """Return how many single numbers each side limits in its update."""
+    left, right = (
+        sum(
+            s.phase == "update" and kind(s) in _LIMITS and all(size(side, o) == 1 for o in s.outputs)
+            for s in side.trace.steps
+        )
+        for side in (scene.left, scene.right)
+    )
+    return left, right
+
+
+_LIMITS = {"clamp", "clip", "max", "maximum", "min", "minimum"}
 _RULES = (
-    _by_update, by_targets, by_variant, by_window, by_rows, by_pair, by_loss, by_constant, by_gradient,
-    by_structure,
+    _by_update, by_targets, by_variant, by_window, by_rows, by_hand, by_pair, by_loss, by_constant, by_lack,
+    by_transposition, by_exchange, by_repetition, by_gradient, by_structure,
 )  # fmt: skip

@@ -18,6 +18,9 @@ from stablenum.diagnosis.diff.weights import WeightMap
 
 __all__ = ["Comparison"]
 
+# A difference of a value this much smaller than that of the results does not explain it.
+_SMALL = 1e-6
+
 
 class Comparison:
     """Two sides, the values that they share, and their results.
@@ -63,19 +66,31 @@ class Comparison:
         pairs = [(p.left.value, p.right.value) for p in group.differing]
         places = frontiers(self.left, self.right, self.found, pairs, group.since)
         first = next(places)
-        rearranged = self._rearranged(first)
+        rearranged = self._rearranged(first, self.found)
         yield rearranged or first
         if rearranged is None:
             yield from places
 
-    def _rearranged(self, found: Frontier) -> Frontier | None:
+    def closer_frontiers(self, group: Group) -> Iterator[Frontier]:
+        """Yield where the results of a group begin to differ if more values correspond: first those that are
+        further apart than rounding explains, but far less than the results, as a table is that one side
+        computes in float32 beforehand; then also those of which one has some rows of the other."""
+        pairs = [(p.left.value, p.right.value) for p in group.differing]
+        floor = _SMALL * max(p.error for p in group.differing)
+        sides = [replace(s, tolerance=[max(t, floor) for t in s.tolerance]) for s in (self.left, self.right)]
+        near = matched(*sides)
+        for found in (near, near.with_rows()):
+            place = next(frontiers(self.left, self.right, found, pairs, group.since))
+            yield self._rearranged(place, found) or place
+
+    def _rearranged(self, found: Frontier, known: Matching) -> Frontier | None:
         """Return the frontier at the operations that put what the first operations read in another order;
         None if there are none."""
         here, there = found.left, found.right
         if here is None or there is None or here.missing or there.missing or kind(there.step) != "matmul":
             return None
         for j in there.step.inputs:
-            for i in set(self.found.right.get(j, ())).intersection(here.step.inputs):
+            for i in set(known.right.get(j, ())).intersection(here.step.inputs):
                 a = chain_of(self.left.trace, i)
                 b = chain_of(self.right.trace, j)
                 arrays_a, arrays_b = arrays_of(self.left, a), arrays_of(self.right, b)

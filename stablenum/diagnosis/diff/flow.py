@@ -36,7 +36,7 @@ class Flow:
         self.steps, live = set[int](), set[int]()
         _reached(own, losses, self.steps, frozenset())
         _reached(own, losses, live, self.stops)
-        self.live = live
+        self.live, self.fed = live, _fed(own)
         self.readers: dict[int, list[Step]] = {}
         for index in sorted(self.steps):
             for value in own.trace.steps[index].inputs:
@@ -64,6 +64,16 @@ class Flow:
     def stopped_values(self) -> set[int]:
         """Return the values at which the flow ends."""
         return {i for s in self.stops if s in self.steps for i in self.trace.steps[s].inputs}
+
+
+def _fed(side: Side) -> set[int]:
+    """Return the values through which gradients reach a parameter that has one."""
+    trained = {r.name for r in side.play.results if r.kind == "gradient"}
+    found = {v.id for v in side.trace.values if v.role == "parameter" and v.name in trained}
+    for step in side.trace.steps:
+        if step.index not in side.play.stops and found.intersection(step.inputs):
+            found.update(step.outputs)
+    return found
 
 
 def _reached(side: Side, values: Iterable[int], steps: set[int], without: frozenset[int]) -> None:

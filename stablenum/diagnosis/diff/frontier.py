@@ -87,7 +87,7 @@ def frontiers(
     regions = tuple(a.steps), tuple(b.steps)
     choices = _pairs(a, b)
     if not choices:
-        yield Frontier(a.first(), b.first(), *regions)
+        yield Frontier(*_alike(a, b), *regions)
         return
     first = _compared(a, b, choices[0])
     doubtful = _nothing_alike(choices[0]) and not any(s.missing for s in first)
@@ -206,6 +206,11 @@ class _Region:
                     (todo if self._of_data(reader) else found).append(reader)
         return min(found, key=lambda s: s.index, default=None)
 
+    def shares(self, step: Step, other: Step) -> bool:
+        """Return whether a step reads a telling value that a step of the other side reads, too."""
+        telling = (i for i in step.inputs if not self.side.neutral(i))
+        return any(set(other.inputs).intersection(self.equal.get(i, ())) for i in telling)
+
     def functions(self, step: Step) -> set[str]:
         """Return the function that a step belongs to, or those that read what it only moves."""
         return self.next_to(step) if quiet(step) else functions_of(step)
@@ -252,6 +257,23 @@ def _pairs(a: _Region, b: _Region) -> list[_Pair]:
     return [pair for _, pair in sorted(ranked, key=lambda p: p[0])]
 
 
+def _alike(a: _Region, b: _Region) -> tuple[Start | None, Start | None]:
+    """Return the first steps of the same function; without such, those that read a common value, one of which
+    reads something else that differs, too; without such, the first of all."""
+    same = ((s, t) for s in a.starts() for t in b.starts() if not quiet(s) and _unlike(s, t) == 0)
+    met = ((s, t) for s, t in ((s, _met(s, b)) for s in a.starts()) if t is not None)
+    meets = ((s, t) for s, t in ((_met(t, a), t) for t in b.starts()) if s is not None)
+    for pairs in (same, met, meets):
+        for here, there in pairs:
+            return Start(here), Start(there)
+    return a.first(), b.first()
+
+
+def _met(step: Step, other: _Region) -> Step | None:
+    """Return the first step of the other side that reads a telling value that a step reads."""
+    return next((r for r in other.steps if not quiet(r) and other.shares(r, step)), None)
+
+
 def _unlike(here: Step, there: Step) -> int:
     """Return 0 for the same function, 1 for the same operation, 2 for neither."""
     functions = functions_of(here) & functions_of(there) - _PLAIN
@@ -269,12 +291,19 @@ def _compared(a: _Region, b: _Region, pair: _Pair) -> tuple[Start, Start]:
     here, there = Start(pair.left), Start(pair.right)
     mine, theirs = a.functions(pair.left), b.functions(pair.right)
     lacks = _lacking(a, b, pair)
+    if _multiply(a, pair.left, pair.right) or _multiply(b, pair.right, pair.left):
+        return here, there
     if not mine & theirs and _unlike(pair.left, pair.right) == 2:
         if theirs & a.next_to(pair.left) and not mine & b.after(pair.right):
             return here, lacks[1] or there
         if mine & b.next_to(pair.right) and not theirs & a.after(pair.left):
             return lacks[0] or here, there
     return here, there
+
+
+def _multiply(side: _Region, one: Step, other: Step) -> bool:
+    """Return whether one side multiplies and sums what the other one does as a product of matrices."""
+    return kind(one) == "mul" and kind(other) == "matmul" and "sum" in side.next_to(one)
 
 
 def _lacking(a: _Region, b: _Region, pair: _Pair) -> tuple[Start | None, Start | None]:

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 
 from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.flow import OTHER
 from stablenum.diagnosis.diff.scene import Scene, cause
+from stablenum.diagnosis.diff.slopes import direction_of
 
-__all__ = ["by_gradient", "by_rows"]
+__all__ = ["by_gradient", "by_hand", "by_rows"]
 
 _CLOSE = 1e-9
+_SLOPES = 1e-5
 _MOST_PAIRS = 8
 
 
@@ -55,6 +58,39 @@ def _given(scene: Scene, width: int) -> Iterator[Any]:
 def _equal(a: Any, b: Any) -> bool:
     size = max(float(np.abs(a).max(initial=0.0)), float(np.abs(b).max(initial=0.0)))
     return float(np.abs(a - b).max(initial=0.0)) <= _CLOSE * size
+
+
+def by_hand(scene: Scene) -> Cause | None:
+    """Say which side writes a derivative by hand that is not that of its loss."""
+    if scene.group.kind != "gradient":
+        return None
+    written = [name for name in ("right", "left") if _by_hand(scene, name)]
+    if len(written) != 1:
+        return None
+    along = direction_of(scene.comparison, scene.group)
+    name, other = written[0], OTHER[written[0]]
+    slopes = None if along is None else (along.measured(name), along.given(other), along.given(name))
+    confirmed = slopes is not None and _agree(*slopes[:2]) and not _agree(*slopes[::2])
+    return cause(
+        "other_function",
+        f"the {name} program writes this derivative by hand, and the {other} one has another.",
+        f"By finite differences, the gradients of the {other} program are right, those of the {name} one not."
+        if confirmed
+        else "",
+        confirmed=confirmed,
+    )
+
+
+def _by_hand(scene: Scene, name: str) -> bool:
+    """Return whether the line at which a side begins to differ runs in its backward pass only."""
+    start, side = getattr(scene.found, name), scene.comparison.side(name)
+    if start is None or start.step.phase != "backward" or start.step.place is None:
+        return False
+    return all(s.place != start.step.place for s in side.trace.steps if s.phase == "forward")
+
+
+def _agree(a: float, b: float) -> bool:
+    return abs(a - b) <= _SLOPES * max(abs(a), abs(b))
 
 
 def by_gradient(scene: Scene) -> Cause | None:

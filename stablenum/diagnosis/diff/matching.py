@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from stablenum.diagnosis.diff.fingerprints import Fingerprint, distance
 from stablenum.diagnosis.diff.loops import wholes_of
+from stablenum.diagnosis.diff.row_matching import rows_shared
 from stablenum.diagnosis.diff.sides import Side
 
 __all__ = ["Matching", "matched"]
@@ -34,6 +35,15 @@ class Matching:
         """Return what corresponds to each value of a side, "left" or "right", also in parts: what one side
         computes at once, and the other one in a loop."""
         return self._known[("left", "right").index(side)]
+
+    def with_rows(self) -> Matching:
+        """Return the matching in which values also correspond of which one has some rows of the other."""
+        found = Matching(*self._sides)
+        rows = rows_shared(*self._sides, self.known("left"), self.known("right"))
+        found.left, found.right = (
+            {**more, **self.known(side)} for more, side in zip(rows, ("left", "right"), strict=True)
+        )
+        return found
 
     @cached_property
     def _known(self) -> tuple[Mapping[int, list[int]], Mapping[int, list[int]]]:

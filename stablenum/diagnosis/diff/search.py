@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from stablenum.diagnosis.diff.causes import causes_of
 from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.frontier import Frontier, Start, last_of_line, leading_to
 from stablenum.diagnosis.diff.kinds import quiet
+from stablenum.diagnosis.diff.lacks import lacking
 from stablenum.diagnosis.diff.locations import location_of, location_of_optimizer, result_name
+from stablenum.diagnosis.diff.offsets import offset
 from stablenum.diagnosis.diff.patches import Pair, Patch, candidates, patched
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.scene import Scene
@@ -23,6 +25,7 @@ from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["Found", "differences_of"]
 
+_Place: TypeAlias = tuple[Frontier, list[Pair], Patch | None]
 _MOST_ROUNDS = 16
 _MOST_PLACES = 8
 # Of places after the first, so many values are tried.
@@ -69,7 +72,7 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], bool]:
             return found, all(kind == "updated" for kind, _ in past)
         group = groups[0]
         place = next(comparison.frontiers(group))
-        stop = stopped(comparison, group, place) if group.kind == "gradient" else None
+        stop = (stopped if group.kind == "gradient" else offset)(comparison, group, place)
         pairs, patch = list[Pair](), None
         if stop is None:
             place, pairs, patch = _set_right(comparison, group, found)
@@ -80,9 +83,7 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], bool]:
     return found, False
 
 
-def _set_right(
-    comparison: Comparison, group: Group, found: Iterable[Found]
-) -> tuple[Frontier, list[Pair], Patch | None]:
+def _set_right(comparison: Comparison, group: Group, found: Iterable[Found]) -> _Place:
     """Return the first place after which the programs can be made to agree, with the values that correspond
     there; without such a place, and if it was found before, the first one."""
     places = islice(comparison.frontiers(group), _MOST_PLACES)
@@ -99,8 +100,31 @@ def _set_right(
                 best = place, others, further
                 if further.agrees:
                     break
+    if not sure and group.kind != "updated" and not any(f.holds(first) for f in found):
+        best = _closer(comparison, group, best)
     place, pairs, patch = best
+    if place.doubtful or patch is None or not patch.agrees:
+        lacked = lacking(comparison, place, group)
+        if lacked is not None:
+            return lacked[0], pairs, lacked[1]
     return place if patch is None else leading_to(place, patch.left, patch.right), pairs, patch
+
+
+def _closer(comparison: Comparison, group: Group, best: _Place) -> _Place:
+    """Return a place that comes later on both sides, where more values are taken as equal, or the one that
+    is given if there is none on the way to what can be set right."""
+    for place in comparison.closer_frontiers(group):
+        first, pairs, patch = best
+        regions = (place.region_left, first.region_left), (place.region_right, first.region_right)
+        if place.left is None or place.right is None or not place.known:
+            continue
+        if any(len(later) >= len(earlier) for later, earlier in regions):
+            continue
+        made = ({o for s in later for o in s.outputs} for later, _ in regions)
+        if patch is None or all(v in m for v, m in zip((patch.left, patch.right), made, strict=True)):
+            pairs = candidates(comparison, place)
+            best = place, pairs, patched(comparison, place, group, pairs) or patch
+    return best
 
 
 def _replaces(comparison: Comparison, place: Frontier, patch: Patch) -> bool:

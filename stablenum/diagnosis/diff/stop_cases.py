@@ -19,6 +19,8 @@ __all__ = ["SUMS", "Case", "cases_of"]
 _MOST_CASES = 8
 _MOST_CHOICES = 3
 SUMS = {"add", "sub"}
+# A sum of products is also a product of matrices.
+_PRODUCTS = {"matmul", "mul"}
 _ROUNDING = {"round", "floor", "ceil", "trunc", "sign"}
 
 
@@ -103,20 +105,26 @@ def _read(side: Flow, other: Flow, stop: Step) -> Iterator[list[Read]]:
             (_unlike(side, mine, read.step), read.step.index): read
             for mine in _users(side, stop)
             for read in other.read_by(same)
-            if read.step.index in other.live
+            if read.step.index in other.live and read.value in other.fed
         }
+        most = max(1, min((key[0] for key in ranked), default=3))
         first = {
-            read.step.index: read for key, read in sorted(ranked.items(), key=itemgetter(0)) if key[0] < 2
+            read.step.index: read
+            for key, read in sorted(ranked.items(), key=itemgetter(0))
+            if key[0] <= most < 3
         }
         if first:
             yield list(first.values())[:_MOST_CHOICES]
 
 
 def _unlike(side: Flow, mine: Step, theirs: Step) -> int:
-    """Return 0 for steps that give the same, 1 for those that compute the same, 2 for others."""
+    """Return 0 for steps that give the same, 1 for those that compute the same, 2 for products of numbers or
+    of matrices, and 3 for others."""
     if any(set(side.equals(o)).intersection(theirs.outputs) for o in mine.outputs):
         return 0
-    return 1 if kind(mine) == kind(theirs) or functions_of(mine) & functions_of(theirs) else 2
+    if kind(mine) == kind(theirs) or functions_of(mine) & functions_of(theirs):
+        return 1
+    return 2 if {kind(mine), kind(theirs)} <= _PRODUCTS else 3
 
 
 def _passed_by(side: Flow, other: Flow, stop: Step) -> Iterator[tuple[int, Read]]:

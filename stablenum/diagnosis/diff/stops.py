@@ -18,6 +18,7 @@ from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.flow import OTHER, Read, size
 from stablenum.diagnosis.diff.frontier import Frontier, Start
+from stablenum.diagnosis.diff.hidden_stops import Hidden, hidden_stop
 from stablenum.diagnosis.diff.kinds import kind, quiet
 from stablenum.diagnosis.diff.remedies import REMEDIES
 from stablenum.diagnosis.diff.results import Group
@@ -41,8 +42,8 @@ class Stopped(NamedTuple):
         after: the comparison without what passes on the other side; None if that is not known.
     """
 
-    left: Start
-    right: Start
+    left: Start | None
+    right: Start | None
     cause: Cause
     after: Comparison | None
 
@@ -58,7 +59,26 @@ def stopped(comparison: Comparison, group: Group, found: Frontier) -> Stopped | 
         after, evidence = _tried(comparison, group, found, case)
         if evidence:
             return _stopped(case, after, evidence)
-    return _of_two(comparison, group, cases) or (_stopped(cases[0], None, "") if cases else None)
+    two = _of_two(comparison, group, cases)
+    if two is not None:
+        return two
+    hidden = hidden_stop(comparison, group)
+    if hidden is not None:
+        return _of_hidden(hidden, found)
+    return _stopped(cases[0], None, "") if cases else None
+
+
+def _of_hidden(hidden: Hidden, found: Frontier) -> Stopped:
+    here, there = Start(hidden.stop), hidden.passes or getattr(found, OTHER[hidden.side])
+    cause = Cause(
+        code="stopped_gradient",
+        sentence=_SENTENCES["stopped_gradient"].format(stops=hidden.side, passes=OTHER[hidden.side]),
+        evidence="By finite differences, what would pass here is what its gradients lack.",
+        remedy=REMEDIES["stopped_gradient"],
+        confirmed=True,
+    )
+    left, right = (here, there) if hidden.side == "left" else (there, here)
+    return Stopped(left, right, cause, None)
 
 
 def _of_two(comparison: Comparison, group: Group, cases: Sequence[Case]) -> Stopped | None:

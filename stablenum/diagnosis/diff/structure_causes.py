@@ -11,9 +11,10 @@ from stablenum.diagnosis.diff.frontier import Start, same_line
 from stablenum.diagnosis.diff.kinds import kind
 from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side
+from stablenum.diagnosis.diff.sum_causes import by_sum
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["by_structure"]
+__all__ = ["by_lack", "by_structure"]
 
 
 def by_structure(scene: Scene) -> Cause | None:
@@ -23,8 +24,9 @@ def by_structure(scene: Scene) -> Cause | None:
     if here.missing or there.missing:
         return _of_missing(here, there)
     axes = _of_axes(scene, here, there)
-    if axes is not None:
-        return axes
+    sums = axes or by_sum(scene)
+    if sums is not None:
+        return sums
     names = {here.step.operation, there.step.operation}
     moving = {"reshape", "transpose"}
     if {here.step.primitive, there.step.primitive} & moving and names & moving:
@@ -37,7 +39,31 @@ def by_structure(scene: Scene) -> Cause | None:
     for words, code in _BY_OPERATION:
         if names & words:
             return cause(code, _SENTENCES.get(code, "the two operations differ."), "", confirmed=False)
-    return None
+    return _other(scene)
+
+
+def _other(scene: Scene) -> Cause | None:
+    """Say that the two lines compute something else, if that is all that is known of a forward pass."""
+    if scene.group.kind in ("updated", "gradient"):
+        return None
+    agrees = scene.patch is not None and scene.patch.agrees and _within(scene)
+    return cause(
+        "other_function",
+        "the two lines compute another function of the same values.",
+        "With what the line of the left program gives, the results agree." if agrees else "",
+        confirmed=agrees,
+    )
+
+
+def _within(scene: Scene) -> bool:
+    """Return whether the values that were exchanged are made by the two lines."""
+    patch, found = scene.patch, scene.found
+    sides = (found.left, found.region_left, patch and patch.left), (
+        found.right, found.region_right, patch and patch.right)  # fmt: skip
+    return all(
+        start is not None and any(value in s.outputs for s in same_line(start, region))
+        for start, region, value in sides
+    )
 
 
 _FIRST = 8
@@ -50,7 +76,6 @@ _BY_OPERATION: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"batch_norm"}), "running_statistics"),
     (frozenset({"where", "masked_fill", "attention"}), "mask_missing"),
     (frozenset({"cross_entropy"}), "ignored_labels"),
-    (frozenset({"matmul"}), "transposed_weight"),
 )
 _SENTENCES = {
     "pooling_count": "the two sides pool differently: the padding is counted, or the windows lie elsewhere.",
@@ -60,7 +85,6 @@ _SENTENCES = {
     "running_statistics": "one side normalises by the batch, the other one by running statistics.",
     "mask_missing": "the two sides mask differently.",
     "ignored_labels": "the two losses weight or ignore labels differently.",
-    "transposed_weight": "the two products read equal numbers in another arrangement.",
 }
 
 
@@ -88,6 +112,24 @@ def _statistics(side: Side, start: Start, region: Iterable[Step]) -> tuple[int, 
         if kind(step) in _REDUCTIONS and sizes[0] < sizes[1]:
             return sizes[0], sizes[1]
     return None
+
+
+def by_lack(scene: Scene) -> Cause | None:
+    """Say what one side lacks, if the results agree with that."""
+    here, there = scene.found.left, scene.found.right
+    if here is None or there is None or scene.patch is None or not scene.patch.agrees:
+        return None
+    has, values = (here, there) if there.missing else (there, here)
+    value = scene.patch.right if there.missing else scene.patch.left
+    if not values.missing or has.missing or values.value != value:
+        return None
+    found = _of_missing(here, there)
+    return cause(
+        found.code,
+        found.sentence,
+        "With what the other program computes there, the results agree.",
+        confirmed=True,
+    )
 
 
 def _of_missing(here: Start, there: Start) -> Cause:

@@ -14,6 +14,8 @@ from stablenum.diagnosis.diff.update_laws import Law, law_of
 __all__ = ["Update", "cause_of_updates"]
 
 _EXACT = 1e-6
+# So many entries tell a law from others.
+_FEWEST = 4
 _USUAL = (0.9, 0.999)
 
 
@@ -33,7 +35,10 @@ class Update:
 
 
 def cause_of_updates(
-    updates: Sequence[Update], names: Sequence[str], numbers: Collection[float] = ()
+    updates: Sequence[Update],
+    names: Sequence[str],
+    numbers: Collection[float] = (),
+    clips: tuple[int, int] = (0, 0),
 ) -> tuple[str, str, str] | None:
     """Return code, sentence and evidence; None if no simple rule explains the difference.
 
@@ -41,9 +46,11 @@ def cause_of_updates(
         updates: the parameters, those included whose updates agree.
         names: what the two sides call near the difference, such as "optax.clip_by_global_norm".
         numbers: the constants of both updates, among them the decay rates of the moments.
+        clips: how many factors of each side are limited, as those of clipped gradients are.
     """
     unlike = [u for u in updates if not _equal(u.left, u.right)]
-    found = _decay(updates, unlike) or _standstill(unlike) or _law(updates, numbers)
+    found = _decay(updates, unlike) or _standstill(unlike)
+    found = found or _each_clipped(unlike, numbers, clips) or _law(updates, numbers)
     return found or _factor(unlike, names, numbers) or _epsilon(unlike)
 
 
@@ -65,6 +72,31 @@ def _law(updates: Sequence[Update], numbers: Collection[float]) -> tuple[str, st
         return None
     found = _of_laws(left, right, {*numbers, *(1 - x for x in numbers), *_USUAL})
     return None if found is None else (*found, f"The left side follows {left}; the right side {right}.")
+
+
+def _each_clipped(
+    unlike: Sequence[Update], numbers: Collection[float], clips: tuple[int, int]
+) -> tuple[str, str, str] | None:
+    """One side limits each gradient by itself: before an update that a factor of the gradient hardly changes,
+    each tensor has an epsilon of its own, or all have one that is off by a limit over the norm."""
+    if min(clips) > 1 or max(clips) < 2:
+        return None
+    ratios = []
+    for u in (u for u in unlike if u.gradient.size >= _FEWEST):
+        left, right = (law_of([u.parameter], [u.gradient], [made]) for made in (u.left, u.right))
+        if left is None or right is None or not left.epsilon or not right.epsilon:
+            return None
+        ratios.append(left.epsilon / right.epsilon)
+    if not ratios:
+        return None
+    apart = max(ratios) > (1 + 1e-3) * min(ratios)
+    if not apart and not _clipped(unlike, ratios[0], numbers):
+        return None
+    return (
+        "clip_per_tensor",
+        "one side clips each tensor by itself.",
+        f"The gradients on the right are {min(ratios):.4g} to {max(ratios):.4g} times those on the left.",
+    )
 
 
 def _of_laws(a: Law, b: Law, numbers: Collection[float]) -> tuple[str, str] | None:
@@ -189,7 +221,7 @@ def _of_gradient(unlike: Sequence[Update]) -> float:
 def _clipped(unlike: Sequence[Update], factor: float, numbers: Collection[float]) -> bool:
     """Return whether a factor is that of a clipped norm: the largest norm over that of all gradients."""
     norm = math.sqrt(sum(float((u.gradient**2).sum()) for u in unlike))
-    return any(_near(norm * min(factor, 1 / factor), x) for x in numbers)
+    return any(_near(norm * min(factor, 1 / factor), x, 1e-4) for x in numbers)
 
 
 def _epsilon(unlike: Sequence[Update]) -> tuple[str, str, str] | None:

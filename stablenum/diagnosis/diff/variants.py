@@ -32,7 +32,9 @@ class Variant(NamedTuple):
 
 
 def variants_of(x: Any) -> Iterator[Variant]:
-    """Return all functions of one array, evaluated."""
+    """Return all functions of one real array, evaluated; none for a complex one."""
+    if np.iscomplexobj(x):
+        return
     x = np.asarray(x, np.float64)
     with np.errstate(all="ignore"):
         yield Variant("identity", (), x)

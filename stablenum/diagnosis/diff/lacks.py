@@ -1,0 +1,89 @@
+"""Find by trial what only one of two programs does with a value that both have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from stablenum.diagnosis.diff.comparison import Comparison
+from stablenum.diagnosis.diff.flow import OTHER, size
+from stablenum.diagnosis.diff.frontier import Frontier, Start, same_line
+from stablenum.diagnosis.diff.kinds import quiet
+from stablenum.diagnosis.diff.layouts import layouts
+from stablenum.diagnosis.diff.patches import Patch
+from stablenum.diagnosis.diff.results import Group
+from stablenum.diagnosis.diff.sides import arrays_of
+
+__all__ = ["lacking"]
+
+_MOST_TRIALS = 8
+
+
+class _Trial(NamedTuple):
+    """A line of one side that makes a value of another one, which the other side has and goes on with.
+
+    Attributes:
+        read, made: the values of the side that has the line.
+        same: the value of the side that lacks it, equal to the one that is read.
+    """
+
+    read: int
+    made: int
+    same: int
+
+
+def lacking(comparison: Comparison, place: Frontier, group: Group) -> tuple[Frontier, Patch] | None:
+    """Return the place at which one side lacks what the line of the other one does with a common value: with
+    that, the results agree. None if that explains nothing.
+
+    Args:
+        comparison: the two programs.
+        place: where they part as far as values tell.
+        group: the results that differ.
+    """
+    for has in OTHER if group.kind != "updated" else ():
+        start: Start | None = getattr(place, has)
+        if start is None or start.missing or quiet(start.step):
+            continue
+        lacks = comparison.side(OTHER[has])
+        trials = list(_trials(comparison, place, has))[:_MOST_TRIALS]
+        own = arrays_of(comparison.side(has), {v for t in trials for v in (t.read, t.made)})
+        others = arrays_of(lacks, {t.same for t in trials})
+        for trial in trials:
+            array = _carried(own[trial.read], own[trial.made], others[trial.same])
+            producer = lacks.trace.values[trial.same].producer
+            if array is None or producer is None:
+                continue
+            after = comparison.with_values(OTHER[has], {trial.same: array}, until=group)
+            if after.agrees(group):
+                missing = Start(lacks.trace.steps[producer], missing=True, value=trial.same)
+                values = (trial.made, trial.same) if has == "left" else (trial.same, trial.made)
+                whole = comparison.with_values(OTHER[has], {trial.same: array})
+                return _with(place, OTHER[has], missing), Patch(*values, whole, agrees=True, shared=0)
+    return None
+
+
+def _with(place: Frontier, side: str, start: Start) -> Frontier:
+    return replace(place, left=start) if side == "left" else replace(place, right=start)
+
+
+def _trials(comparison: Comparison, place: Frontier, has: str) -> Iterator[_Trial]:
+    """Yield what the line may make of a value that it reads, the last first."""
+    side, other = comparison.side(has), comparison.side(OTHER[has])
+    start, region = getattr(place, has), getattr(place, f"region_{has}")
+    equal = comparison.found.known(has)
+    line = same_line(start, region)
+    made = [o for s in reversed(line) for o in s.outputs if not side.neutral(o)]
+    for read in (i for i in start.step.inputs if i in equal and not side.neutral(i)):
+        for value in (v for v in made if side.shapes[v] == side.shapes[read]):
+            for same in sorted(j for j in set(equal[read]) if size(other, j) == size(side, read)):
+                yield _Trial(read, value, same)
+
+
+def _carried(read: Any, made: Any, same: Any) -> Any:
+    """Return what a line makes of a value, in the layout in which the other side has that value; None without
+    a layout."""
+    ways = layouts(tuple(read.shape), tuple(same.shape), "other")
+    gaps = [(float(abs(read.transpose(w).reshape(same.shape) - same).max(initial=0.0)), w) for w in ways]
+    return made.transpose(min(gaps)[1]).reshape(same.shape) if gaps else None

@@ -1,0 +1,140 @@
+"""Name the cause by giving an operation its operands in another way: transposed, exchanged, repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.frontier import Start, same_line
+from stablenum.diagnosis.diff.kinds import kind, quiet
+from stablenum.diagnosis.diff.scene import Scene, cause
+from stablenum.diagnosis.diff.sides import Side, arrays_of
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["by_exchange", "by_repetition", "by_transposition"]
+
+_MOST_TRIALS = 6
+_MOST_MODULES = 16
+_SIDES = ("right", "left")
+
+
+def _starts(scene: Scene) -> Iterator[tuple[str, Side, Start, tuple[Step, ...]]]:
+    """Yield the sides that have an operation where the programs part in the forward pass, the right first."""
+    for name in _SIDES:
+        start = getattr(scene.found, name)
+        if start is not None and not start.missing and scene.group.kind in ("loss", "output"):
+            yield name, scene.comparison.side(name), start, getattr(scene.found, f"region_{name}")
+
+
+def by_transposition(scene: Scene) -> Cause | None:
+    """Transpose a square matrix that a product reads."""
+    if any(kind(s.step) != "matmul" for *_, s, _ in _starts(scene)):
+        return None
+    for name, side, start, _ in _starts(scene):
+        square = [i for i in start.step.inputs if _is_square(side, i)]
+        for value, array in arrays_of(side, square).items():
+            if scene.mends(name, {value: array.T.copy()}):
+                return cause(
+                    "transposed_weight",
+                    f"the {name} program multiplies by the transposed of what the other one does.",
+                    f"With {list(array.shape)} transposed on the {name}, the two sides agree.",
+                    confirmed=True,
+                )
+    return None
+
+
+def _is_square(side: Side, value: int) -> bool:
+    shape = side.shapes[value]
+    return len(shape) == 2 and shape[0] == shape[1] and side.trained[value]
+
+
+def by_exchange(scene: Scene) -> Cause | None:
+    """Exchange two values of one shape that a line reads."""
+    for name, side, start, region in _starts(scene):
+        line = same_line(start, region)
+        made = {o for s in line for o in s.outputs}
+        read = dict.fromkeys(i for s in line for i in s.inputs if i not in made and not side.neutral(i))
+        pairs = [p for p in combinations(read, 2) if side.shapes[p[0]] == side.shapes[p[1]]]
+        arrays = arrays_of(side, {v for p in pairs[:_MOST_TRIALS] for v in p})
+        for a, b in pairs[:_MOST_TRIALS]:
+            if scene.mends(name, {a: arrays[b], b: arrays[a]}):
+                return _exchanged(side, a, b, name)
+    return None
+
+
+def _exchanged(side: Side, a: int, b: int, name: str) -> Cause:
+    parts = _whole(side, a) is not None and _whole(side, a) == _whole(side, b)
+    return cause(
+        "head_split_order" if parts else "other_function",
+        "the two programs use the parts of one value the other way round."
+        if parts
+        else "the two programs use two values the other way round.",
+        f"With the two exchanged on the {name}, the results agree.",
+        confirmed=True,
+    )
+
+
+def _whole(side: Side, value: int) -> int | None:
+    """Return the value that another one is a part of."""
+    producer = side.trace.values[value].producer
+    step = None if producer is None else side.trace.steps[producer]
+    return step.inputs[0] if step is not None and quiet(step) and step.inputs else None
+
+
+def by_repetition(scene: Scene) -> Cause | None:
+    """Repeat each entry in turn where a side repeats them all one after the other, or the reverse."""
+    for name, _, start, region in _starts(scene):
+        function = _function(start.step)
+        steps = {o: s for s in region for o in s.outputs if _function(s) == function}
+        merges = [o for o, s in steps.items() if kind(s) == "reshape"]
+        comparison, turned = scene.comparison, False
+        for module in list(dict.fromkeys(steps[o].module for o in merges))[:_MOST_MODULES]:
+            side, values = comparison.side(name), dict[int, Any]()
+            for value in (o for o in merges if steps[o].module == module):
+                values.update(_turned(side, value, steps))
+            if values:
+                turned, comparison = True, comparison.with_values(name, values, until=scene.group)
+        if turned and comparison.agrees(scene.group):
+            return cause(
+                "head_split_order",
+                "one program repeats each entry in turn, the other one all of them one after the other.",
+                f"With the other order on the {name}, the results agree.",
+                confirmed=True,
+            )
+    return None
+
+
+def _function(step: Step) -> tuple[str, str] | None:
+    """Return the function of the user's whose line calls a step."""
+    return None if step.place is None else (step.place.file, step.place.function)
+
+
+def _turned(side: Side, value: int, steps: Mapping[int, Step]) -> dict[int, Any]:
+    """Return what a reshape gives if the axis along which entries were repeated before lies on the other side
+    of its neighbour; nothing if it merges no such axis."""
+    chain = list(_before(value, steps))
+    repeats = next((s for s in chain if kind(s) == "broadcast"), None)
+    if repeats is None:
+        return {}
+    wide, given = side.shapes[repeats.outputs[0]], side.shapes[repeats.inputs[0]]
+    axes = [k for k, n in enumerate(wide) if len(given) == len(wide) and given[k] == 1 < n]
+    shape = side.shapes[value]
+    array = arrays_of(side, [repeats.outputs[0]])[repeats.outputs[0]]
+    for axis in axes:
+        for other in (axis - 1, axis + 1):
+            merged = (*wide[: min(axis, other)], wide[axis] * wide[other], *wide[max(axis, other) + 1 :]) if (
+                0 <= other < len(wide)) else ()  # fmt: skip
+            if merged == tuple(shape):
+                return {value: np.swapaxes(array, axis, other).reshape(shape)}
+    return {}
+
+
+def _before(value: int, steps: Mapping[int, Step]) -> Iterable[Step]:
+    """Yield the steps that only moved a value, the last first."""
+    while value in steps and quiet(steps[value]) and steps[value].inputs:
+        yield steps[value]
+        value = steps[value].inputs[0]

@@ -1,0 +1,168 @@
+"""Where two programs use the same values in another way: exchanged, repeated, summed, left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import stablenum
+import stablenum_jax
+import stablenum_torch
+from stablenum.diagnosis.diff.differences import Difference
+
+X = np.random.default_rng(1).normal(size=(12, 5)).astype(np.float32)
+W = np.random.default_rng(2).normal(size=(5, 8)).astype(np.float32)
+V = np.random.default_rng(3).normal(size=(4, 3)).astype(np.float32)
+Function = Callable[[Any, Any, Any], Any]
+
+
+def first_of(of_torch: Function, of_jax: Function) -> Difference:
+    """Return the first difference of two functions of two matrices and the data."""
+    w, v = (torch.tensor(a, requires_grad=True) for a in (W, V))
+    left = stablenum_torch.program(lambda x: of_torch(w, v, x), torch.tensor(X))
+    right = stablenum_jax.program(
+        lambda p, x: of_jax(p["w"], p["v"], x), {"w": jnp.asarray(W), "v": jnp.asarray(V)}, jnp.asarray(X)
+    )
+    first = stablenum.diff(left, right, weights={"w": "w", "v": "v"}).first
+    assert first is not None
+    assert first.left is not None
+    assert first.right is not None
+    return first
+
+
+# --- rows that only one side computes ----------------------------------------------------------------------
+
+
+def torch_routed(w: Any, v: Any, x: Any) -> Any:
+    out = torch.zeros(len(x), 3)
+    for i in range(2):
+        rows = torch.where((x[:, 0] > 0) == bool(i))[0]
+        a, b = (x[rows] @ w).chunk(2, dim=1)
+        out = out.index_add(0, rows, (i + 1) * (torch.tanh(a) * b) @ v)  # torch
+    return out.square().mean()
+
+
+def jax_routed(w: Any, v: Any, x: Any, *, exchanged: bool = False) -> Any:
+    a, b = jnp.split(x @ w, 2, axis=1)
+    h = (jnp.tanh(b) * a if exchanged else jnp.tanh(a) * b) @ v  # jax
+    return jnp.mean(jnp.where(x[:, :1] > 0, 2 * h, h) ** 2)
+
+
+def test_halves_that_are_exchanged_in_picked_rows_are_named() -> None:
+    first = first_of(torch_routed, lambda w, v, x: jax_routed(w, v, x, exchanged=True))
+    assert first.left.code.endswith("# torch")  # type: ignore[union-attr]
+    assert first.right.code.endswith("# jax")  # type: ignore[union-attr]
+    assert (first.causes[0].code, first.causes[0].confirmed) == ("head_split_order", True)
+
+
+# --- what one side does with a value -----------------------------------------------------------------------
+
+
+def torch_best(w: Any, v: Any, x: Any) -> Any:
+    best, at = torch.topk(torch.softmax(x @ w, 1), 2)
+    best = best / best.sum(1, keepdim=True)  # torch
+    return (torch.zeros(len(x), 8).scatter(1, at, best)[:, :4] @ v).square().mean()
+
+
+def jax_best(w: Any, v: Any, x: Any) -> Any:
+    best, at = jax.lax.top_k(jax.nn.softmax(x @ w, axis=1), 2)  # jax
+    spread = jnp.einsum("nk,nkc->nc", best, jax.nn.one_hot(at, 8))  # jax
+    return jnp.mean((spread[:, :4] @ v) ** 2)
+
+
+def test_a_normalisation_of_the_best_that_only_one_side_has_is_named() -> None:
+    first = first_of(torch_best, jax_best)
+    assert first.left.code.endswith("# torch")  # type: ignore[union-attr]
+    assert first.right.code.endswith("# jax")  # type: ignore[union-attr]
+    assert first.right.operation is None  # type: ignore[union-attr]
+    assert (first.causes[0].code, first.causes[0].confirmed) == ("missing_operation", True)
+
+
+def torch_overlap(w: Any, v: Any, x: Any) -> Any:
+    p = torch.sigmoid((x @ w)[:, :4] @ v).reshape(3, 4, 3)
+    t = (x[:, :3] > 0).float().reshape(3, 4, 3)
+    both = (p * t).sum(1)  # torch
+    return 1 - (both / (p.sum(1) + 1)).mean()  # torch
+
+
+def jax_overlap(w: Any, v: Any, x: Any) -> Any:
+    p = jax.nn.sigmoid((x @ w)[:, :4] @ v)
+    t = (x[:, :3] > 0).astype(p.dtype)
+    both = jnp.einsum("nc,nc->c", p, t)  # jax
+    return 1 - jnp.mean(both / (jnp.einsum("nc->c", p) + 1))  # jax
+
+
+def test_a_sum_over_more_axes_is_named() -> None:
+    first = first_of(torch_overlap, jax_overlap)
+    assert first.left.code.endswith("# torch")  # type: ignore[union-attr]
+    assert first.right.code.endswith("# jax")  # type: ignore[union-attr]
+    assert first.causes[0].code == "reduction"
+
+
+class Tiled(nn.Module):
+    """Scores of four queries and two keys, whose scale is a table in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.v = nn.Parameter(torch.tensor(W)), nn.Parameter(torch.tensor(V))
+        self.register_buffer("table", 0.1 ** torch.arange(2))
+
+    def forward(self, x: Any) -> Any:
+        q = (x @ self.w).reshape(-1, 4, 2) * self.table
+        k = (x[:, :4] @ self.v)[:, :2].reshape(-1, 2, 1).expand(-1, 2, 2) * self.table
+        k = k[:, None].expand(-1, 2, 2, 2).reshape(-1, 4, 2)  # torch
+        return torch.softmax(torch.einsum("nhd,mhd->hnm", q, k), -1).square().mean()
+
+
+def jax_grouped(p: Any, x: Any) -> Any:
+    table = 0.1 ** jnp.arange(2.0)
+    q = (x @ p["w"]).reshape(-1, 2, 2, 2) * table * 2.0
+    k = (x[:, :4] @ p["v"])[:, :2, None] * table
+    scores = jnp.einsum("ngrd,mgd->grnm", q, k) / 2.0  # jax
+    return jnp.mean(jax.nn.softmax(scores, axis=-1) ** 2)
+
+
+def test_keys_repeated_in_another_order_are_named_behind_a_table_in_float32() -> None:
+    left = stablenum_torch.program(Tiled(), torch.tensor(X), model=None)
+    params = {"w": jnp.asarray(W), "v": jnp.asarray(V)}
+    right = stablenum_jax.program(jax_grouped, params, jnp.asarray(X))
+    first = stablenum.diff(left, right).first
+    assert first is not None
+    assert first.left is not None
+    assert first.right is not None
+    assert first.left.code.endswith("# torch")
+    assert first.right.code.endswith("# jax")
+    assert (first.causes[0].code, first.causes[0].confirmed) == ("head_split_order", True)
+
+
+# --- numbers that only one side adds -----------------------------------------------------------------------
+
+
+def torch_divergence(w: Any, v: Any, x: Any, *, one: float = 1.0) -> Any:
+    mean, log_scale = (x @ w).chunk(2, dim=1)
+    gap = (2 * log_scale).exp() + mean.square() - one - 2 * log_scale  # torch
+    return (0.5 * gap).sum(1).mean() + (mean @ v).square().mean()  # torch
+
+
+def jax_divergence(w: Any, v: Any, x: Any, *, one: float = 0.0) -> Any:
+    mean, log_scale = jnp.split(x @ w, 2, axis=1)
+    gap = jnp.exp(2 * log_scale) - 2 * log_scale  # jax
+    return jnp.mean(0.5 * jnp.sum(gap + mean**2 - one, axis=1)) + jnp.mean((mean @ v) ** 2)  # jax
+
+
+@pytest.mark.parametrize(("one", "code"), [(0.0, "missing_operation"), (1.0, "extra_operation")])
+def test_a_number_that_only_one_loss_adds_is_named(one: float, code: str) -> None:
+    first = first_of(
+        lambda w, v, x: torch_divergence(w, v, x, one=1 - one),
+        lambda w, v, x: jax_divergence(w, v, x, one=one),
+    )
+    assert first.left.code.endswith("# torch")  # type: ignore[union-attr]
+    assert first.right.code.endswith("# jax")  # type: ignore[union-attr]
+    assert (first.causes[0].code, first.causes[0].confirmed) == (code, True)
