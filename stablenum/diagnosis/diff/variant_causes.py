@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.fingerprints import Fingerprint, distance, fingerprint
 from stablenum.diagnosis.diff.frontier import Start
-from stablenum.diagnosis.diff.kinds import kind
 from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.diff.variants import Variant, variants_of
@@ -40,7 +39,7 @@ def by_variant(scene: Scene) -> Cause | None:
         b = [tried[0][0]] if there.missing else _recognised(tried, theirs)
         pair = _unlike(a, b)
         if pair is not None:
-            products = "matmul" in (kind(here.step), kind(there.step))
+            products = "matmul" in (here.step.operation, there.step.operation)
             sums = products and pair[0].family == pair[1].family == "reduction"
             return cause(
                 "reduction" if sums else _code_of(*pair),  # no statistic begins with a product
