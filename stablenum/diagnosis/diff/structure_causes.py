@@ -90,6 +90,11 @@ _SENTENCES = {
 
 def _of_axes(scene: Scene, here: Start, there: Start) -> Cause | None:
     """Say how many statistics each side takes of the same value, if the numbers differ."""
+    if "matmul" in (
+        here.step.operation,
+        there.step.operation,
+    ):  # sums of products, which no statistic begins with
+        return None
     mine = _statistics(scene.left, here, scene.found.region_left)
     theirs = _statistics(scene.right, there, scene.found.region_right)
     if mine is None or theirs is None or mine[1] != theirs[1] or mine[0] == theirs[0]:

@@ -39,8 +39,10 @@ def by_variant(scene: Scene) -> Cause | None:
         b = [tried[0][0]] if there.missing else _recognised(tried, theirs)
         pair = _unlike(a, b)
         if pair is not None:
+            products = "matmul" in (here.step.operation, there.step.operation)
+            sums = products and pair[0].family == pair[1].family == "reduction"
             return cause(
-                _code_of(*pair),
+                "reduction" if sums else _code_of(*pair),  # no statistic begins with a product
                 f"the left program computes {pair[0]}, the right one {pair[1]}.",
                 "Both formulas were evaluated on what the operation reads; each gives its side's value.",
                 confirmed=True,
