@@ -53,7 +53,9 @@ def first_bad_parameter(row: StepRecord) -> str:
     gradient was bad."""
     loss = f", loss {row['loss']:g}" if loss_was_given(row) else ""
     numbers = f"gradient norm {row['grad_norm']:g}{loss}"
-    if math.isfinite(row["grad_norm"]):
-        return f"All gradients were finite ({numbers})."
     worst = row["worst"]
-    return f"First bad parameter: {worst.name or f'parameter {worst.index}'} ({numbers})."
+    where = "" if row["worst_rank"] is None else f" on rank {row['worst_rank']}"
+    if math.isfinite(row["grad_norm"]):
+        bad_loss = where and row["reason"] == Reason.NONFINITE_LOSS
+        return f"All gradients were finite ({numbers}{f'; first bad loss{where}' if bad_loss else ''})."
+    return f"First bad parameter: {worst.name or f'parameter {worst.index}'}{where} ({numbers})."

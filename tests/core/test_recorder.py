@@ -14,6 +14,7 @@ from stablenum.guard.recorder import CAPACITY, read_rows
 
 KEYS = {
     "precision_level",
+    "worst_rank",
     "step",
     "loss",
     "grad_norm",
@@ -60,6 +61,7 @@ def test_every_field_of_a_row(backend):
         "applied": True,
         "worst": Worst(1, "b"),
         "precision_level": 0,
+        "worst_rank": None,
     }
     assert (second["reason"], second["applied"], second["worst"]) == (
         Reason.NAN_GRADIENT,
