@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from stablenum.errors import NonFiniteError
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState
-from stablenum.guard.readout import StepRecord, history, loss_was_given, metrics
+from stablenum.guard.readout import Names, StepRecord, history, loss_was_given, metrics
 from stablenum.guard.reasons import Reason, explain_reason
 
 __all__ = ["check_halted", "first_bad_parameter"]
 
 
-def check_halted(
-    state: GuardState, names: Sequence[str] | None = None, *, config: GuardConfig | None = None
-) -> None:
+def check_halted(state: GuardState, names: Names | None = None, *, config: GuardConfig | None = None) -> None:
     """Raise if the guard has halted.
 
     Raises:

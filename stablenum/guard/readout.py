@@ -18,8 +18,10 @@ from stablenum.guard.recorder import Row, read_rows
 __all__ = ["Metrics", "Names", "StepRecord", "Worst", "history", "loss_was_given", "metrics", "scalars"]
 
 
-# The parameters' names, or what returns those of the parameters of a rank (None: of this process).
-Names: TypeAlias = "Sequence[str] | Callable[[int | None], Sequence[str] | None]"
+# The parameters' names; or, where ranks hold different parameters, what returns a rank's number and its
+# parameters' names for its position among the ranks that decide together (None: this process decides alone).
+_OfRank: TypeAlias = "tuple[int | None, Sequence[str] | None]"
+Names: TypeAlias = "Sequence[str] | Callable[[int | None], _OfRank]"
 
 
 class Worst(NamedTuple):
@@ -78,8 +80,10 @@ class Metrics(StepRecord):
 
 def _record(row: Row, names: Names | None) -> StepRecord:
     rank, index = rank_of(row.worst), parameter_of(row.worst)
-    # Ranks may hold other parameters than this one.
-    of_rank = names(rank) if callable(names) else names
+    if callable(names):
+        rank, of_rank = names(rank)
+    else:
+        of_rank = names
     known = of_rank is not None and 0 <= index < len(of_rank)
     worst = Worst(index, of_rank[index] if of_rank is not None and known else None)
     found = {"applied": row.applied, "worst": worst, "worst_rank": rank}

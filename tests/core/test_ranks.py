@@ -102,8 +102,9 @@ def test_a_spike_of_the_mean_loss_is_skipped_and_missing_losses_never_enter_the_
 
 def test_names_are_those_of_the_rank(backend):
     _, state = backend.run(GuardConfig(), [seen(backend, [3.0, 4.0], worst=[0, 1])])
-    names = {0: ["a", "b"], 1: ["c", "d"]}
-    assert metrics(to_numpy(state), names.get)["worst"] == (1, "d")
+    names = {0: (4, ["a", "b"]), 1: (6, ["c", "d"])}
+    last = metrics(to_numpy(state), names.get)
+    assert (last["worst"], last["worst_rank"]) == ((1, "d"), 6)
     assert metrics(to_numpy(state), ["x", "y"])["worst"] == (1, "y")
 
 
