@@ -157,11 +157,12 @@ def check_groups(groups: Groups, params: Sequence[Tensor]) -> None:
         if not is_dtensor(param):
             continue
         outside = sorted(set(mesh_ranks(param)) - set(together))
-        if outside and groups == (None, None):
+        if groups == (None, None) and mesh_ranks(param) != together:
             raise ValueError(
                 f"a parameter is on a mesh of the ranks {list(mesh_ranks(param))}, and another one on a mesh "
-                f"of {list(together)}: no mesh has all of them. Pass process_group=, a group of all ranks "
-                "that hold different parts of the model."
+                f"of {list(together)}. If ranks outside the first mesh hold other parameters (experts, stages "
+                "of a pipeline), pass process_group=, a group of all ranks; if they hold copies, pass that "
+                "group as loss_group=."
             )
         if outside:
             raise ValueError(

@@ -1,0 +1,515 @@
+"""One of four ranks that test_meshes.py starts: trains on every layout, plants faults, prints what it found.
+
+What a step should have decided is known from one process: the NumPy reference is given the gathered gradients
+and the mean of the losses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import stablenum_torch as st
+from stablenum import (
+    AdaGC,
+    AdaptiveGradClip,
+    ClipByNorm,
+    ClipUpdateRMS,
+    GuardConfig,
+    LogMaxLossScale,
+    SpikeGuard,
+    UnderflowAwareLossScale,
+    ZClip,
+)
+from stablenum.reference.guarded import SGD, Guarded
+from stablenum_torch._step.guard import on_device_path
+
+WORLD = 4
+CONFIG = GuardConfig(
+    clip=0.5,
+    loss_scale="dynamic",
+    spike=SpikeGuard(min_samples=4, window=32, watch="loss", max_in_a_row=3),
+)
+MAKERS = {
+    "foreach": functools.partial(torch.optim.AdamW, lr=0.01, foreach=True),
+    "fused": functools.partial(torch.optim.AdamW, lr=0.01, fused=True),
+}
+WARM = 6
+
+Maker = Callable[..., torch.optim.Optimizer]
+config: GuardConfig = CONFIG  # what the next layout is built with
+
+
+class Layout(NamedTuple):
+    """A model on four ranks, and its guarded optimizer.
+
+    Attributes:
+        opt: the optimizer.
+        backward: runs one forward and backward pass for a step's number.
+        bad: the ranks that hold the part of the gradients on which a fault is planted; of two faults, the ranks
+            of each.
+        parts: whether each rank's plain parameters are its own, and not copies.
+    """
+
+    opt: st.GuardedOptimizer
+    backward: Callable[[int], None]
+    bad: tuple[Sequence[int], Sequence[int]]
+    parts: bool = False
+
+
+def net(*, uneven: bool = False) -> nn.Sequential:
+    torch.manual_seed(0)
+    middle = 10 if uneven else 12
+    return nn.Sequential(nn.Linear(8, middle), nn.Tanh(), nn.Linear(middle, 3 if uneven else 4))
+
+
+def batch(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def mean_square(output: torch.Tensor) -> torch.Tensor:
+    return output.square().mean() + 1.0
+
+
+def plain_backward(
+    model: nn.Module, opt: st.GuardedOptimizer, *, same: bool = False
+) -> Callable[[int], None]:
+    def backward(step: int) -> None:
+        opt.backward(mean_square(model(batch(step, 0 if same else dist.get_rank()))))
+
+    return backward
+
+
+ALL, ONE_AND_TWO = (range(WORLD), range(WORLD)), ([1], [2])
+
+
+def ddp(make: Maker, **settings: Any) -> Layout:
+    model = DistributedDataParallel(net(), **settings)
+    opt = st.wrap(make(model.parameters()), config, names=model)
+    return Layout(opt, plain_backward(model, opt), ALL)
+
+
+def ddp_hook(make: Maker) -> Layout:
+    model = DistributedDataParallel(net())
+    model.register_comm_hook(None, fp16_compress_hook)
+    opt = st.wrap(make(model.parameters()), config, names=model)
+    return Layout(opt, plain_backward(model, opt), ALL)
+
+
+def sharded(make: Maker, mesh: DeviceMesh, *, uneven: bool = False, **settings: Any) -> Layout:
+    model = net(uneven=uneven)
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh, **settings)
+    opt = st.wrap(make(model.parameters()), config)
+    bad = ONE_AND_TWO if mesh.ndim == 1 else ([1, 3], [0, 2])
+    return Layout(opt, plain_backward(model, opt), bad)
+
+
+def tensor_parallel(make: Maker, mesh: DeviceMesh, data: DeviceMesh | None = None) -> Layout:
+    model = net()
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    if data is not None:
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=data)
+    opt = st.wrap(make(model.parameters()), config)
+
+    def backward(step: int) -> None:
+        # Ranks that share an activation have the same batch.
+        rows = 0 if data is None else data.get_local_rank()
+        opt.backward(mean_square(model(batch(step, rows))))
+
+    return Layout(opt, backward, ONE_AND_TWO)
+
+
+def pipeline(make: Maker) -> Layout:
+    """Four stages: other parameters on each, and another number of them; only the last one has a loss."""
+    torch.manual_seed(0)
+    stages = [
+        nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)),
+        nn.Linear(8, 8, bias=False),
+        nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)),
+        nn.Linear(8, 4),
+    ]
+    rank = dist.get_rank()
+    own = stages[rank]
+    stage = PipelineStage(own, rank, WORLD, torch.device("cpu"))
+    opt = st.wrap(make(own.parameters()), config, process_group=dist.group.WORLD)
+    scale: list[torch.Tensor] = []
+    seen: list[torch.Tensor] = []
+
+    def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        loss = mean_square(output) / 2
+        seen.append(loss.detach())
+        return loss * scale[0]
+
+    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=loss_of, scale_grads=False)
+
+    def backward(step: int) -> None:
+        scale[:] = [opt.scale()]
+        seen.clear()
+        x = batch(step, 0)
+        if rank == 0:
+            schedule.step(x)
+        elif rank == WORLD - 1:
+            schedule.step(target=torch.zeros(4, 4))
+            opt.scale(torch.stack(seen).sum())
+        else:
+            schedule.step()
+
+    return Layout(opt, backward, ONE_AND_TWO, parts=True)
+
+
+def experts(make: Maker, mesh: DeviceMesh, data: DeviceMesh) -> Layout:
+    """Dense layers on all ranks, and an expert on each half of them."""
+    dense = net()
+    fully_shard(dense, mesh=mesh)
+    torch.manual_seed(7 + dist.get_rank() % 2)
+    expert = nn.Linear(4, 4)
+    fully_shard(expert, mesh=data)
+    opt = st.wrap(make([*dense.parameters(), *expert.parameters()]), config, process_group=dist.group.WORLD)
+
+    def backward(step: int) -> None:
+        opt.backward(mean_square(expert(dense(batch(step, dist.get_rank())))))
+
+    return Layout(opt, backward, ONE_AND_TWO, parts=True)
+
+
+def zero_redundancy(make: Maker) -> Layout:
+    model = DistributedDataParallel(net())
+    inner = ZeroRedundancyOptimizer(model.parameters(), make.func, **make.keywords)  # type: ignore[attr-defined]
+    opt = st.wrap(inner, config, names=model)
+    return Layout(opt, plain_backward(model, opt), ALL)
+
+
+def fsdp1(make: Maker) -> Layout:
+    model = FullyShardedDataParallel(net(), use_orig_params=True, device_id=torch.device("cpu"))
+    opt = st.wrap(make(model.parameters()), config, process_group=dist.group.WORLD)
+    return Layout(opt, plain_backward(model, opt), ONE_AND_TWO, parts=True)
+
+
+def mixed(make: Maker, mesh: DeviceMesh) -> Layout:
+    """Sharded and replicated DTensors, and a plain tensor that all ranks hold."""
+    torch.manual_seed(0)
+    params = [
+        nn.Parameter(distribute_tensor(torch.randn(9, 8), mesh, [Shard(0)])),
+        nn.Parameter(distribute_tensor(torch.randn(8, 3), mesh, [Shard(1)])),
+        nn.Parameter(distribute_tensor(torch.randn(5), mesh, [Replicate()])),
+    ]
+    plain = nn.Parameter(torch.randn(4))
+    opt = st.wrap(make([*params, plain], foreach=False, fused=False), config)
+
+    def backward(step: int) -> None:
+        # Made by hand, because torch has no operation for plain tensors and DTensors together.
+        opt.scale(torch.tensor(1.0 + 0.01 * dist.get_rank() + 0.001 * step))
+        generator = torch.Generator().manual_seed(step)
+        for p in params:
+            whole = torch.randn(p.shape, generator=generator) * opt.loss_scale
+            p.grad = distribute_tensor(whole, mesh, p.placements)
+        plain.grad = torch.randn(4, generator=generator) * opt.loss_scale
+
+    return Layout(opt, backward, ONE_AND_TWO)
+
+
+def layouts() -> dict[str, Callable[[Maker], Layout]]:
+    line = init_device_mesh("cpu", (WORLD,))
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    return {
+        "ddp": ddp,
+        "ddp static graph": functools.partial(ddp, static_graph=True),
+        "ddp hook": ddp_hook,
+        "fsdp2": functools.partial(sharded, mesh=line),
+        "fsdp2 uneven": functools.partial(sharded, mesh=line, uneven=True),
+        "hsdp": functools.partial(sharded, mesh=square),
+        "tp": functools.partial(tensor_parallel, mesh=line),
+        "fsdp2 tp": functools.partial(tensor_parallel, mesh=square["inner"], data=square["outer"]),
+        "pipeline": pipeline,
+        "experts": functools.partial(experts, mesh=line, data=square["outer"]),
+        "zero": zero_redundancy,
+        "fsdp1": fsdp1,
+        "cpu offload": functools.partial(
+            sharded, mesh=line, offload_policy=CPUOffloadPolicy(pin_memory=False)
+        ),
+        "mixed": functools.partial(mixed, mesh=line),
+    }
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+def local(grad: Any) -> torch.Tensor:
+    return grad.to_local() if hasattr(grad, "to_local") else grad
+
+
+def fill(layout: Layout, ranks: Sequence[int], value: float, *, last: bool = False, which: int = 0) -> None:
+    """Write a value into one element of a gradient, on ranks that hold a part of it."""
+    if dist.get_rank() not in ranks:
+        return
+    parts = [local(p.grad) for p in parameters(layout.opt) if p.grad is not None]
+    part = next(part for part in [*parts[which:], *parts] if part.numel())
+    part.view(-1)[-1 if last else 0] = value
+
+
+def parameters(opt: st.GuardedOptimizer) -> list[Any]:
+    return [p for group in opt.param_groups for p in group["params"]]
+
+
+def own(layout: Layout) -> list[Any]:
+    """The parameters of which no other rank has a copy of this rank's part, where there are any."""
+    params = [p for p in parameters(layout.opt) if p.grad is not None]
+    return [
+        p
+        for p in params
+        if layout.parts or (hasattr(p, "placements") and not any(x.is_replicate() for x in p.placements))
+    ] or params
+
+
+def zero(layout: Layout, ranks: Sequence[int]) -> None:
+    if dist.get_rank() in ranks:
+        for p in own(layout):
+            local(p.grad).zero_()
+
+
+def without(layout: Layout, ranks: Sequence[int]) -> None:
+    # The reducer of DistributedDataParallel gives all ranks the same gradients, so there it cannot happen.
+    if dist.get_rank() in ranks and len(ranks) < WORLD:
+        for p in own(layout):
+            p.grad = None
+
+
+def bad_loss(layout: Layout, rank: int, value: float) -> None:
+    if dist.get_rank() == rank:
+        layout.opt.scale(torch.tensor(value))
+
+
+FAULTS: dict[str, Callable[[Layout], None]] = {
+    "healthy": lambda layout: None,
+    "inf on one rank": lambda layout: fill(layout, layout.bad[0], float("inf")),
+    "NaN on the last rank": lambda layout: fill(
+        layout, [WORLD - 1] if len(layout.bad[0]) == 1 else layout.bad[0], float("nan"), last=True
+    ),
+    "NaN loss on one rank": lambda layout: bad_loss(layout, 2, float("nan")),
+    "loss spike on one rank": lambda layout: bad_loss(layout, WORLD - 1, 1e6),
+    "two ranks at once": lambda layout: [  # type: ignore[dict-item, return-value]
+        fill(layout, layout.bad[0], float("nan")),
+        fill(layout, layout.bad[1], float("inf")),
+    ],
+    "huge finite": lambda layout: fill(layout, layout.bad[0], 2e38),
+    "all zero on one rank": lambda layout: zero(layout, layout.bad[0]),
+    "no gradient on one rank": lambda layout: without(layout, layout.bad[0]),
+    "in an uneven shard": lambda layout: fill(
+        layout, [0] if len(layout.bad[0]) == 1 else layout.bad[0], float("inf"), last=True, which=1
+    ),
+}
+
+
+# --- what one process would decide -----------------------------------------------------------------
+
+
+def gathered(layout: Layout) -> list[np.ndarray]:
+    """The whole gradients, the same list on every rank."""
+    own: dict[Any, np.ndarray] = {}
+    for i, p in enumerate(parameters(layout.opt)):
+        if hasattr(p, "device_mesh"):
+            grad = p.grad if p.grad is not None else torch.zeros_like(p)
+            ranks = tuple(p.device_mesh.mesh.flatten().tolist())
+            own["mesh", ranks, i] = grad.full_tensor().detach().numpy()
+        else:
+            grad = torch.zeros_like(p) if p.grad is None else p.grad
+            own["plain", dist.get_rank() if layout.parts else 0, i] = grad.detach().numpy()
+    return [array for _, array in sorted(joined(own).items(), key=lambda item: str(item[0]))]
+
+
+def joined(own: dict[Any, Any]) -> dict[Any, Any]:
+    found: list[Any] = [None] * WORLD
+    dist.all_gather_object(found, own)
+    return {key: value for part in found for key, value in part.items()}
+
+
+def gathered_parameters(layout: Layout) -> list[np.ndarray]:
+    """The whole parameters, in the order of :func:`gathered`."""
+    found: dict[Any, np.ndarray] = {}
+    for i, p in enumerate(parameters(layout.opt)):
+        if hasattr(p, "device_mesh"):
+            found["mesh", tuple(p.device_mesh.mesh.flatten().tolist()), i] = p.full_tensor().detach().numpy()
+        else:
+            found["plain", dist.get_rank() if layout.parts else 0, i] = p.detach().numpy().copy()
+    return [array for _, array in sorted(joined(found).items(), key=lambda item: str(item[0]))]
+
+
+def mean_loss(opt: st.GuardedOptimizer) -> float | None:
+    loss = opt._guard.loss
+    found: list[Any] = [None] * WORLD
+    dist.all_gather_object(found, None if loss is None else float(loss))
+    given = [x for x in found if x is not None]
+    return float(np.mean(np.asarray(given, np.float64))) if given else None
+
+
+def held(layout: Layout) -> dict[str, str]:
+    """A digest of each part that this rank holds, and of its optimizer state, under the part's identity."""
+    found = {}
+    for i, p in enumerate(parameters(layout.opt)):
+        if hasattr(p, "device_mesh"):
+            at = p.device_mesh.get_coordinate()
+            place = [c for c, placement in zip(at, p.placements, strict=True) if not placement.is_replicate()]
+            ranks = p.device_mesh.mesh.flatten().tolist()
+            key = f"{i} {ranks} {place}"
+        else:
+            key = f"{i} {dist.get_rank() if layout.parts else ''}"
+        state = layout.opt.state.get(p, {}) if p in layout.opt.state else {}
+        tensors = [p, *(state[k] for k in sorted(state) if isinstance(state[k], torch.Tensor))]
+        digest = hashlib.sha256(b"".join(local(t).detach().numpy().tobytes() for t in tensors))
+        found[key] = digest.hexdigest()
+    return found
+
+
+def replicas_agree(layout: Layout) -> bool:
+    found: list[Any] = [None] * WORLD
+    dist.all_gather_object(found, held(layout))
+    keys = {key for part in found for key in part}
+    return all(len({part[key] for part in found if key in part}) == 1 for key in keys)
+
+
+def run(layout: Layout) -> dict[str, Any]:
+    """Train, plant each fault in one step, and compare each step with one process."""
+    reference: Guarded | None = None
+    found: dict[str, Any] = {}
+    faults = ["healthy"] * WARM + [name for name in FAULTS for name in (name, "healthy")]
+    for step, fault in enumerate(faults):
+        layout.opt.zero_grad()
+        layout.backward(step)
+        FAULTS[fault](layout)
+        grads, loss = gathered(layout), mean_loss(layout.opt)
+        if reference is None:
+            reference = Guarded([np.zeros_like(g) for g in grads], SGD(lr=0.0), CONFIG)
+        before = held(layout)
+        wanted = reference.step(grads, loss)
+        layout.opt.step()
+        last = layout.opt.last
+        same = {
+            key: [wanted[key], last[key]]  # type: ignore[literal-required]
+            for key in ("applied", "reason", "loss_scale", "skipped_total")
+            if wanted[key] != last[key]  # type: ignore[literal-required]
+        }
+        close = {
+            key: [wanted[key], last[key]]  # type: ignore[literal-required]
+            for key in ("grad_norm", "loss", "clip_coefficient")
+            if not np.isclose(wanted[key], last[key], rtol=1e-6, atol=0, equal_nan=True)  # type: ignore[literal-required]
+        }
+        seen: list[Any] = [None] * WORLD
+        dist.all_gather_object(seen, {**last, "worst": last["worst"].index})
+        kept = last["applied"] or held(layout) == before
+        row = {
+            "applied": last["applied"],
+            "reason": last["reason"].name,
+            "worst_rank": last["worst_rank"],
+            "differs": {**same, **close},
+            "alike": all(repr(other) == repr(seen[0]) for other in seen),
+            "kept": kept,
+            "replicas": replicas_agree(layout),
+        }
+        if fault != "healthy" or step < WARM:
+            found[fault] = row
+        elif row["differs"] or not (row["alike"] and row["kept"] and row["replicas"] and row["applied"]):
+            found[f"after step {step}"] = row
+    return found
+
+
+RULES = {
+    "AdaGC": GuardConfig(clip=AdaGC(warmup_steps=1), loss_scale="dynamic"),
+    "AdaptiveGradClip": GuardConfig(clip=AdaptiveGradClip(clipping=0.02, output_axis="first")),
+    "AdaptiveGradClip and AdaGC": GuardConfig(
+        clip=(AdaptiveGradClip(clipping=0.02, output_axis="first"), AdaGC(warmup_steps=1)), loss_scale=256.0
+    ),
+    "ClipByNorm": GuardConfig(clip=ClipByNorm(0.01)),
+    "ClipUpdateRMS": GuardConfig(clip=ClipUpdateRMS(1e-3)),
+    "ZClip": GuardConfig(clip=ZClip(warmup_steps=2)),
+    "LogMaxLossScale": GuardConfig(loss_scale=LogMaxLossScale()),
+    "UnderflowAwareLossScale": GuardConfig(loss_scale=UnderflowAwareLossScale(init_scale=2.0**4)),
+}
+WITHOUT_UNITS = ("pipeline", "experts", "fsdp1")  # with process_group, AdaptiveGradClip raises
+
+
+def follow(layout: Layout, rule: str, lr: float) -> dict[str, Any]:
+    """Train with a rule, beside one process that has the whole parameters and gradients."""
+    reference = Guarded(gathered_parameters(layout), SGD(lr=lr), RULES[rule])
+    apart: dict[str, Any] = {}
+    coefficients = set()
+    for step in range(6):
+        layout.opt.zero_grad()
+        layout.backward(step)
+        if step == 4:
+            fill(layout, layout.bad[0], float("inf"))
+        wanted = reference.step(gathered(layout), mean_loss(layout.opt))
+        layout.opt.step()
+        last = layout.opt.last
+        coefficients.add(last["clip_coefficient"])
+        for key in ("applied", "loss_scale", "grad_norm", "clip_coefficient"):
+            if key == "clip_coefficient" and layout.parts:
+                continue  # of stages, each has its own
+            if not np.isclose(wanted[key], last[key], rtol=1e-5, equal_nan=True):  # type: ignore[literal-required]
+                apart[f"{step} {key}"] = [wanted[key], last[key]]  # type: ignore[literal-required]
+    own = gathered_parameters(layout)
+    far = [
+        i
+        for i, (a, b) in enumerate(zip(reference.params, own, strict=True))
+        if not np.allclose(a, b, rtol=1e-5, atol=1e-7)
+    ]
+    return {"apart": apart, "parameters apart": far, "clips": min(coefficients) < 1}
+
+
+def rules() -> dict[str, Any]:
+    global config
+    found = {}
+    for name, build in layouts().items():
+        if name.startswith("ddp ") or name == "cpu offload":
+            continue
+        for rule in RULES:
+            if "AdaptiveGradClip" in rule and name in WITHOUT_UNITS:
+                continue
+            config = RULES[rule]
+            found[f"{name}, {rule}"] = follow(build(functools.partial(torch.optim.SGD, lr=0.1)), rule, 0.1)
+    config = CONFIG
+    return found
+
+
+def main(rank: int, store: str, path: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    result: dict[str, Any] = {}
+    with on_device_path() if path == "device" else contextlib.nullcontext():
+        for name, build in layouts().items():
+            for kind, make in MAKERS.items():
+                if name == "mixed" and kind == "fused":
+                    continue
+                began = time.perf_counter()
+                result[f"{name}, {kind}"] = run(build(make))
+                sys.stderr.write(f"TIME {name} {kind} {time.perf_counter() - began:.1f}\n")
+        followed = rules()
+    sys.stdout.write("RESULT " + json.dumps({"faults": result, "rules": followed}, default=str))
+    sys.stdout.flush()
+    dist.barrier()
+    # Gloo's threads sometimes outlive their group and abort the interpreter at exit; the output is written.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
