@@ -160,15 +160,17 @@ def check_groups(groups: Groups, params: Sequence[Tensor]) -> None:
         if groups == (None, None) and mesh_ranks(param) != together:
             raise ValueError(
                 f"a parameter is on a mesh of the ranks {list(mesh_ranks(param))}, and another one on a mesh "
-                f"of {list(together)}. If ranks outside the first mesh hold other parameters (experts, stages "
-                "of a pipeline), pass process_group=, a group of all ranks; if they hold copies, pass that "
-                "group as loss_group=."
+                f"of {list(together)}. If ranks outside the first mesh hold other parameters (experts, "
+                "stages of a pipeline), pass process_group=, a group of all ranks; if they hold copies, pass "
+                "that group as loss_group=."
             )
         if outside:
             raise ValueError(
                 f"{name} must contain all ranks of the mesh of every parameter; a parameter is on the ranks "
                 f"{list(mesh_ranks(param))}, of which {outside} are missing in {list(together)}."
             )
+        if groups.parts is None:
+            _check_multiple("the mesh of every parameter", mesh_ranks(param), together)
     if groups.parts is not None:
         _check_multiple("process_group", dist.get_process_group_ranks(groups.parts), together)
 
@@ -209,6 +211,10 @@ def joint_of(
 ) -> Joint | None:
     """Return the ranks that decide together, after all of them have compared their settings.
 
+    Rules that need the norm of each parameter take plain parameters of the same place as parts of one, if all
+    of them on all ranks are one-dimensional, as the shards of ZeRO and FSDP1 are; otherwise each rank's plain
+    parameters are its own, as the stages of a pipeline are. DTensors know their parts.
+
     This communicates, so every rank has to call it at the same time: in its first step, and in the first one
     after its parameters or settings have changed.
 
@@ -227,11 +233,20 @@ def joint_of(
     if together is None:
         return None
     group = _group_of(groups, params, together)
-    keys = _keys(params, names, widths)
-    digest = hashlib.sha256(repr((keys, list(widths))).encode()).hexdigest()
-    seen = _gathered((dict(config), digest), group)
-    _check_settings([settings for settings, _ in seen], dist.get_process_group_ranks(group))
-    alike = all(other == digest for _, other in seen)
+    flat = all(p.ndim <= 1 for p in params if not is_dtensor(p))
+    own = [
+        (name, tuple(p.shape) if is_dtensor(p) else (), w)
+        for name, p, w in zip(names, params, widths, strict=True)
+    ]
+    seen = _gathered((dict(config), flat, _digest(own, params)), group)
+    _check_settings([settings for settings, *_ in seen], dist.get_process_group_ranks(group))
+    # Shards of plain parameters are one-dimensional; otherwise each rank's parameters are its own.
+    apart = groups.parts is not None and not all(one[1] for one in seen)
+    alike = not apart and all(one[2] == seen[0][2] for one in seen)
+    at = f"{dist.get_rank(groups.parts)} " if apart else ""
+    keys = [
+        f"{_digest(own)} {i} {_digest(mesh_ranks(p)) if is_dtensor(p) else at}" for i, p in enumerate(params)
+    ]
     starts, length, holders = _layout(
         [(keys, widths)] * len(seen) if alike else _gathered((keys, list(widths)), group)
     )
@@ -246,6 +261,12 @@ def joint_of(
     return Joint(group, copies, ([starts[key] for key in keys], length), sharers, others)
 
 
+def _digest(value: Any, params: Sequence[Any] = ()) -> str:
+    """Return a short text that is the same on all ranks with the same values, and with the same meshes."""
+    meshes = [mesh_ranks(p) if is_dtensor(p) else () for p in params]
+    return hashlib.sha256(repr((value, meshes)).encode()).hexdigest()[:16]
+
+
 def _parts(groups: Groups, param: Any) -> int:
     """Return over how many ranks different parts of a parameter, or different parameters, are spread."""
     if groups.parts is not None:
@@ -255,17 +276,6 @@ def _parts(groups: Groups, param: Any) -> int:
 
 def _replicas(param: Any) -> int:
     return replicas(param) if is_dtensor(param) else 1
-
-
-def _keys(params: Sequence[Any], names: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Return a key for each parameter that is the same on all ranks that hold parts or copies of it.
-
-    A parameter is known by its place in the list, if the lists have the same names and shapes.
-    """
-    # The shapes of plain shards may differ from rank to rank, so only the shapes of DTensors count.
-    whole = [tuple(p.shape) if is_dtensor(p) else () for p in params]
-    own = hashlib.sha256(repr(list(zip(names, whole, widths, strict=True))).encode()).hexdigest()[:12]
-    return [f"{own} {i} {hash(mesh_ranks(p)) if is_dtensor(p) else ''}" for i, p in enumerate(params)]
 
 
 def _layout(

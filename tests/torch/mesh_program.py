@@ -7,6 +7,7 @@ and the mean of the losses.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import hashlib
 import json
@@ -26,6 +27,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, f
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -66,15 +68,16 @@ class Layout(NamedTuple):
     Attributes:
         opt: the optimizer.
         backward: runs one forward and backward pass for a step's number.
-        bad: the ranks that hold the part of the gradients on which a fault is planted; of two faults, the ranks
-            of each.
-        parts: whether each rank's plain parameters are its own, and not copies.
+        bad: the ranks that hold the part of the gradients on which a fault is planted; of two faults, the
+            ranks of each.
+        parts: "own" if each rank has other plain parameters, "shards" if it has parts of the same ones, and
+            "" if it has copies.
     """
 
     opt: st.GuardedOptimizer
     backward: Callable[[int], None]
     bad: tuple[Sequence[int], Sequence[int]]
-    parts: bool = False
+    parts: str = ""
 
 
 def net(*, uneven: bool = False) -> nn.Sequential:
@@ -176,7 +179,7 @@ def pipeline(make: Maker) -> Layout:
         else:
             schedule.step()
 
-    return Layout(opt, backward, ONE_AND_TWO, parts=True)
+    return Layout(opt, backward, ONE_AND_TWO, parts="own")
 
 
 def experts(make: Maker, mesh: DeviceMesh, data: DeviceMesh) -> Layout:
@@ -191,7 +194,7 @@ def experts(make: Maker, mesh: DeviceMesh, data: DeviceMesh) -> Layout:
     def backward(step: int) -> None:
         opt.backward(mean_square(expert(dense(batch(step, dist.get_rank())))))
 
-    return Layout(opt, backward, ONE_AND_TWO, parts=True)
+    return Layout(opt, backward, ONE_AND_TWO, parts="own")
 
 
 def zero_redundancy(make: Maker) -> Layout:
@@ -204,7 +207,7 @@ def zero_redundancy(make: Maker) -> Layout:
 def fsdp1(make: Maker) -> Layout:
     model = FullyShardedDataParallel(net(), use_orig_params=True, device_id=torch.device("cpu"))
     opt = st.wrap(make(model.parameters()), config, process_group=dist.group.WORLD)
-    return Layout(opt, plain_backward(model, opt), ONE_AND_TWO, parts=True)
+    return Layout(opt, plain_backward(model, opt), ONE_AND_TWO, parts="shards")
 
 
 def mixed(make: Maker, mesh: DeviceMesh) -> Layout:
@@ -327,33 +330,30 @@ FAULTS: dict[str, Callable[[Layout], None]] = {
 
 def gathered(layout: Layout) -> list[np.ndarray]:
     """The whole gradients, the same list on every rank."""
-    own: dict[Any, np.ndarray] = {}
+    return whole(layout, lambda p: torch.zeros_like(p) if p.grad is None else p.grad)
+
+
+def whole(layout: Layout, of: Callable[[Any], Any]) -> list[np.ndarray]:
+    """Whole tensors, made from this rank's parts ``of`` its parameters and those of the other ranks."""
+    mine: dict[Any, np.ndarray] = {}
     for i, p in enumerate(parameters(layout.opt)):
         if hasattr(p, "device_mesh"):
-            grad = p.grad if p.grad is not None else torch.zeros_like(p)
-            ranks = tuple(p.device_mesh.mesh.flatten().tolist())
-            own["mesh", ranks, i] = grad.full_tensor().detach().numpy()
+            mine["mesh", tuple(p.device_mesh.mesh.flatten().tolist()), i] = (
+                of(p).full_tensor().detach().numpy()
+            )
         else:
-            grad = torch.zeros_like(p) if p.grad is None else p.grad
-            own["plain", dist.get_rank() if layout.parts else 0, i] = grad.detach().numpy()
-    return [array for _, array in sorted(joined(own).items(), key=lambda item: str(item[0]))]
+            mine["plain", dist.get_rank() if layout.parts else 0, i] = of(p).detach().numpy().copy()
+    found = joined(mine)
+    if layout.parts == "shards":
+        places = sorted({i for _, _, i in found})
+        return [np.concatenate([found["plain", rank, i] for rank in range(WORLD)]) for i in places]
+    return [array for _, array in sorted(found.items(), key=lambda item: str(item[0]))]
 
 
 def joined(own: dict[Any, Any]) -> dict[Any, Any]:
     found: list[Any] = [None] * WORLD
     dist.all_gather_object(found, own)
     return {key: value for part in found for key, value in part.items()}
-
-
-def gathered_parameters(layout: Layout) -> list[np.ndarray]:
-    """The whole parameters, in the order of :func:`gathered`."""
-    found: dict[Any, np.ndarray] = {}
-    for i, p in enumerate(parameters(layout.opt)):
-        if hasattr(p, "device_mesh"):
-            found["mesh", tuple(p.device_mesh.mesh.flatten().tolist()), i] = p.full_tensor().detach().numpy()
-        else:
-            found["plain", dist.get_rank() if layout.parts else 0, i] = p.detach().numpy().copy()
-    return [array for _, array in sorted(joined(found).items(), key=lambda item: str(item[0]))]
 
 
 def mean_loss(opt: st.GuardedOptimizer) -> float | None:
@@ -451,30 +451,36 @@ WITHOUT_UNITS = ("pipeline", "experts", "fsdp1")  # with process_group, Adaptive
 
 def follow(layout: Layout, rule: str, lr: float) -> dict[str, Any]:
     """Train with a rule, beside one process that has the whole parameters and gradients."""
-    reference = Guarded(gathered_parameters(layout), SGD(lr=lr), RULES[rule])
+    reference, free = (
+        Guarded(whole(layout, lambda p: p), SGD(lr=lr), used)
+        for used in (RULES[rule], GuardConfig(loss_scale=RULES[rule].loss_scale))
+    )
     apart: dict[str, Any] = {}
-    coefficients = set()
-    for step in range(6):
+    for step in range(7):
         layout.opt.zero_grad()
         layout.backward(step)
         if step == 4:
             fill(layout, layout.bad[0], float("inf"))
-        wanted = reference.step(gathered(layout), mean_loss(layout.opt))
+        elif step == 5:
+            fill(layout, layout.bad[0], 3.0 * layout.opt.loss_scale)
+        grads, loss = gathered(layout), mean_loss(layout.opt)
+        wanted = reference.step(grads, loss)
+        free.step(grads, loss)
         layout.opt.step()
         last = layout.opt.last
-        coefficients.add(last["clip_coefficient"])
         for key in ("applied", "loss_scale", "grad_norm", "clip_coefficient"):
-            if key == "clip_coefficient" and layout.parts:
-                continue  # of stages, each has its own
+            if key == "clip_coefficient" and layout.parts == "own":
+                continue  # each rank has its own
             if not np.isclose(wanted[key], last[key], rtol=1e-5, equal_nan=True):  # type: ignore[literal-required]
                 apart[f"{step} {key}"] = [wanted[key], last[key]]  # type: ignore[literal-required]
-    own = gathered_parameters(layout)
-    far = [
-        i
-        for i, (a, b) in enumerate(zip(reference.params, own, strict=True))
-        if not np.allclose(a, b, rtol=1e-5, atol=1e-7)
-    ]
-    return {"apart": apart, "parameters apart": far, "clips": min(coefficients) < 1}
+    trained = whole(layout, lambda p: p)
+    far = [i for i, (a, b) in enumerate(zip(reference.params, trained, strict=True)) if not close(a, b)]
+    clips = not all(map(close, reference.params, free.params))
+    return {"apart": apart, "parameters apart": far, "acts": clips or rule.endswith("LossScale")}
+
+
+def close(a: np.ndarray, b: np.ndarray) -> bool:
+    return np.allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
 def rules() -> dict[str, Any]:
@@ -492,6 +498,90 @@ def rules() -> dict[str, Any]:
     return found
 
 
+# --- set-ups -----------------------------------------------------------------------------------------
+
+
+def collectives(layout: Layout) -> dict[str, Any]:
+    """How many collectives a step makes, and the bytes that its all-reduce carries."""
+    layout.backward(0)
+    layout.opt.step()  # the first one compares settings
+    layout.opt.zero_grad()
+    layout.backward(1)
+    sizes: list[int] = []
+    plain = dist.all_reduce
+
+    def counted(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(tensor.numel() * tensor.element_size())
+        return plain(tensor, *args, **kwargs)
+
+    dist.all_reduce = counted
+    try:
+        with CommDebugMode() as seen:
+            layout.opt.step()
+    finally:
+        dist.all_reduce = plain
+    return {"count": seen.get_total_counts(), "bytes": sizes, "tensors": len(parameters(layout.opt))}
+
+
+def message_of(run: Callable[[], Any]) -> str:
+    try:
+        run()
+    except (TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def setups() -> dict[str, Any]:
+    line = init_device_mesh("cpu", (WORLD,))
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    rank = dist.get_rank()
+    sgd = functools.partial(torch.optim.SGD, lr=0.1)
+    w = nn.Parameter(distribute_tensor(torch.ones(8), line, [Shard(0)]))
+    part = nn.Parameter(distribute_tensor(torch.ones(8), square["outer"], [Shard(0)]))
+    half = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    found: dict[str, Any] = {
+        "small group": message_of(lambda: st.wrap(sgd([w]), process_group=half)),
+        "small loss group": message_of(lambda: st.wrap(sgd([w]), loss_group=half)),
+        "sub-mesh": message_of(lambda: st.wrap(sgd([w, part]))),
+        "sub-mesh, copies": message_of(lambda: st.wrap(sgd([w, part]), loss_group=dist.group.WORLD)),
+        "wrong type": message_of(lambda: st.wrap(sgd([w]), loss_group="world")),  # type: ignore[arg-type]
+    }
+    for name, mine, others in (("clip", 1.0, 2.0), ("loss_scale", None, "dynamic")):
+        p = nn.Parameter(torch.ones(3))
+        settings = {name: mine if rank else others}
+        opt = st.wrap(sgd([p]), loss_group=dist.group.WORLD, **settings)  # type: ignore[arg-type]
+        opt.backward(p.sum())
+        before = opt.guard_state_dict()
+        found[f"other {name}"] = message_of(opt.step)
+        found[f"other {name}, unchanged"] = p.tolist() == [1.0] * 3 and opt.guard_state_dict() == before
+    found["collectives"] = {
+        name: collectives(build(sgd)) for name, build in layouts().items() if name not in ("zero", "mixed")
+    }
+    return found
+
+
+def late() -> dict[str, Any]:
+    """One rank raises instead of stepping: the others go on once their group's time is up."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=4))
+    p = nn.Parameter(torch.ones(3))
+    opt = st.wrap(torch.optim.SGD([p], lr=0.1), loss_group=group)
+    for _ in range(2):
+        opt.zero_grad()
+        opt.backward(p.sum())
+        opt.step()
+    before, waited = p.tolist(), time.perf_counter()
+    if dist.get_rank() == 1:
+        time.sleep(8)  # it is alive, but makes no step
+        return {"raised": True}
+    opt.zero_grad()
+    opt.backward(p.sum())
+    try:
+        opt.step()
+    except (RuntimeError, dist.DistError) as error:
+        return {"seconds": time.perf_counter() - waited, "error": str(error), "kept": p.tolist() == before}
+    return {"error": None}
+
+
 def main(rank: int, store: str, path: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
     result: dict[str, Any] = {}
@@ -504,9 +594,10 @@ def main(rank: int, store: str, path: str) -> None:
                 result[f"{name}, {kind}"] = run(build(make))
                 sys.stderr.write(f"TIME {name} {kind} {time.perf_counter() - began:.1f}\n")
         followed = rules()
-    sys.stdout.write("RESULT " + json.dumps({"faults": result, "rules": followed}, default=str))
+        found = {"faults": result, "rules": followed, "setups": setups()}
+    waited = late()
+    sys.stdout.write("RESULT " + json.dumps(found, default=str) + "\nLATE " + json.dumps(waited))
     sys.stdout.flush()
-    dist.barrier()
     # Gloo's threads sometimes outlive their group and abort the interpreter at exit; the output is written.
     os._exit(0)
 

@@ -52,8 +52,8 @@ SKIPPED = ("INF_GRADIENT", "NAN_GRADIENT", "NONFINITE_LOSS", "SPIKE_LOSS")
 
 
 @pytest.fixture(scope="module", params=only(["host"], ["host", "device"]))
-def found(request, tmp_path_factory) -> dict[str, dict[str, Any]]:
-    """What the ranks found, by layout and fault; "device": on the path of accelerators, with CPU tensors."""
+def told(request, tmp_path_factory) -> dict[str, dict[str, Any]]:
+    """What the ranks told; "device": on the path of accelerators, with CPU tensors."""
     store = tmp_path_factory.mktemp("meshes") / "store"
     env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     program = [sys.executable, "-W", "ignore", "-m", "tests.torch.mesh_program"]
@@ -76,9 +76,18 @@ def found(request, tmp_path_factory) -> dict[str, dict[str, Any]]:
             process.wait()
     for process, (_, err) in zip(started, outputs, strict=True):
         assert process.returncode == 0, err[-3000:]
-    results = [json.loads(out.split("RESULT ")[1]) for out, _ in outputs]
-    assert all(result == results[0] for result in results), "ranks tell different stories"
-    return results[0]
+    told = [out.split("RESULT ")[1].split("\nLATE ") for out, _ in outputs]
+    results = [json.loads(result) for result, _ in told]
+    assert all(result["faults"] == results[0]["faults"] for result in results), "ranks tell different stories"
+    assert all(result["rules"] == results[0]["rules"] for result in results), "ranks tell different stories"
+    each = [result["setups"] for result in results]
+    return results[0] | {"setups": each, "late": [json.loads(late) for _, late in told]}
+
+
+@pytest.fixture
+def found(told) -> dict[str, Any]:
+    """What was found of each layout and fault."""
+    return told["faults"]
 
 
 def test_every_layout_was_tried_with_both_kinds_of_optimizer(found):
@@ -121,3 +130,52 @@ def test_the_bad_rank_is_named(found, layout):
         assert rows["inf on one rank"]["worst_rank"] == 1
         assert rows["two ranks at once"]["worst_rank"] == 1
         assert rows["in an uneven shard"]["worst_rank"] == 0
+
+
+def test_rules_follow_one_process_on_every_layout(told):
+    apart = {name: row for name, row in told["rules"].items() if row["apart"] or row["parameters apart"]}
+    assert apart == {}
+    assert not [name for name, row in told["rules"].items() if not row["acts"]], "each rule has an effect"
+    assert len(told["rules"]) == 11 * 8 - 3 * 2
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS - {"zero", "mixed"}))
+def test_a_step_makes_one_collective_of_a_few_bytes(told, layout):
+    for rank in told["setups"]:
+        seen = rank["collectives"][layout]
+        assert seen["count"] == 1
+        assert seen["bytes"] == [4 * 4 * RANKS], (
+            "four numbers from each rank, however many parameters there are"
+        )
+        assert seen["bytes"][0] <= 4 * (max(seen["tensors"], 8) + 8)
+
+
+def test_groups_that_do_not_fit_raise_before_the_first_step(told):
+    for rank in told["setups"]:
+        assert rank["small group"].startswith("ValueError: process_group must contain all ranks of the mesh")
+        assert rank["small loss group"].startswith(
+            "ValueError: loss_group must contain all ranks of the mesh"
+        )
+        assert "pass process_group=, a group of all ranks; if they hold copies" in rank["sub-mesh"]
+        assert rank["sub-mesh, copies"] == "no error"
+        assert rank["wrong type"].startswith("TypeError: loss_group must be a torch.distributed.ProcessGroup")
+
+
+@pytest.mark.parametrize("field", ["clip", "loss_scale"])
+def test_ranks_with_other_settings_raise_on_all_ranks_and_name_the_field(told, field):
+    for rank in told["setups"]:
+        assert rank[f"other {field}"].startswith(
+            f"ValueError: all ranks must have the same settings; {field} is"
+        )
+        assert "on rank 0 and" in rank[f"other {field}"]
+        assert rank[f"other {field}, unchanged"]
+
+
+def test_a_rank_that_raised_does_not_hold_up_the_others(told):
+    for rank, late in enumerate(told["late"]):
+        if rank == 1:
+            assert late == {"raised": True}
+        else:
+            assert late["error"], "the step was made without a rank"
+            assert late["seconds"] < 60
+            assert late["kept"]
