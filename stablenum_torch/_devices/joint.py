@@ -45,6 +45,7 @@ class Joint:
         rows: where the values of each parameter begin in the vector in which they are joined, and the length
             of that vector.
         sharers: for each parameter, how many ranks add the same value to its place in that vector.
+        first: for each parameter, whether this is the first of the ranks that hold this part of it.
         names: the names of the parameters on each rank, by its position in the group; None if they are the
             same on all ranks.
 
@@ -59,12 +60,14 @@ class Joint:
         copies: Sequence[int],
         rows: tuple[Sequence[int], int],
         sharers: Sequence[int],
+        first: Sequence[bool],
         names: Sequence[Sequence[str]] | None,
     ) -> None:
         self.group, self._names = group, names
         self.ranks: list[int] = dist.get_process_group_ranks(group)
         self.position = self.ranks.index(dist.get_rank())
         self.copies, (self.starts, self.length), self.sharers = copies, rows, sharers
+        self._first = first
         self._tensors: dict[tuple[str, torch.device], Tensor] = {}
         self._device: torch.device | None = None
 
@@ -75,6 +78,10 @@ class Joint:
     def row_shares(self, device: torch.device) -> Tensor:
         """Return (n,) float64: 1 / sharers."""
         return self.kept("row shares", device, lambda: _inverse(self.sharers))
+
+    def first(self, device: torch.device) -> Tensor:
+        """Return (n,) bool: whether this is the first of the ranks that hold this part of a parameter."""
+        return self.kept("first", device, lambda: torch.tensor(list(self._first)))
 
     def names_by(self, own: Sequence[str]) -> Callable[[int | None], tuple[int | None, Sequence[str]]]:
         """Return what gives the number of the rank at a position, and the names of its parameters."""
@@ -105,6 +112,13 @@ class Joint:
         vector = self._all_reduced(vector)
         return vector[: size * k].view(size, k), vector[size * k :]
 
+    def largest_rows(self, values: Tensor) -> Tensor:
+        """Return the maximum over ranks of a value for each parameter: (n,)."""
+        index = self.kept("starts", values.device, lambda: torch.tensor(list(self.starts)))
+        table = torch.zeros(self.length, dtype=torch.float32, device=values.device)
+        table[index] = values.float()
+        return self._all_reduced(table, dist.ReduceOp.MAX)[index]
+
     def joined_rows(self, columns: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
         """Return the sums over ranks of values per parameter: for each of the (m,) columns, (m,) float64.
 
@@ -120,11 +134,11 @@ class Joint:
         joined = self._all_reduced(table)
         return [column[index] for column in joined]
 
-    def _all_reduced(self, values: Tensor) -> Tensor:
+    def _all_reduced(self, values: Tensor, operation: Any = None) -> Tensor:
         if self._device is None:
             self._device = _collective_device(self.group, values.device)
         there = values.to(self._device)
-        dist.all_reduce(there, group=self.group)
+        dist.all_reduce(there, dist.ReduceOp.SUM if operation is None else operation, group=self.group)
         return there.to(values.device)
 
     def kept(self, key: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
@@ -258,7 +272,23 @@ def joint_of(
         for p, n, key in zip(params, parts, keys, strict=True)
     ]
     others = None if alike else _gathered(list(names), group)
-    return Joint(group, copies, ([starts[key] for key in keys], length), sharers, others)
+    first = [_is_first(groups, p, together) for p in params]
+    return Joint(group, copies, ([starts[key] for key in keys], length), sharers, first, others)
+
+
+def _is_first(groups: Groups, param: Any, together: Sequence[int]) -> bool:
+    """Return whether this is the first of the ranks that hold this part of a parameter."""
+    if groups.parts is not None:
+        held_by: Sequence[int] = dist.get_process_group_ranks(groups.parts)
+    else:
+        held_by = mesh_ranks(param) if is_dtensor(param) else [dist.get_rank()]
+    if together[0] not in held_by:
+        return False
+    return not is_dtensor(param) or all(
+        at == 0
+        for at, placement in zip(param.device_mesh.get_coordinate(), param.placements, strict=True)
+        if placement.is_replicate()
+    )
 
 
 def _digest(value: Any, params: Sequence[Any] = ()) -> str:

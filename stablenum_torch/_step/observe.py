@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import array_api_compat.torch as torch_namespace
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Observation
 from stablenum.guard.ranks import Ranks
 from stablenum.rules.clipping import Units
-from stablenum.wide import narrow
+from stablenum.wide import Wide, narrow, recorded
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.joint import Joint
 from stablenum_torch._devices.scalar_namespace import as_scalar, scalars
@@ -26,6 +27,7 @@ from stablenum_torch._step.measure import (
     saturated,
 )
 from stablenum_torch._step.measure_elements import Extremes, extremes_on_host, extremes_without_wait
+from stablenum_torch._step.measure_exactly import exact_norms, exact_sums, total_of
 from stablenum_torch._step.measure_units import units_on_host, units_without_wait
 from stablenum_torch._step.measure_wide import wide_norms_on_host, wide_units_on_host
 from stablenum_torch._step.together import measured_together
@@ -63,7 +65,7 @@ def observed_on_host(
     included: Sequence[bool],
 ) -> Observation:
     """Return the observation of CPU gradients as NumPy arrays and scalars."""
-    if joint is not None:
+    if joint is not None or host.config.exact_norms:
         measured = measured_without_wait(host.config, params, noted, _CPU, joint, included)
         return _on_host(observation(measured))
     units = amax = tiny = None
@@ -96,8 +98,8 @@ def observed_beyond_float32(
     included: Sequence[bool],
 ) -> Observation:
     """Return the observation with norms that do not saturate, for the rare step that needs them."""
-    if joint is not None:
-        return _joint_beyond_float32(host, seen, params, noted, joint, included)
+    if joint is not None or host.config.exact_norms:
+        return _again_beyond_float32(host, seen, params, noted, joint, included)
     if host.unit_rule is None:
         norms, units = wide_norms_on_host(params), None
     else:
@@ -105,32 +107,33 @@ def observed_beyond_float32(
     return seen._replace(norms=norms.value, units=units, exponents=norms.power)
 
 
-def _joint_beyond_float32(
+def _again_beyond_float32(
     host: HostGuard,
     seen: Observation,
     params: Sequence[Tensor],
     noted: Noted,
-    joint: Joint,
+    joint: Joint | None,
     included: Sequence[bool],
 ) -> Observation:
     # All ranks come here in the same step, because they have decided alike so far.
     wide = measured_without_wait(host.config, params, noted, _CPU, joint, included, wide=True)
-    assert wide.rows is not None
-    assert seen.ranks is not None
 
     def narrowed(values: Tensor) -> tuple[Any, Any]:
         found = values.numpy()
         return narrow(found, np.zeros(len(found), np.int32), xp=scalars)
 
     norms, exponents = narrowed(wide.norms)
-    of_ranks, powers = narrowed(wide.rows[:, 0])
+    ranks = seen.ranks
+    if ranks is not None and wide.rows is not None:
+        of_ranks, powers = narrowed(wide.rows[:, 0])
+        ranks = ranks._replace(norms=of_ranks, exponents=powers)
     units = None
     if wide.units is not None:
         pairs = [narrowed(part) for part in wide.units.norms]
         weights = tuple(saturated(part).numpy() for part in wide.units.weights)
         units = Units(tuple(value for value, _ in pairs), weights, tuple(power for _, power in pairs))
-    ranks = seen.ranks._replace(norms=of_ranks, exponents=powers)
-    return seen._replace(norms=norms, exponents=exponents, units=units, ranks=ranks)
+    total = None if wide.total is None else _on_host(wide.total)
+    return seen._replace(norms=norms, exponents=exponents, units=units, ranks=ranks, total=total)
 
 
 class Measured(NamedTuple):
@@ -142,6 +145,7 @@ class Measured(NamedTuple):
         units: as in ``Observation``.
         extremes: what the loss-scale rule asks for.
         rows: what each rank measured, see ``together.py``; None if this process decides alone.
+        total: the joint norm, if it is computed without rounding.
     """
 
     norms: Tensor
@@ -149,6 +153,7 @@ class Measured(NamedTuple):
     units: Units | None
     extremes: Extremes
     rows: Tensor | None = None
+    total: Wide | None = None
 
 
 def measured_without_wait(
@@ -173,20 +178,25 @@ def measured_without_wait(
         wide: whether ranks exchange norms beyond float32's range.
     """
     if joint is not None:
-        rows, norms, units, extremes = measured_together(
+        rows, norms, units, extremes, total = measured_together(
             config, params, *noted, device, joint, included, wide=wide
         )
-        return Measured(norms, Noted(), units, extremes, rows)
-    units = None
+        return Measured(norms, Noted(), units, extremes, rows, total)
+    units = total = None
     if config.unit_rule is None:
         norms = gradient_norms_without_wait(params, device)
     else:
         norms, units = units_without_wait(config.unit_rule, params, included, device)
+    if config.exact_norms and params:
+        sums = exact_sums([p.grad for p in params], device)
+        exact, total = exact_norms(sums), exact_norms(total_of(sums))
+        norms = torch.ldexp(exact.value.double(), exact.power)
     return Measured(
         norms=norms,
         noted=Noted(*(None if part is None else to_device(part, device) for part in noted)),
         units=units,
         extremes=extremes_without_wait(params, device, config.needs),
+        total=total,
     )
 
 
@@ -203,4 +213,5 @@ def observation(measured: Measured) -> Observation:
         amax=amax,
         tiny=tiny,
         ranks=None if rows is None else Ranks(saturated(rows[:, 0]), *rows[:, 1:4].float().unbind(1)),
+        total=None if measured.total is None else Wide(recorded(measured.total, xp=torch_namespace)),
     )

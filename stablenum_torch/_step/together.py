@@ -10,14 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stablenum.exact_sums import DIGITS, LIMBS, Sums
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.recorder import recorded_loss
 from stablenum.rules.clipping import AdaptiveGradClip, Units
+from stablenum.wide import Wide
 from stablenum_torch._devices.joint import Joint
 from stablenum_torch._devices.ranks import local_window
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.measure import gradient_norms_without_wait, in_float32
 from stablenum_torch._step.measure_elements import Extremes, extremes_without_wait
+from stablenum_torch._step.measure_exactly import (
+    aligned,
+    as_row,
+    counted_once,
+    exact_sums,
+    sum_of_rows,
+    whole_norms,
+)
 from stablenum_torch._step.measure_units import parts_of_units
 
 __all__ = ["Together", "measured_together", "needs_rows", "widths"]
@@ -33,12 +43,14 @@ class Together(NamedTuple):
         norms: (n,) float64, the norms of whole parameters, or of this rank's parts if no rule needs them.
         units: the norms of whole units in float64, if a rule needs them.
         extremes: what the loss-scale rule asks for, per rank.
+        total: the joint norm, if it is computed without rounding.
     """
 
     rows: Tensor
     norms: Tensor
     units: Units | None
     extremes: Extremes
+    total: Wide | None = None
 
 
 def needs_rows(config: GuardConfig) -> bool:
@@ -98,15 +110,32 @@ def measured_together(
     # A finite norm beyond float32 saturates there.
     columns[0] = part if dtype == torch.float64 else _saturated(part)
     row = torch.stack([column.to(dtype) for column in columns])
-    if not rows:
-        table, _ = joint.exchange(row)
-        return Together(table, norms, None, _of_ranks(table, config.needs))
-    values, places = _values(config, params, squares, device, joint, included)
-    table, vector = joint.exchange(row, values, places)
-    whole = torch.stack([vector[start] for start in joint.starts]).sqrt() if params else norms
-    return Together(
-        table, whole, _units(config, params, vector, joint, included), _of_ranks(table, config.needs)
-    )
+    sums = None
+    if config.exact_norms:
+        sums = counted_once(exact_sums([p.grad for p in params], device), joint.first(device))
+        row = torch.cat([row, as_row(sums).to(dtype)])
+    if rows:
+        values, places = _values(config, params, squares, device, joint, included)
+        table, vector = joint.exchange(row, values, places)
+        norms = torch.stack([vector[start] for start in joint.starts]).sqrt()
+    else:
+        table, vector = joint.exchange(row)
+    units = _units(config, params, vector, joint, included)
+    extremes = _of_ranks(table[:, _COLUMNS : len(columns)], config.needs)
+    if sums is None:
+        return Together(table, norms, units, extremes)
+    if config.per_tensor:
+        norms = _exact_norms(sums, joint)
+    return Together(table, norms, units, extremes, sum_of_rows(table[:, len(columns) :]))
+
+
+def _exact_norms(sums: Sums, joint: Joint) -> Tensor:
+    """Return (n,) float64, the norms of whole parameters, each rounded once."""
+    top = joint.largest_rows(sums.window).to(torch.int32)
+    digits = aligned(sums, top).flatten(1).unbind(1)
+    joined = joint.joined_rows(digits, range(len(top)))
+    found = whole_norms(top, torch.stack(joined, 1).view(len(top), LIMBS, DIGITS))
+    return torch.ldexp(found.value.double(), found.power)
 
 
 def _saturated(norm: Tensor) -> Tensor:
@@ -135,7 +164,7 @@ def _of_rank(extremes: Extremes, joint: Joint, device: torch.device) -> list[Ten
 
 
 def _of_ranks(table: Tensor, needs: frozenset[str]) -> Extremes:
-    columns = iter(table[:, _COLUMNS:].unbind(1))
+    columns = iter(table.unbind(1))
     largest = next(columns) if "amax" in needs else None
     filled, above = (next(columns), next(columns)) if "tiny" in needs else (None, None)
     return Extremes(largest, filled, above)

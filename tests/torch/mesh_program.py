@@ -498,6 +498,111 @@ def rules() -> dict[str, Any]:
     return found
 
 
+# --- the same gradients in every layout ------------------------------------------------------------
+
+SHAPES = ((37, 24), (24, 10), (41,))
+
+
+def same_gradients(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    found = [torch.randn(shape, generator=generator) * 10.0**k for k, shape in enumerate(SHAPES)]
+    for g in found:  # of very different sizes, so that the order of a sum shows
+        g.mul_(torch.exp(3 * torch.randn(g.shape, generator=generator)))
+    return found
+
+
+class Divided(NamedTuple):
+    """Parameters that hold the same gradients in some layout.
+
+    Attributes:
+        params: this rank's.
+        set_gradients: gives them their parts of the whole gradients.
+        groups: the groups for ``wrap``.
+    """
+
+    params: list[nn.Parameter]
+    set_gradients: Callable[[list[torch.Tensor]], None]
+    groups: dict[str, Any]
+
+
+def as_dtensors(mesh: DeviceMesh, placements: Sequence[Any]) -> Divided:
+    def spread(x: torch.Tensor) -> torch.Tensor:
+        fitting = [p if not p.is_shard() or p.dim < x.ndim else Shard(0) for p in placements]
+        return distribute_tensor(x, mesh, fitting)
+
+    params = [nn.Parameter(spread(torch.zeros(shape))) for shape in SHAPES]
+
+    def set_gradients(grads: list[torch.Tensor]) -> None:
+        for p, g in zip(params, grads, strict=True):
+            p.grad = spread(g)
+
+    return Divided(params, set_gradients, {})
+
+
+def as_plain(pick: Callable[[torch.Tensor], torch.Tensor], chosen: Sequence[int], **groups: Any) -> Divided:
+    params = [nn.Parameter(pick(torch.zeros(SHAPES[i])).clone()) for i in chosen]
+
+    def set_gradients(grads: list[torch.Tensor]) -> None:
+        for p, i in zip(params, chosen, strict=True):
+            p.grad = pick(grads[i]).clone()
+
+    return Divided(params, set_gradients, groups)
+
+
+def flat_shard(x: torch.Tensor) -> torch.Tensor:
+    sizes = [x.numel() // 7, 0, x.numel() // 3]
+    return x.reshape(-1).split([*sizes, x.numel() - sum(sizes)])[dist.get_rank()]
+
+
+def divisions() -> dict[str, Divided]:
+    line = init_device_mesh("cpu", (WORLD,))
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    world = dist.group.WORLD
+    stages = [[0], [2], [1], [1]][dist.get_rank()]
+    mine = as_plain(lambda x: x, stages, process_group=world)
+    if dist.get_rank() == 3:  # a rank without gradients
+        mine = mine._replace(set_gradients=lambda grads: None)
+    return {
+        "one process": as_plain(lambda x: x, [0, 1, 2]),
+        "copies": as_plain(lambda x: x, [0, 1, 2], loss_group=world),
+        "flat shards": as_plain(flat_shard, [0, 1, 2], process_group=world),
+        "stages": mine,
+        "Replicate": as_dtensors(line, [Replicate()]),
+        "Shard(0)": as_dtensors(line, [Shard(0)]),
+        "Shard(1)": as_dtensors(line, [Shard(1)]),
+        "Replicate, Shard(0)": as_dtensors(square, [Replicate(), Shard(0)]),
+        "Shard(0), Replicate": as_dtensors(square, [Shard(0), Replicate()]),
+        "Shard(0), Shard(1)": as_dtensors(square, [Shard(0), Shard(1)]),
+        "Shard(1), Shard(0)": as_dtensors(square, [Shard(1), Shard(0)]),
+        "Shard(0), Shard(0)": as_dtensors(square, [Shard(0), Shard(0)]),
+    }
+
+
+def norms_of(divided: Divided, **settings: Any) -> list[str]:
+    """The joint norms of some steps, to the last bit, and what is left of the gradients' elements."""
+    opt = st.wrap(torch.optim.SGD(divided.params, lr=0.0), **divided.groups, **settings)
+    found = []
+    for seed in range(12):
+        divided.set_gradients(same_gradients(seed))
+        opt.step()
+        last = opt.last
+        found.append(f"{last['grad_norm'].hex()} {last['clip_coefficient'].hex()}")
+    return found
+
+
+def exactly() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, divided in divisions().items():
+        found[name] = {
+            "plain": norms_of(divided, clip=1.0),
+            "exact": norms_of(divided, clip=1.0, exact_norms=True),
+        }
+        if name != "stages":  # where each rank has its own coefficients
+            rule = AdaGC(warmup_steps=1)
+            found[name]["exact per tensor"] = norms_of(divided, clip=rule, exact_norms=True)
+    return found
+
+
 # --- set-ups -----------------------------------------------------------------------------------------
 
 
@@ -594,7 +699,7 @@ def main(rank: int, store: str, path: str) -> None:
                 result[f"{name}, {kind}"] = run(build(make))
                 sys.stderr.write(f"TIME {name} {kind} {time.perf_counter() - began:.1f}\n")
         followed = rules()
-        found = {"faults": result, "rules": followed, "setups": setups()}
+        found = {"faults": result, "rules": followed, "norms": exactly(), "setups": setups()}
     waited = late()
     sys.stdout.write("RESULT " + json.dumps(found, default=str) + "\nLATE " + json.dumps(waited))
     sys.stdout.flush()

@@ -179,3 +179,22 @@ def test_a_rank_that_raised_does_not_hold_up_the_others(told):
             assert late["error"], "the step was made without a rank"
             assert late["seconds"] < 60
             assert late["kept"]
+
+
+def test_norms_are_those_of_one_process_in_every_layout(told):
+    one = [float.fromhex(row.split()[0]) for row in told["norms"]["one process"]["plain"]]
+    for name, found in told["norms"].items():
+        norms = [float.fromhex(row.split()[0]) for row in found["plain"]]
+        assert norms == pytest.approx(one, rel=1e-6), name
+
+
+@pytest.mark.parametrize("kind", ["exact", "exact per tensor"])
+def test_exact_norms_have_the_same_bits_in_every_layout(told, kind):
+    found = {name: rows[kind] for name, rows in told["norms"].items() if kind in rows}
+    assert len(found) >= 11
+    assert {name for name, rows in found.items() if rows != found["one process"]} == set()
+
+
+def test_plain_norms_do_not_have_the_same_bits_in_every_layout(told):
+    """Otherwise the test above could not fail."""
+    assert len({tuple(rows["plain"]) for rows in told["norms"].values()}) > 1
