@@ -127,7 +127,8 @@ class Joint:
             places: indices of parameters.
         """
         device = columns[0].device
-        index = torch.tensor([self.starts[i] for i in places], dtype=torch.int64).to(device)
+        at = [self.starts[i] for i in places]
+        index = self.kept(f"rows {at}", device, lambda: torch.tensor(at, dtype=torch.int64))
         table = torch.zeros(len(columns), self.length, dtype=torch.float64, device=device)
         if places:
             table[:, index] = torch.stack(list(columns)).double()

@@ -214,6 +214,8 @@ def _of_all_ranks(
     each = joint.row_shares(norms.device).unbind()
     shares = torch.stack([each[i] for i in own]) if own else torch.zeros_like(norms)
     squares = torch.where(torch.isfinite(norms), norms.clamp(max=1e150), norms).square()
-    sizes = torch.tensor([v.numel() for v in after], dtype=torch.float64).to(norms.device)
+    # Made on the device, because numbers copied from the host would make it wait.
+    made = [torch.full((), v.numel(), dtype=torch.float64, device=norms.device) for v in after]
+    sizes = torch.stack(made) if made else torch.zeros_like(norms)
     joined, whole = joint.joined_rows([squares * shares, sizes * shares], own)
     return joined.sqrt(), whole.clamp(min=1.0).sqrt().float().unbind()
