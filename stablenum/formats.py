@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from stablenum.errors import bad_field, either
 
-__all__ = ["FLOAT32_MAX", "FLOAT32_TINY", "FORMATS", "SMALLEST_FLOAT16", "Format", "get_format"]
+__all__ = ["FLOAT32_MAX", "FLOAT32_TINY", "FORMATS", "NO_LOSS", "SMALLEST_FLOAT16", "Format", "get_format"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,10 @@ FORMATS: dict[str, Format] = {
 }
 
 FLOAT32_MAX = FORMATS["float32"].max
+
+# Stands for a loss that was not given: float32's lowest number. A NaN would stop every sound step under
+# jax.debug_nans.
+NO_LOSS = -FLOAT32_MAX
 FLOAT32_TINY = FORMATS["float32"].smallest_normal
 # 2**-24: a magnitude of at most this keeps only the last bit in float16, or no bit at all.
 SMALLEST_FLOAT16 = FORMATS["float16"].smallest_subnormal

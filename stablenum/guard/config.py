@@ -67,6 +67,9 @@ class GuardConfig:
         max_skips_in_a_row: stop with ``NonFiniteError`` when this many steps in a row have been skipped
             because they were not finite; None never stops. A skipped step is never applied later, whatever
             the count.
+        exact_norms: compute gradient norms without rounding on the way, so that they have the same bits
+            however the gradients are divided among devices; for runs that must repeat on another number of
+            devices. Norms of units (AdaptiveGradClip) and of updates (ClipUpdateRMS) are not included.
 
     Raises:
         ValueError: a field has none of the values listed above; the message names the field.
@@ -85,6 +88,7 @@ class GuardConfig:
     escalate: EscalatePrecision | None = None
     on_nonfinite: Literal["skip", "raise"] = "skip"
     max_skips_in_a_row: int | None = None
+    exact_norms: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clip", as_clip_rules(self.clip))
@@ -96,6 +100,8 @@ class GuardConfig:
         if self.max_skips_in_a_row is not None:
             limit = check_int("max_skips_in_a_row", self.max_skips_in_a_row, at_least=1)
             object.__setattr__(self, "max_skips_in_a_row", limit)
+        if not isinstance(self.exact_norms, bool):
+            raise bad_field("exact_norms", "True or False", self.exact_norms)
 
     @property
     def clip_rules(self) -> tuple[ClipRule, ...]:
@@ -183,6 +189,7 @@ class GuardConfig:
             "escalate": self.escalate and _rule_to_dict(self.escalate),
             "on_nonfinite": self.on_nonfinite,
             "max_skips_in_a_row": self.max_skips_in_a_row,
+            "exact_norms": self.exact_norms or None,
         }
         return {name: value for name, value in plain.items() if value is not None}
 
@@ -261,6 +268,7 @@ class Settings(TypedDict, total=False):
     escalate: EscalatePrecision | None
     on_nonfinite: Literal["skip", "raise"]
     max_skips_in_a_row: int | None
+    exact_norms: bool
 
 
 def make_config(config: GuardConfig | None, overrides: Settings) -> GuardConfig:

@@ -19,6 +19,7 @@ from stablenum.formats import FLOAT32_MAX
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.finiteness import finiteness, reason_code, worst_index
 from stablenum.guard.observation import Decision, Observation
+from stablenum.guard.ranks import joint_found_inf, joint_loss, worst_of_ranks
 from stablenum.guard.recorder import Recorder, init_recorder, record, recorded_loss
 from stablenum.rules.clipping import PER_TENSOR_STATES, Clipped, FlatUnits, clip_in_order
 from stablenum.rules.clipping.common import no_change, shortening
@@ -144,8 +145,7 @@ def decide(
     """
     _check_observation(config, state, observation)
     scale = state.loss_scale.scale
-    raw_norms = Wide(observation.norms, observation.exponents)
-    raw_total = join(raw_norms, xp=xp)
+    observation, raw_total, worst = _joint(observation, state.step, xp=xp)
     parts = finiteness(raw_total.value, observation.loss, observation.found_inf, xp=xp)
     finite = parts.gradients & parts.loss & parts.others
 
@@ -171,7 +171,7 @@ def decide(
         ),
         grad_norm=grad_norm,
         clip_coefficient=xp.where(applied, clipped.smallest, one),
-        worst=worst_index(raw_norms, state.step, xp=xp),
+        worst=worst,
         unit_multipliers=tuple(part.value for part in unit_factors),
         shift=() if factor.power is None else factor.power,
         unit_shifts=() if factor.power is None else tuple(part.power for part in unit_factors),
@@ -188,6 +188,29 @@ def decide(
         xp=xp,
     )
     return _hold_if_halted(config, state, decision, after, xp=xp)
+
+
+def _joint(observation: Observation, like: Array, *, xp: Namespace) -> tuple[Observation, Wide, Array]:
+    """Return the observation with the loss and ``found_inf`` of all ranks, the joint norm of the gradients as
+    they were measured, and the worst parameter."""
+    ranks, norms = observation.ranks, Wide(observation.norms, observation.exponents)
+    if ranks is None:
+        worst = worst_index(norms, like, xp=xp)
+    else:
+        norms, worst = Wide(ranks.norms, ranks.exponents), worst_of_ranks(ranks, xp=xp)
+        # Copied field by field, because torch.compile of torch 2.11 does not trace _replace.
+        observation = Observation(
+            norms=observation.norms,
+            loss=joint_loss(ranks, xp=xp),
+            found_inf=joint_found_inf(ranks, xp=xp),
+            units=observation.units,
+            amax=observation.amax,
+            tiny=observation.tiny,
+            exponents=observation.exponents,
+            ranks=ranks,
+            total=observation.total,
+        )
+    return observation, join(norms, xp=xp) if observation.total is None else observation.total, worst
 
 
 def _check_observation(config: GuardConfig, state: GuardState, observation: Observation) -> None:
@@ -372,7 +395,10 @@ def _advance(
     nonfinite = xp.where(finite, state.nonfinite_in_a_row, _next(state.nonfinite_in_a_row, xp=xp))
     nonfinite = xp.where(applied, zero, nonfinite)
     row = [
-        recorded_loss(observation.loss, decision.grad_norm, xp=xp),
+        # The mean over ranks is NO_LOSS where none of them has a loss.
+        observation.loss
+        if observation.ranks is not None
+        else recorded_loss(observation.loss, decision.grad_norm, xp=xp),
         decision.grad_norm,
         state.loss_scale.scale,
         decision.clip_coefficient,

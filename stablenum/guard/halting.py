@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from stablenum.errors import NonFiniteError
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState
-from stablenum.guard.readout import StepRecord, history, loss_was_given, metrics
+from stablenum.guard.readout import Names, StepRecord, history, loss_was_given, metrics
 from stablenum.guard.reasons import Reason, explain_reason
 
 __all__ = ["check_halted", "first_bad_parameter"]
 
 
-def check_halted(
-    state: GuardState, names: Sequence[str] | None = None, *, config: GuardConfig | None = None
-) -> None:
+def check_halted(state: GuardState, names: Names | None = None, *, config: GuardConfig | None = None) -> None:
     """Raise if the guard has halted.
 
     Raises:
@@ -53,7 +50,9 @@ def first_bad_parameter(row: StepRecord) -> str:
     gradient was bad."""
     loss = f", loss {row['loss']:g}" if loss_was_given(row) else ""
     numbers = f"gradient norm {row['grad_norm']:g}{loss}"
-    if math.isfinite(row["grad_norm"]):
-        return f"All gradients were finite ({numbers})."
     worst = row["worst"]
-    return f"First bad parameter: {worst.name or f'parameter {worst.index}'} ({numbers})."
+    where = "" if row["worst_rank"] is None else f" on rank {row['worst_rank']}"
+    if math.isfinite(row["grad_norm"]):
+        bad_loss = where and row["reason"] == Reason.NONFINITE_LOSS
+        return f"All gradients were finite ({numbers}{f'; first bad loss{where}' if bad_loss else ''})."
+    return f"First bad parameter: {worst.name or f'parameter {worst.index}'}{where} ({numbers})."

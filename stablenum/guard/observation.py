@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeAlias
 
+from stablenum.guard.ranks import Ranks
 from stablenum.rules.clipping import Units
+from stablenum.wide import Wide
 
 __all__ = ["Decision", "Observation"]
 
@@ -30,6 +32,11 @@ class Observation(NamedTuple):
             a norm in float32's range, and for one that is not finite; above that range it is the smallest
             for which the entry of ``norms`` is in that range. With None, norms and factors outside that range
             saturate, and ``Decision.shift`` is ().
+        ranks: where several ranks decide together, what each of them measured. The joint norm, the loss,
+            ``found_inf`` and the worst parameter are then taken from it, and ``norms`` counts only for rules
+            that treat each parameter by itself. None if ``norms`` are all there is.
+        total: the joint norm, () float32 with its exponent, where it was computed without rounding; None to
+            compute it from ``norms`` or ``ranks``.
     """
 
     norms: Array
@@ -39,6 +46,8 @@ class Observation(NamedTuple):
     amax: Array | None = None
     tiny: Array | None = None
     exponents: Array | None = None
+    ranks: Ranks | None = None
+    total: Wide | None = None
 
 
 class Decision(NamedTuple):
@@ -53,7 +62,8 @@ class Decision(NamedTuple):
         reason: () int32, see :class:`stablenum.Reason`.
         grad_norm: () float32, the L2 norm of the unscaled gradients before clipping.
         clip_coefficient: () float32, the smallest factor that clipping applies; 1 for no clipping.
-        worst: () int32, the index of the first non-finite norm, otherwise of the largest; -1 if n = 0.
+        worst: () int32, the index of the first non-finite norm, otherwise of the largest; -1 if n = 0. With
+            ``Observation.ranks`` it has the rank too, see ``stablenum.guard.ranks``.
         unit_multipliers: with :class:`stablenum.AdaptiveGradClip`, for each parameter the (u_i,) float32
             factors on the raw gradients of its units, which replace ``multiplier``; (0,) for a parameter
             that the rule leaves unchanged. () without that rule.

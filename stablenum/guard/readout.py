@@ -6,15 +6,22 @@ The functions work for every framework, because ``.tolist()`` is the only method
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypedDict, cast
 
 from stablenum.errors import bad_type
 from stablenum.guard.decide import GuardState
+from stablenum.guard.ranks import parameter_of, rank_of
 from stablenum.guard.reasons import Reason
 from stablenum.guard.recorder import Row, read_rows
 
-__all__ = ["Metrics", "StepRecord", "Worst", "history", "loss_was_given", "metrics", "scalars"]
+__all__ = ["Metrics", "Names", "StepRecord", "Worst", "history", "loss_was_given", "metrics", "scalars"]
+
+
+# The parameters' names; or, where ranks hold different parameters, what returns a rank's number and its
+# parameters' names for its position among the ranks that decide together (None: this process decides alone).
+_OfRank: TypeAlias = "tuple[int | None, Sequence[str] | None]"
+Names: TypeAlias = "Sequence[str] | Callable[[int | None], _OfRank]"
 
 
 class Worst(NamedTuple):
@@ -41,6 +48,10 @@ class StepRecord(TypedDict):
         applied: whether the step was applied.
         worst: the parameter with the first non-finite gradient norm, otherwise with the largest norm.
         precision_level: how many formats wider than its policy the step computed.
+        worst_rank: the rank (PyTorch) or the position on the mesh (JAX) that ``worst`` belongs to, where
+            several decide together: the first whose loss is not finite; otherwise the first whose gradient is
+            not; otherwise the one with the largest part of the gradient. None where one process decides
+            alone.
     """
 
     step: int
@@ -52,6 +63,7 @@ class StepRecord(TypedDict):
     applied: bool
     worst: Worst
     precision_level: int
+    worst_rank: int | None
 
 
 class Metrics(StepRecord):
@@ -66,17 +78,23 @@ class Metrics(StepRecord):
     skipped_in_a_row: int
 
 
-def _record(row: Row, names: Sequence[str] | None) -> StepRecord:
-    known = names is not None and 0 <= row.worst < len(names)
-    worst = Worst(row.worst, names[row.worst] if names is not None and known else None)
-    return cast("StepRecord", row._asdict() | {"applied": row.applied, "worst": worst})
+def _record(row: Row, names: Names | None) -> StepRecord:
+    rank, index = rank_of(row.worst), parameter_of(row.worst)
+    if callable(names):
+        rank, of_rank = names(rank)
+    else:
+        of_rank = names
+    known = of_rank is not None and 0 <= index < len(of_rank)
+    worst = Worst(index, of_rank[index] if of_rank is not None and known else None)
+    found = {"applied": row.applied, "worst": worst, "worst_rank": rank}
+    return cast("StepRecord", row._asdict() | found)
 
 
-def history(state: GuardState, names: Sequence[str] | None = None) -> list[StepRecord]:
+def history(state: GuardState, names: Names | None = None) -> list[StepRecord]:
     """Return the recorded steps (at most 128), oldest first, as dicts of plain values.
 
     Keys: step, loss (NaN if not given), grad_norm, loss_scale, clip_coefficient, reason,
-    applied, worst, precision_level.
+    applied, worst, precision_level, worst_rank.
 
     Example:
         >>> import numpy as np
@@ -87,7 +105,7 @@ def history(state: GuardState, names: Sequence[str] | None = None) -> list[StepR
     return [_record(row, names) for row in read_rows(state.recorder)]
 
 
-def metrics(state: GuardState, names: Sequence[str] | None = None) -> Metrics:
+def metrics(state: GuardState, names: Names | None = None) -> Metrics:
     """Return the last step as a dict of plain values: its entry in :func:`history`, and the skip counters.
 
     Before the first step, ``applied`` is False, ``reason`` is NO_STEP_YET and ``grad_norm`` is NaN.

@@ -9,20 +9,18 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, TypeAlias
 
-from stablenum.formats import FLOAT32_MAX
+from stablenum.formats import NO_LOSS
 from stablenum.guard.reasons import APPLIED, Reason
 
-__all__ = ["CAPACITY", "NO_LOSS", "Recorder", "Row", "init_recorder", "read_rows", "record", "recorded_loss"]
+__all__ = ["CAPACITY", "Recorder", "Row", "init_recorder", "read_rows", "record", "recorded_loss"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
 CAPACITY = 128
 
-# What a row holds for a loss that was not given: float32's lowest number. A NaN would stop every sound step
-# under jax.debug_nans. States that were saved by earlier releases hold NaN here. A loss that is this number,
-# as one below float32's range becomes, is held as the next number above.
-NO_LOSS = -FLOAT32_MAX
+# A row holds NO_LOSS for a loss that was not given; states saved by earlier releases hold NaN there. A loss
+# that is this number, as one below float32's range becomes, is held as the next number above.
 _LOWEST_LOSS = NO_LOSS + 2.0**104
 
 

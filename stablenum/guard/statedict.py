@@ -13,6 +13,7 @@ from stablenum.arrays import leaves, map_leaves
 from stablenum.errors import bad_field
 from stablenum.formats import FLOAT32_MAX
 from stablenum.guard.decide import GuardState
+from stablenum.guard.ranks import rank_of
 from stablenum.guard.reasons import Reason
 from stablenum.rules.clipping import PER_TENSOR_STATES
 from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, carried_over
@@ -159,6 +160,11 @@ class _Reader:
         self.place = {i: place.get(name, -1) for i, name in enumerate(saved)} if self.known else {}
         self.source = {here: saved for saved, here in self.place.items() if here >= 0}
 
+    def _place_here(self, saved: int) -> int:
+        """Return the place of a recorded parameter in the loading guard. One of another rank keeps its place,
+        because only this rank's names are known."""
+        return saved if rank_of(saved) is not None else self.place.get(saved, -1)
+
     def own(self, tree: Any) -> Any:
         """Return a copy of the loading guard's own state."""
         return map_leaves(lambda leaf: self._array(leaf.tolist(), leaf), tree)
@@ -233,7 +239,7 @@ class _Reader:
         if field == "state.recorder.ints":
             _check_reasons(field, values)
             if self.known:
-                values = [[row[0], row[1], self.place.get(row[2], -1), row[3]] for row in values]
+                values = [[row[0], row[1], self._place_here(row[2]), row[3]] for row in values]
         if field in _COUNTS and values < 0:
             raise bad_field(field, "a whole number of 0 or more", plain)
         if field == "state.loss_scale.scale" and not SMALLEST_SCALE <= values <= LARGEST_SCALE:

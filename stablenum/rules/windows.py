@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from stablenum.arrays import at_least, at_most, combine_norms
-from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY
+from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY, NO_LOSS
 
 __all__ = [
     "OUTLIER_RATIO",
@@ -37,11 +37,11 @@ def empty_window(size: int, *, xp: Namespace, device: Any = None) -> Array:
 
 
 def is_informative(value: Array, *, xp: Namespace) -> Array:
-    """Return whether a value is finite and not 0. (An empty batch gives 0.)
+    """Return whether a value is finite and not 0. (An empty batch gives 0.) ``NO_LOSS`` does not count.
 
     A magnitude below the smallest normal number counts as 0, because some hardware flushes it to 0.
     """
-    return xp.isfinite(value) & (xp.abs(value) >= FLOAT32_TINY)
+    return xp.isfinite(value) & (xp.abs(value) >= FLOAT32_TINY) & (value != NO_LOSS)
 
 
 def push(window: Array, value: Array, condition: Array, *, xp: Namespace) -> Array:

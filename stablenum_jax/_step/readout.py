@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import stablenum
+from stablenum.formats import NO_LOSS
 from stablenum.guard import halting, readout, statedict
 from stablenum.guard.clip_log import ClipLog
+from stablenum.guard.ranks import MAX_PARAMETERS
 from stablenum.guard.reasons import APPLIED, Reason
-from stablenum.guard.recorder import NO_LOSS
 from stablenum.guard.skip_log import SkipLog
 from stablenum.settings_checks import check_flag
 from stablenum_jax._trees.names import known_names
@@ -115,7 +116,8 @@ def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
         "loss_scale": jnp.where(started, floats[2], state.loss_scale.scale),
         "clip_coefficient": jnp.where(started, floats[3], 1.0),
         "reason": reason,
-        "worst": ints[2],
+        "worst": jnp.where(ints[2] < 0, ints[2], ints[2] % MAX_PARAMETERS),
+        "worst_rank": jnp.maximum(ints[2], 0) // MAX_PARAMETERS - 1,  # -1: one process decides alone
         "precision_level": jnp.maximum(ints[3], 0),
         "applied": jnp.isin(reason, jnp.asarray([int(code) for code in APPLIED])),
         "skipped_total": state.skipped_total,
@@ -154,7 +156,8 @@ def scalars(opt_state: PyTree, prefix: str = "") -> dict[str, float]:
 def history(opt_state: PyTree) -> list[stablenum.StepRecord]:
     """Return the last 128 steps, oldest first, as dicts of plain values. A halt does not raise here.
 
-    Keys: step, loss, grad_norm, loss_scale, clip_coefficient, reason, applied, worst, precision_level.
+    Keys: step, loss, grad_norm, loss_scale, clip_coefficient, reason, applied, worst, precision_level,
+    worst_rank.
 
     Raises:
         ValueError: ``opt_state`` has no guard or more than one, or is stacked or traced.

@@ -13,6 +13,7 @@ from torch import Tensor
 from stablenum.arrays import leaves, map_leaves
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, Observation, decide
+from stablenum.guard.ranks import Ranks
 from stablenum_torch._devices.generated_decide import Writer
 from stablenum_torch._devices.scalar_namespace import scalars
 
@@ -71,11 +72,13 @@ class HostGuard:
 
     def decide(self, seen: Observation) -> tuple[Decision, list[Any]]:
         """Return the decision, and the leaves of the next state, which is not written yet."""
-        if seen.units is not None or seen.exponents is not None:
+        if seen.units is not None or seen.exponents is not None or seen.total is not None:
             decision, after = decide(self.config, map_leaves(lambda v: v[()], self._views), seen, xp=scalars)
             return decision, leaves(after)
         measured = [getattr(seen, name) for name in _MEASURED]
-        kinds = (measured[0].shape[0], *(part is None for part in measured))
+        if seen.ranks is not None:
+            measured += seen.ranks[:_RANK_FIELDS]
+        kinds = (measured[0].shape[0], *(part is None for part in measured))  # and the number of ranks
         function = self._written.get(kinds)
         if function is None:
             function = self._written[kinds] = self._write_out(seen)
@@ -88,6 +91,8 @@ class HostGuard:
         if seen.exponents is not None or not math.isfinite(norm):
             return False
         scale, factor = float(self._views.loss_scale.scale), float(decision.clip_coefficient)
+        if seen.ranks is not None and not self.one_factor:
+            factor = 1.0  # ranks may have different ones, and have to go the same way
         # Many norms below 2**100 may join to one above it, but not to one above 2**128.
         return max(norm, norm * scale) >= _TOP or min(factor, factor / scale) <= 1 / _TOP
 
@@ -99,6 +104,8 @@ class HostGuard:
         inputs: dict[str, Any] = {
             name: writer.input(part) for name, part in parts.items() if part is not None
         }
+        if seen.ranks is not None:
+            inputs["ranks"] = Ranks(*map(writer.input, seen.ranks[:_RANK_FIELDS]))
         state = map_leaves(lambda view: writer.input(view[()].copy()), self._views)
         decision, after = decide(self.config, state, Observation(**inputs), xp=writer)
         return writer.function([*decision[:_FIELDS], *leaves(after)])
@@ -108,3 +115,4 @@ _TOP = 2.0**100
 
 # The fields of a decision before those about units, which are arrays of different lengths.
 _FIELDS = Decision._fields.index("unit_multipliers")
+_RANK_FIELDS = Ranks._fields.index("exponents")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from stablenum.guard.clip_log import ClipLog
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState
 from stablenum.guard.halting import check_halted
-from stablenum.guard.readout import Metrics, metrics
+from stablenum.guard.readout import Metrics, Names, metrics
 from stablenum.guard.recorder import Recorder
 from stablenum.guard.skip_log import SkipLog
 
@@ -109,7 +109,7 @@ class HaltWatch:
     def __init__(self) -> None:
         self._read = BackgroundRead()
 
-    def after_step(self, state: GuardState, names: Callable[[], Sequence[str]], config: GuardConfig) -> None:
+    def after_step(self, state: GuardState, names: Callable[[], Names], config: GuardConfig) -> None:
         """Raise if the flag is known to be set. The flag is cleared, so that a caller who catches the error
         can continue.
 
@@ -170,9 +170,7 @@ class StepWatch:
         largest, reached, scale = elements.tolist()
         self._clips.after_change(largest, int(reached), scale)
 
-    def after_step(
-        self, state: GuardState, names: Callable[[], Sequence[str]], *, decided_on_host: bool
-    ) -> None:
+    def after_step(self, state: GuardState, names: Callable[[], Names], *, decided_on_host: bool) -> None:
         """Log a warning if one is due, after a step that is not compiled."""
         if not (decided_on_host or _on_cuda(state.step)):
             return

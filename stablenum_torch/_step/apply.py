@@ -121,7 +121,7 @@ def transform(
     each = list(multiplier.unbind()) if config.per_tensor else [multiplier] * len(params)
     for i, factors in enumerate(of_units):
         if config.unit_rule is not None and len(factors):
-            each[i] = unit_factor(config.unit_rule, factors, params[i].shape)
+            each[i] = unit_factor(config.unit_rule, factors, params[i])
     chosen = [
         (grad, factor)
         for grad, factor, same in zip(grads, each, unchanged, strict=True)

@@ -16,7 +16,7 @@ from stablenum.formats import FORMATS, get_format
 from stablenum.guard.config import GuardConfig
 from stablenum.user_warnings import warn
 from stablenum_torch._devices.fused_optimizers import forgets_elements, is_fused
-from stablenum_torch._devices.ranks import is_sharded, local_part
+from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._step.measure import dense_values
 
@@ -92,7 +92,7 @@ def check_parameters(optimizer: Optimizer) -> None:
     """Check that the guard can measure the optimizer's parameters.
 
     Raises:
-        ValueError: a parameter has no memory, or is there twice.
+        ValueError: a parameter has no memory, is there twice, or is stepped inside the backward pass.
     """
     seen: set[int] = set()
     for g, group in enumerate(optimizer.param_groups):
@@ -103,6 +103,12 @@ def check_parameters(optimizer: Optimizer) -> None:
                     f"optimizer must hold parameters with memory; {where} is on the meta device. Call "
                     "model.to_empty(device=...) or load the weights, then make the optimizer from the new "
                     "parameters, because moving a module off the meta device replaces them."
+                )
+            if hasattr(p, "_in_backward_optimizers"):
+                raise ValueError(
+                    f"optimizer cannot be guarded: {where} is stepped inside the backward pass "
+                    "(_apply_optimizer_in_backward), before there is anything to decide on. Step after the "
+                    "backward pass instead."
                 )
             if id(p) in seen:
                 raise ValueError(
@@ -125,7 +131,7 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
     """Check that every rule can work with this optimizer.
 
     Raises:
-        ValueError: ``AdaptiveGradClip`` would get sharded gradients; ``ClipUpdateRMS`` is relative to
+        ValueError: ``AdaptiveGradClip`` would get plain shards; ``ClipUpdateRMS`` is relative to
             learning rates that the groups do not have; or gradients are said to be sharded and are not.
     """
     if process_group is not None and _is_distributed(optimizer, "ZeroRedundancyOptimizer"):
@@ -133,12 +139,11 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
             "process_group must be None for ZeroRedundancyOptimizer: it shards the optimizer's state, but "
             "each rank has the whole gradients, whose norm would come out too large."
         )
-    if config.unit_rule is not None and (
-        process_group is not None or any(is_sharded(p) for g in optimizer.param_groups for p in g["params"])
-    ):
+    if config.unit_rule is not None and process_group is not None:
         raise ValueError(
-            "clip must not contain AdaptiveGradClip if gradients are sharded over ranks (process_group, "
-            "sharded DTensors): a unit may be spread over several of them. Use AdaGC, which clips per tensor."
+            "clip must not contain AdaptiveGradClip with process_group: only of DTensors is it known which "
+            "units of a parameter lie on which rank. Use AdaGC, which clips per tensor, or FSDP2, whose "
+            "parameters are DTensors."
         )
     if config.update_rule is not None and config.update_rule.per_lr:
         for i, group in enumerate(optimizer.param_groups):

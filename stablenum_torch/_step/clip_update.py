@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import array_api_compat.torch as torch_namespace
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
 from stablenum.formats import FLOAT32_MAX
 from stablenum.rules.clipping import ClipUpdateRMS
-from stablenum_torch._devices.ranks import join_norms, join_over_ranks, joins_ranks, local_part
+from stablenum_torch._devices.joint import Joint
+from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.scalar_namespace import scalars
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.measure import dense_values, norms_on_host, wide_norms_without_wait
@@ -117,13 +117,21 @@ def _scaled_norm(update: Tensor) -> Tensor:
 
 
 def clip_update_without_wait(
-    rule: ClipUpdateRMS, before: Before, device: torch.device, process_group: dist.ProcessGroup | None
+    rule: ClipUpdateRMS, before: Before, params: Sequence[Tensor], device: torch.device, joint: Joint | None
 ) -> None:
     """Do what :func:`clip_update_on_host` does, on any device; for a shard, the RMS of the whole parameter
-    counts."""
+    counts.
+
+    Args:
+        rule: the rule.
+        before: the values before the step.
+        params: all parameters of the optimizer.
+        device: where to compute.
+        joint: the ranks that decide together; None if this process decides alone.
+    """
     after = _values(before.params)
     for i, factor in _left(
-        before, after, lambda: _factors_without_wait(rule, before, after, device, process_group)
+        before, after, lambda: _factors_without_wait(rule, before, params, after, device, joint)
     ):
         factors = [to_device(f, after[i].device) for f in factor]
         moved = _shortened(after[i], before.values[i], factors).to(after[i].dtype)
@@ -133,19 +141,20 @@ def clip_update_without_wait(
 def _factors_without_wait(
     rule: ClipUpdateRMS,
     before: Before,
+    params: Sequence[Tensor],
     after: Sequence[Tensor],
     device: torch.device,
-    process_group: dist.ProcessGroup | None,
+    joint: Joint | None,
 ) -> list[Any]:
-    params = before.params
     parts = [_wide_norms_without_wait(updates, device) for updates in _updates(after, before.values)]
     if not parts:
         parts = [torch.zeros(0, dtype=torch.float64, device=device)]
     joined = torch.cat(parts)
-    if joins_ranks(params, process_group):
-        joined = join_norms(joined, params, process_group)
+    if joint is None:
+        roots: Sequence[float | Tensor] = [math.sqrt(max(v.numel(), 1)) for v in after]
+    else:
+        joined, roots = _of_all_ranks(joined, before.params, params, after, joint)
     norms = joined.unbind()
-    roots = _roots_of_sizes(params, after, device, process_group)
     found: list[Any] = []
     for members, rate in before.rates:
         rms = torch.stack([norms[i] / roots[i] for i in members])
@@ -196,15 +205,17 @@ def _wide(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-def _roots_of_sizes(
-    params: Sequence[Tensor],
-    parts: Sequence[Tensor],
-    device: torch.device,
-    process_group: dist.ProcessGroup | None,
-) -> Sequence[float | Tensor]:
-    """Return the square root of each whole parameter's number of real elements."""
-    if process_group is None:  # numel() of a DTensor counts the whole tensor
-        return [math.sqrt(max(p.numel(), 1) * (2 if p.is_complex() else 1)) for p in params]
-    sizes = [torch.full((), v.numel(), dtype=torch.float64, device=device) for v in parts]
-    joined = join_over_ranks(torch.stack(sizes), params, process_group)
-    return joined.clamp(min=1.0).sqrt().float().unbind()
+def _of_all_ranks(
+    norms: Tensor, moved: Sequence[Tensor], params: Sequence[Tensor], after: Sequence[Tensor], joint: Joint
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Return (m,) norms of whole updates, and the square roots of the numbers of their real elements."""
+    places = {id(p): i for i, p in enumerate(params)}
+    own = [places[id(p)] for p in moved]
+    each = joint.row_shares(norms.device).unbind()
+    shares = torch.stack([each[i] for i in own]) if own else torch.zeros_like(norms)
+    squares = torch.where(torch.isfinite(norms), norms.clamp(max=1e150), norms).square()
+    # Made on the device, because numbers copied from the host would make it wait.
+    made = [torch.full((), v.numel(), dtype=torch.float64, device=norms.device) for v in after]
+    sizes = torch.stack(made) if made else torch.zeros_like(norms)
+    joined, whole = joint.joined_rows([squares * shares, sizes * shares], own)
+    return joined.sqrt(), whole.clamp(min=1.0).sqrt().float().unbind()

@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import array_api_compat.torch as torch_namespace
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState, init_guard
-from stablenum.guard.readout import Metrics, metrics
+from stablenum.guard.readout import Metrics, Names, metrics
 from stablenum.guard.restored import follow_config, learning_rules
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum.interrupts import finish
 from stablenum.user_warnings import warn
 from stablenum_torch._devices.host_decide import HostGuard
+from stablenum_torch._devices.joint import Groups, Joint, joint_of
 from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._devices.state import copy_into, in_memory_of, moved_to
 from stablenum_torch._devices.uncompiled import uncompiled
@@ -45,8 +46,12 @@ from stablenum_torch._step.observe import Noted
 from stablenum_torch._step.on_device import step_on_device
 from stablenum_torch._step.on_host import step_on_host
 from stablenum_torch._step.parameters import TrackedParameters
+from stablenum_torch._step.together import widths
 
 __all__ = ["Guard", "on_device_path"]
+
+
+_logger = logging.getLogger("stablenum")
 
 
 class Guard:
@@ -56,7 +61,7 @@ class Guard:
         optimizer: the inner optimizer.
         config: the settings.
         names: the names of parameters that the user gave.
-        process_group: the ranks over which plain gradients are sharded.
+        groups: the groups of ranks that the user gave.
         state: the guard's tensors; by default a fresh state.
         buffers: a model's buffers, which a skipped step keeps too.
 
@@ -81,18 +86,21 @@ class Guard:
         optimizer: Optimizer,
         config: GuardConfig,
         names: Mapping[Tensor, str],
-        process_group: ProcessGroup | None,
+        groups: Groups,
         state: GuardState | None = None,
         buffers: KeptBuffers | None = None,
     ) -> None:
         self.buffers = buffers
-        self.optimizer, self.config, self.process_group = optimizer, config, process_group
+        self.optimizer, self.config, self.groups = optimizer, config, groups
         self.parameters = TrackedParameters(optimizer, config, names)
         params = self.parameters.now()
         if state is None:
             state = init_guard(config, len(params), xp=torch_namespace, device=params[0].device)
         self.state = state
         self._host: HostGuard | None = None  # created by the first step that needs one
+        self._joint: Joint | None = None
+        self._joint_known = False  # the first step finds out, because ranks have to find out together
+        self._lost_loss = False
         self._halted, self._level, self._watch = HaltWatch(), LevelWatch(), StepWatch()
         self.loss: Tensor | None = None
         self.found_inf: Tensor | None = None
@@ -110,7 +118,7 @@ class Guard:
         """
         params = self.fit()
         check_can_unscale(params, self.scaled, self.found_inf is not None)
-        norms = gradient_norms_without_wait(params, self.state.step.device, self.process_group)
+        norms = gradient_norms_without_wait(params, self.state.step.device)
         self.found_inf = torch.logical_not(torch.isfinite(norms.sum()))
         self._watch.by_hand = True
         multiply_gradients(params, 1.0 / self.state.loss_scale.scale)
@@ -162,28 +170,31 @@ class Guard:
             RuntimeError: there is a loss scale, but no loss was multiplied by it. Not with a process group.
             NonFiniteError: the configured number of steps in a row could not be applied.
         """
-        params, ranks = self.fit(), several_ranks()
+        params, joint = self.fit(), self._ranks_together()
         if self.left_out:
             self._warn_of_lost_state()
         # Even a rank without gradients has to take part in computing the joint norm.
-        if not (ranks and self.process_group is not None) and all(p.grad is None for p in params):
+        if joint is None and all(p.grad is None for p in params):
             return
         # In a pipeline of ranks, only the last one has a loss to scale.
-        if self.config.loss_scale is not None and not self.scaled and self.process_group is None:
+        if self.config.loss_scale is not None and not self.scaled and self.groups.parts is None:
             check_unscaled(params)
         if self.state.step.device != params[0].device:  # the model was moved after it was wrapped
             self.state = moved_to(self.state, params[0].device)
         if self.versions is not None and not torch.compiler.is_compiling():
             self._look_closer(params)
         # Each rank has its own loss, and only the gradients are the same on all ranks, so one bad loss would
-        # make the ranks disagree.
-        noted = Noted(None if ranks else self.loss, self._found_elsewhere(params[0].device, alone=not ranks))
+        # make ranks disagree that do not decide together.
+        apart = joint is None and several_ranks()
+        if apart and self.loss is not None:
+            self._tell_of_lost_loss()
+        noted = Noted(None if apart else self.loss, self._found_elsewhere(params[0].device, apart=apart))
         if self.found_inf is not None:
             self.found_inf = (
                 None  # first, so that an interrupt leaves nothing to the gradients of a later step
             )
             multiply_gradients(params, self.state.loss_scale.scale)  # rules compare the scaled gradients
-        arguments = params, noted, self.process_group, self.parameters.included
+        arguments = params, noted, joint, self.parameters.included
         on_host = self._in_host_memory(params) if self.on_host is None else self.on_host
         if on_host:
             host = self._host_guard()
@@ -193,18 +204,39 @@ class Guard:
             commit = functools.partial(self._commit, write)
             step_on_device(self.optimizer, self.config, self.state, *arguments, commit)
         if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
-            self._watch.after_step(self.state, self.parameters.names, decided_on_host=on_host)
+            self._watch.after_step(self.state, self.names, decided_on_host=on_host)
         if self.config.skip_limit is not None:
             self._raise_if_halted()
 
-    def _found_elsewhere(self, device: torch.device, *, alone: bool) -> Tensor | None:
+    @uncompiled
+    def _ranks_together(self) -> Joint | None:
+        """Return the ranks that decide together; None if this process decides alone."""
+        if not self._joint_known:
+            params, included = self.parameters.now(), self.parameters.included
+            each = widths(self.config, params, included)
+            names, config = self.parameters.names(), self.config.to_dict()
+            self._joint = joint_of(self.groups, params, config, names, each)
+            self._joint_known = True
+        return self._joint
+
+    @uncompiled
+    def _tell_of_lost_loss(self) -> None:
+        if not self._lost_loss:
+            self._lost_loss = True
+            _logger.warning(
+                "Several ranks train here, and it is not known which of them decide together, so the loss "
+                "has no say in what the guard decides, and is not recorded. Pass loss_group= to wrap(); for "
+                "DistributedDataParallel, names=model will do."
+            )
+
+    def _found_elsewhere(self, device: torch.device, *, apart: bool) -> Tensor | None:
         """Return whether something besides these gradients was not finite: () bool, or None if unknown.
 
-        Each rank has buffers of its own, so they have a say only where a rank is alone.
+        Each rank has buffers of its own, so they have a say only where ranks decide together, or one alone.
         """
         found = [
             self.found_inf,
-            self.buffers.poisoned(device) if alone and self.buffers is not None else None,
+            None if apart or self.buffers is None else self.buffers.poisoned(device),
         ]
         known = [flag for flag in found if flag is not None]
         return torch.stack(known).any() if known else None
@@ -232,11 +264,16 @@ class Guard:
     @uncompiled
     def _raise_if_halted(self) -> None:
         # A compiled step breaks its graph here: only the host can raise.
-        self._halted.after_step(self.state, self.parameters.names, self.config)
+        self._halted.after_step(self.state, self.names, self.config)
+
+    def names(self) -> Names:
+        """Return the parameters' names; where ranks decide together, those of each rank."""
+        own = self.parameters.names()
+        return own if self._joint is None else self._joint.names_by(own)
 
     def last(self) -> Metrics:
         """Return the last step. The host waits for the device."""
-        last = metrics(self.state, self.parameters.names())
+        last = metrics(self.state, self.names())
         self._watch.after_read(self.state, last)
         return last
 
@@ -260,7 +297,7 @@ class Guard:
     @uncompiled
     def _follow(self, params: list[Tensor]) -> None:
         check_parameters(self.optimizer)
-        check_rules(self.config, self.optimizer, self.process_group)
+        check_rules(self.config, self.optimizer, self.groups.parts)
         parameters = self.parameters.looked_up_again(self.config)
         self._go_on_with(self.parameters.extended(self.state, parameters), parameters, self.config)
 
@@ -304,7 +341,7 @@ class Guard:
                 "config.loss_scale cannot change between the scaling of a loss and its step(): the gradients "
                 "would be divided by another scale. Change it after step()."
             )
-        check_rules(config, self.optimizer, self.process_group)
+        check_rules(config, self.optimizer, self.groups.parts)
         self.fit()
         parameters = self.parameters.looked_up_again(config)
         state = self._following(config, self.parameters.extended(self.state, parameters))
@@ -320,6 +357,7 @@ class Guard:
         def replace() -> None:
             copy_into(kept, state)
             self.state, self.parameters, self.config = kept, parameters, config
+            self._joint_known = False
 
         finish(replace)
 

@@ -17,11 +17,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from stablenum.formats import FLOAT32_MAX
-from stablenum_torch._devices.ranks import join_norms, joins_ranks, local_part
+from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.state import to_device
 
 __all__ = [
@@ -29,8 +28,8 @@ __all__ = [
     "NARROW_BLOCK",
     "SUSPICIOUSLY_SMALL",
     "dense_values",
-    "gradient_norms_on_host",
     "gradient_norms_without_wait",
+    "in_float32",
     "norms_on_host",
     "norms_without_wait",
     "saturated",
@@ -64,18 +63,6 @@ def dense_values(grad: Tensor) -> Tensor:
 
 
 # --- on the host -----------------------------------------------------------------------------
-
-
-def gradient_norms_on_host(
-    params: Sequence[Tensor], process_group: dist.ProcessGroup | None = None
-) -> np.ndarray:
-    """Return (n,) float32 norms of the gradients, as :func:`norms_on_host` does; those of shards are
-    joined."""
-    if not joins_ranks(params, process_group):
-        return norms_on_host([p.grad for p in params])
-    norms = norms_on_host([None if p.grad is None else local_part(p.grad) for p in params])
-    joined = join_norms(torch.from_numpy(norms).double(), params, process_group)
-    return saturated(joined).numpy()
 
 
 def norms_on_host(grads: Sequence[Tensor | None]) -> np.ndarray:
@@ -188,55 +175,38 @@ def _careful_norm(value: Tensor) -> float:
 # --- without a wait --------------------------------------------------------------------------
 
 
-def gradient_norms_without_wait(
-    params: Sequence[Tensor], device: torch.device, process_group: dist.ProcessGroup | None = None
-) -> Tensor:
-    """Return (n,) float64 norms of the parameters' gradients, as :func:`wide_norms_without_wait` does."""
-    grads = [p.grad for p in params]
-    return wide_norms_without_wait(grads, device, shards_of=params, process_group=process_group)
+def gradient_norms_without_wait(params: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return (n,) float64 norms of this rank's parts of the parameters' gradients, as
+    :func:`wide_norms_without_wait` does."""
+    return wide_norms_without_wait([p.grad for p in params], device)
 
 
-def norms_without_wait(
-    grads: Sequence[Tensor | None],
-    device: torch.device,
-    *,
-    shards_of: Sequence[Tensor] = (),
-    process_group: dist.ProcessGroup | None = None,
-) -> Tensor:
-    """Return (n,) float32 norms of tensors on any device, as :func:`norms_on_host` gives them.
-
-    Args:
-        grads: the tensors to measure.
-        device: the device of the result.
-        shards_of: the parameters that the tensors belong to. The norm of a DTensor is joined over the ranks
-            that share it.
-        process_group: the ranks over which plain tensors are sharded.
-    """
-    return saturated(wide_norms_without_wait(grads, device, shards_of=shards_of, process_group=process_group))
+def norms_without_wait(grads: Sequence[Tensor | None], device: torch.device) -> Tensor:
+    """Return (n,) float32 norms of tensors on any device, on ``device``, as :func:`norms_on_host` gives
+    them. Of a DTensor, this rank's part is measured."""
+    return saturated(wide_norms_without_wait(grads, device))
 
 
-def wide_norms_without_wait(
-    grads: Sequence[Tensor | None],
-    device: torch.device,
-    *,
-    shards_of: Sequence[Tensor] = (),
-    process_group: dist.ProcessGroup | None = None,
-) -> Tensor:
+def wide_norms_without_wait(grads: Sequence[Tensor | None], device: torch.device) -> Tensor:
     """Return the norms of :func:`norms_without_wait` in float64, where a finite norm may exceed float32.
 
     This takes few launches: one multi-tensor norm per dtype, and one to stack the results.
     """
     if not grads:
         return torch.zeros(0, dtype=torch.float64, device=device)
-    norms = _local_norms(grads, device)
-    if joins_ranks(shards_of, process_group):
-        norms = join_norms(norms, shards_of, process_group)
-    return norms
+    return _local_norms(grads, device)
 
 
 def saturated(norms: Tensor) -> Tensor:
     """Convert to float32; a finite number beyond its range becomes the largest float32."""
     return torch.where(torch.isfinite(norms), torch.clamp(norms, max=FLOAT32_MAX), norms).float()
+
+
+def in_float32(loss: Tensor) -> Tensor:
+    """Return the loss in float32. A finite float64 loss beyond float32's range saturates: it is not inf."""
+    if loss.dtype == torch.float64:
+        loss = torch.where(torch.isfinite(loss), loss.clamp(-FLOAT32_MAX, FLOAT32_MAX), loss)
+    return loss.float()
 
 
 def _local_norms(grads: Sequence[Tensor | None], device: torch.device) -> Tensor:

@@ -1,7 +1,6 @@
 """Measure elements: the largest gradient element, and the fraction that float16 would lose.
 
-Some loss-scale rules need them (``GuardConfig.needs``). Both measurements are for all gradients together, so
-the ranks join each of them with one collective.
+Some loss-scale rules need them (``GuardConfig.needs``). Both measurements are for all gradients together.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
-from stablenum_torch._devices.ranks import join_over_ranks, joins_ranks, local_part
+from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.measure import dense_values, saturated, stacked
 
@@ -61,12 +59,12 @@ def _largest(values: Sequence[Tensor]) -> np.ndarray:
 
 
 class Extremes(NamedTuple):
-    """Measurements of each gradient; None for those that are not needed.
+    """Measurements of each gradient, or of all gradients on each rank; None for those that are not needed.
 
     Attributes:
         largest: (n,) float64, the largest magnitude.
-        filled: (n,) int64, the number of elements that are not 0.
-        above: (n,) int64, the number of elements that float16 does not flush.
+        filled: (n,) int64 or float64, the number of elements that are not 0.
+        above: (n,), the number of elements that float16 does not flush.
     """
 
     largest: Tensor | None
@@ -82,28 +80,19 @@ class Extremes(NamedTuple):
         return amax, (filled - self.above.sum()).float() / filled.clamp(min=1).float()
 
 
-def extremes_without_wait(
-    params: Sequence[Tensor],
-    device: torch.device,
-    needs: frozenset[str],
-    process_group: dist.ProcessGroup | None = None,
-) -> Extremes:
-    """Measure as :func:`extremes_on_host` does, for gradients on any device, sharded or not; the result is on
-    ``device``."""
+def extremes_without_wait(params: Sequence[Tensor], device: torch.device, needs: frozenset[str]) -> Extremes:
+    """Measure as :func:`extremes_on_host` does, for gradients on any device. The result is on ``device``. Of
+    a DTensor, this rank's part is measured."""
     parts = [None if p.grad is None else dense_values(local_part(p.grad)) for p in params]
     present = [(i, v) for i, v in enumerate(parts) if v is not None and v.numel()]
     tensors = [v for _, v in present]
-    joint = joins_ranks(params, process_group)
 
     def all_of(found: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """Return the measurement of each gradient over all ranks, (n,), 0 where there is no gradient."""
+        """Return the measurement of each gradient, (n,), 0 where there is no gradient."""
         each: list[Tensor | None] = [None] * len(parts)
         for (i, _), value in zip(present, found, strict=True):
             each[i] = to_device(value.to(dtype), device)
-        values = stacked(each, dtype, device)
-        if joint:
-            values = join_over_ranks(values, params, process_group, maximum=dtype.is_floating_point)
-        return values
+        return stacked(each, dtype, device)
 
     largest = filled = above = None
     if "amax" in needs:

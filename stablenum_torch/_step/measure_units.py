@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stablenum.formats import FLOAT32_MAX
 from stablenum.rules.clipping import AdaptiveGradClip, Units
-from stablenum_torch._devices.ranks import local_part
+from stablenum_torch._devices.ranks import is_sharded, local_part, local_window
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.measure import (
     BLOCK,
@@ -29,7 +29,15 @@ from stablenum_torch._step.measure import (
     sums_of_pieces,
 )
 
-__all__ = ["as_rows", "real_values", "unit_axes", "unit_factor", "units_on_host", "units_without_wait"]
+__all__ = [
+    "as_rows",
+    "parts_of_units",
+    "real_values",
+    "unit_axes",
+    "unit_factor",
+    "units_on_host",
+    "units_without_wait",
+]
 
 Axes: TypeAlias = "tuple[int, ...] | None"
 
@@ -37,9 +45,34 @@ Axes: TypeAlias = "tuple[int, ...] | None"
 _LONGEST_ROW = 2**16
 
 
-def unit_factor(rule: AdaptiveGradClip, factors: Tensor, shape: torch.Size) -> Tensor:
-    """Return (u,) factors of a tensor's units in a shape that broadcasts over the tensor."""
-    return factors.reshape(rule.unit_shape(shape, rule.unit_axes(shape, default="first")))
+def unit_factor(rule: AdaptiveGradClip, factors: Tensor, param: Tensor) -> Tensor:
+    """Return (u,) factors of a parameter's units in a shape that broadcasts over this rank's part of it."""
+    axes = rule.unit_axes(param.shape, default="first")
+    whole = factors.reshape(rule.unit_shape(param.shape, axes))
+    if not is_sharded(param):
+        return whole
+    return whole[tuple(slice(None) if axis in axes else at for axis, at in enumerate(local_window(param)))]
+
+
+def parts_of_units(
+    rule: AdaptiveGradClip, param: Tensor, tensor: Tensor | None, device: torch.device
+) -> Tensor:
+    """Return (u,) float64 norms of this rank's parts of units, on ``device``: (0,) if it has none.
+
+    Args:
+        rule: defines what a unit is.
+        param: the parameter.
+        tensor: the parameter itself or its gradient; None counts as zero.
+        device: the device of the result.
+    """
+    axes = rule.unit_axes(param.shape, default="first")
+    own = local_part(param)
+    if not own.numel():
+        return torch.zeros(0, dtype=torch.float64, device=device)
+    if tensor is None:
+        n = math.prod(size for axis, size in enumerate(own.shape) if axis not in axes)
+        return torch.zeros(n, dtype=torch.float64, device=device)
+    return _unit_norms(tensor, axes, device)
 
 
 def unit_axes(rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool]) -> list[Axes]:

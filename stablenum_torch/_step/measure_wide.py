@@ -10,24 +10,19 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from stablenum.rules.clipping import AdaptiveGradClip, Units
 from stablenum.wide import STEP, Wide, narrow
-from stablenum_torch._devices.ranks import joins_ranks
 from stablenum_torch._devices.scalar_namespace import scalars
-from stablenum_torch._step.measure import dense_values, gradient_norms_without_wait
+from stablenum_torch._step.measure import dense_values
 from stablenum_torch._step.measure_units import as_rows, real_values, unit_axes, units_on_host
 
 __all__ = ["wide_norms_on_host", "wide_units_on_host"]
 
 
-def wide_norms_on_host(params: Sequence[Tensor], process_group: dist.ProcessGroup | None) -> Wide:
+def wide_norms_on_host(params: Sequence[Tensor]) -> Wide:
     """Return (n,) norms of finite CPU gradients as ``Observation`` has them: norms and exponents."""
-    if joins_ranks(params, process_group):
-        joined = gradient_norms_without_wait(params, torch.device("cpu"), process_group).numpy()
-        return narrow(joined, np.zeros(len(joined), np.int32), xp=scalars)
     found = [
         _norms_of_rows(dense_values(p.grad).reshape(1, -1)) if p.grad is not None else _NOTHING
         for p in params
@@ -47,7 +42,7 @@ def wide_units_on_host(
         else:
             wide.append(_joined([_norms_of_rows(as_rows(*real_values(param.grad, axes)))]))
     values, exponents = tuple(one.value for one in wide), tuple(one.power for one in wide)
-    return wide_norms_on_host(params, None), Units(values, units.weights, exponents)
+    return wide_norms_on_host(params), Units(values, units.weights, exponents)
 
 
 _NOTHING = np.zeros(1), np.zeros(1, np.int32)

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import array_api_compat.torch as torch_namespace
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from stablenum.arrays import map_leaves
-from stablenum.formats import FLOAT32_MAX
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Observation
+from stablenum.guard.ranks import Ranks
 from stablenum.rules.clipping import Units
+from stablenum.wide import Wide, narrow, recorded
 from stablenum_torch._devices.host_decide import HostGuard
-from stablenum_torch._devices.ranks import joins_ranks
-from stablenum_torch._devices.scalar_namespace import as_scalar
+from stablenum_torch._devices.joint import Joint
+from stablenum_torch._devices.scalar_namespace import as_scalar, scalars
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.measure import (
-    gradient_norms_on_host,
     gradient_norms_without_wait,
+    in_float32,
+    norms_on_host,
     saturated,
 )
 from stablenum_torch._step.measure_elements import Extremes, extremes_on_host, extremes_without_wait
+from stablenum_torch._step.measure_exactly import exact_norms, exact_sums, total_of
 from stablenum_torch._step.measure_units import units_on_host, units_without_wait
 from stablenum_torch._step.measure_wide import wide_norms_on_host, wide_units_on_host
+from stablenum_torch._step.together import measured_together
 
 __all__ = [
     "Measured",
     "Noted",
-    "in_float32",
     "measured_without_wait",
     "observation",
     "observed_beyond_float32",
@@ -58,16 +61,16 @@ def observed_on_host(
     host: HostGuard,
     params: Sequence[Tensor],
     noted: Noted,
-    process_group: ProcessGroup | None,
+    joint: Joint | None,
     included: Sequence[bool],
 ) -> Observation:
     """Return the observation of CPU gradients as NumPy arrays and scalars."""
-    if (host.unit_rule is not None or host.needs) and joins_ranks(params, process_group):
-        measured = measured_without_wait(host.config, params, noted, _CPU, process_group, included)
-        return map_leaves(lambda v: None if v is None else as_scalar(v.numpy()), observation(measured))
+    if joint is not None or host.config.exact_norms:
+        measured = measured_without_wait(host.config, params, noted, _CPU, joint, included)
+        return _on_host(observation(measured))
     units = amax = tiny = None
     if host.unit_rule is None:
-        norms = gradient_norms_on_host(params, process_group)
+        norms = norms_on_host([p.grad for p in params])
     else:
         norms, units = units_on_host(host.unit_rule, params, included)
     if host.needs:
@@ -82,19 +85,55 @@ def observed_on_host(
     )
 
 
+def _on_host(values: Any) -> Any:
+    return map_leaves(lambda v: None if v is None else as_scalar(v.numpy()), values)
+
+
 def observed_beyond_float32(
     host: HostGuard,
     seen: Observation,
     params: Sequence[Tensor],
-    process_group: ProcessGroup | None,
+    noted: Noted,
+    joint: Joint | None,
     included: Sequence[bool],
 ) -> Observation:
     """Return the observation with norms that do not saturate, for the rare step that needs them."""
+    if joint is not None or host.config.exact_norms:
+        return _again_beyond_float32(host, seen, params, noted, joint, included)
     if host.unit_rule is None:
-        norms, units = wide_norms_on_host(params, process_group), None
+        norms, units = wide_norms_on_host(params), None
     else:
         norms, units = wide_units_on_host(host.unit_rule, params, included)
     return seen._replace(norms=norms.value, units=units, exponents=norms.power)
+
+
+def _again_beyond_float32(
+    host: HostGuard,
+    seen: Observation,
+    params: Sequence[Tensor],
+    noted: Noted,
+    joint: Joint | None,
+    included: Sequence[bool],
+) -> Observation:
+    # All ranks come here in the same step, because they have decided alike so far.
+    wide = measured_without_wait(host.config, params, noted, _CPU, joint, included, wide=True)
+
+    def narrowed(values: Tensor) -> tuple[Any, Any]:
+        found = values.numpy()
+        return narrow(found, np.zeros(len(found), np.int32), xp=scalars)
+
+    norms, exponents = narrowed(wide.norms)
+    ranks = seen.ranks
+    if ranks is not None and wide.rows is not None:
+        of_ranks, powers = narrowed(wide.rows[:, 0])
+        ranks = ranks._replace(norms=of_ranks, exponents=powers)
+    units = None
+    if wide.units is not None:
+        pairs = [narrowed(part) for part in wide.units.norms]
+        weights = tuple(saturated(part).numpy() for part in wide.units.weights)
+        units = Units(tuple(value for value, _ in pairs), weights, tuple(power for _, power in pairs))
+    total = None if wide.total is None else _on_host(wide.total)
+    return seen._replace(norms=norms, exponents=exponents, units=units, ranks=ranks, total=total)
 
 
 class Measured(NamedTuple):
@@ -105,12 +144,16 @@ class Measured(NamedTuple):
         noted: what was seen before the step, on the device of the results.
         units: as in ``Observation``.
         extremes: what the loss-scale rule asks for.
+        rows: what each rank measured, see ``together.py``; None if this process decides alone.
+        total: the joint norm, if it is computed without rounding.
     """
 
     norms: Tensor
     noted: Noted
     units: Units | None
     extremes: Extremes
+    rows: Tensor | None = None
+    total: Wide | None = None
 
 
 def measured_without_wait(
@@ -118,8 +161,10 @@ def measured_without_wait(
     params: Sequence[Tensor],
     noted: Noted,
     device: torch.device,
-    process_group: ProcessGroup | None,
+    joint: Joint | None,
     included: Sequence[bool],
+    *,
+    wide: bool = False,
 ) -> Measured:
     """Measure gradients on any device, whole or sharded; no value is read on the host.
 
@@ -128,38 +173,45 @@ def measured_without_wait(
         params: the parameters; a missing gradient counts as zero.
         noted: what was seen before the step.
         device: the device of the results.
-        process_group: the ranks over which plain gradients are sharded.
+        joint: the ranks that decide together; None if this process decides alone.
         included: whether the rule for units, if there is one, applies to each parameter.
+        wide: whether ranks exchange norms beyond float32's range.
     """
-    units = None
+    if joint is not None:
+        rows, norms, units, extremes, total = measured_together(
+            config, params, *noted, device, joint, included, wide=wide
+        )
+        return Measured(norms, Noted(), units, extremes, rows, total)
+    units = total = None
     if config.unit_rule is None:
-        norms = gradient_norms_without_wait(params, device, process_group)
+        norms = gradient_norms_without_wait(params, device)
     else:
         norms, units = units_without_wait(config.unit_rule, params, included, device)
+    if config.exact_norms and params:
+        sums = exact_sums([p.grad for p in params], device)
+        exact, total = exact_norms(sums), exact_norms(total_of(sums))
+        norms = torch.ldexp(exact.value.double(), exact.power)
     return Measured(
         norms=norms,
         noted=Noted(*(None if part is None else to_device(part, device) for part in noted)),
         units=units,
-        extremes=extremes_without_wait(params, device, config.needs, process_group),
+        extremes=extremes_without_wait(params, device, config.needs),
+        total=total,
     )
 
 
 def observation(measured: Measured) -> Observation:
     """Return the observation for the core, in float32."""
     amax, tiny = measured.extremes.joined()
+    rows, units = measured.rows, measured.units
     # Norms beyond float32 saturate here: with exponents, compiling the decision would take minutes.
     return Observation(
         norms=saturated(measured.norms),
         loss=None if measured.noted.loss is None else in_float32(measured.noted.loss),
         found_inf=measured.noted.found_inf,
-        units=measured.units,
+        units=units if rows is None else map_leaves(lambda v: v if v is None else saturated(v), units),
         amax=amax,
         tiny=tiny,
+        ranks=None if rows is None else Ranks(saturated(rows[:, 0]), *rows[:, 1:4].float().unbind(1)),
+        total=None if measured.total is None else Wide(recorded(measured.total, xp=torch_namespace)),
     )
-
-
-def in_float32(loss: Tensor) -> Tensor:
-    """Return the loss in float32. A finite float64 loss beyond float32's range saturates: it is not inf."""
-    if loss.dtype == torch.float64:
-        loss = torch.where(torch.isfinite(loss), loss.clamp(-FLOAT32_MAX, FLOAT32_MAX), loss)
-    return loss.float()

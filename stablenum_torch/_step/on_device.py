@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 import array_api_compat.torch as torch_namespace
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from stablenum.guard.config import GuardConfig
@@ -19,6 +18,7 @@ from stablenum.guard.decide import Decision, GuardState, decide, select
 from stablenum.interrupts import finish
 from stablenum_torch._devices.compiled_decide import fewer_kernels
 from stablenum_torch._devices.fused_optimizers import can_skip_on_device, is_fused, moves_nothing, step_folded
+from stablenum_torch._devices.joint import Joint
 from stablenum_torch._devices.waits import wait_for_bool
 from stablenum_torch._step.apply import gradients_to_change, transform
 from stablenum_torch._step.clip_update import before_update, clip_update_without_wait
@@ -33,7 +33,7 @@ def step_on_device(
     state: GuardState,
     params: Sequence[Tensor],
     noted: Noted,
-    process_group: ProcessGroup | None,
+    joint: Joint | None,
     included: Sequence[bool],
     commit: Callable[[GuardState], None],
 ) -> None:
@@ -43,7 +43,7 @@ def step_on_device(
     stops it.
     """
     device = state.step.device
-    measured = measured_without_wait(config, params, noted, device, process_group, included)
+    measured = measured_without_wait(config, params, noted, device, joint, included)
     still = moves_nothing(optimizer)
     if config.unit_rule is None:
         decide_fast = fewer_kernels(decided_without_wait, config, still, on=state.step, shape=len(params))
@@ -67,7 +67,7 @@ def step_on_device(
 
     def complete() -> None:
         if rule is not None and copied is not None:
-            clip_update_without_wait(rule, copied, device, process_group)
+            clip_update_without_wait(rule, copied, params, device, joint)
         commit(after)
 
     step_folded(optimizer, divisor=divisor, found_inf=found_inf, then=complete)

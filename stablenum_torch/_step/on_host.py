@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from stablenum.guard.decide import Decision
 from stablenum.interrupts import finish
 from stablenum_torch._devices.fused_optimizers import is_fused, moves_nothing, step_folded
 from stablenum_torch._devices.host_decide import HostGuard
-from stablenum_torch._devices.ranks import joins_ranks
+from stablenum_torch._devices.joint import Joint
 from stablenum_torch._step.apply import gradients_to_change, shift_gradients, transform
 from stablenum_torch._step.clip_update import before_update, clip_update_on_host, clip_update_without_wait
 from stablenum_torch._step.observe import Noted, observed_beyond_float32, observed_on_host
@@ -31,7 +30,7 @@ def step_on_host(
     host: HostGuard,
     params: Sequence[Tensor],
     noted: Noted,
-    process_group: ProcessGroup | None,
+    joint: Joint | None,
     included: Sequence[bool],
     commit: Callable[[list[Any]], None],
 ) -> None:
@@ -41,10 +40,12 @@ def step_on_host(
     an exception stops it.
     """
     with np.errstate(all="ignore"):
-        seen = observed_on_host(host, params, noted, process_group, included)
+        seen = observed_on_host(host, params, noted, joint, included)
+        if seen.ranks is not None and (seen.ranks.worst < 0).all():
+            return  # no rank has a gradient
         decision, after = host.decide(seen)
         if host.saturates(seen, decision):
-            seen = observed_beyond_float32(host, seen, params, process_group, included)
+            seen = observed_beyond_float32(host, seen, params, noted, joint, included)
             decision, after = host.decide(seen)
     if decision.grad_norm == 0 and decision.apply and moves_nothing(optimizer):
         after = host.read()  # zero gradients at rate 0 are no evidence, see `moves_nothing`
@@ -70,8 +71,8 @@ def step_on_host(
 
     def complete() -> None:
         if rule is not None and copied is not None:
-            if joins_ranks(params, process_group):
-                clip_update_without_wait(rule, copied, _CPU, process_group)
+            if joint is not None:
+                clip_update_without_wait(rule, copied, params, _CPU, joint)
             else:
                 with np.errstate(all="ignore"):
                     clip_update_on_host(rule, copied)

@@ -24,7 +24,7 @@ from stablenum.precision.policy import Policy
 from stablenum.settings_checks import check_callable
 from stablenum_torch._devices.generators import RngState
 from stablenum_torch._devices.generators import rng_state as read_generators
-from stablenum_torch._devices.ranks import check_process_group
+from stablenum_torch._devices.joint import Groups, check_groups, data_parallel_group
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._step.autocast import AppliedPolicy, autocast
@@ -40,7 +40,7 @@ from stablenum_torch._step.checks import (
     warn_of_lost_eps,
 )
 from stablenum_torch._step.guard import Guard
-from stablenum_torch._step.observe import in_float32
+from stablenum_torch._step.measure import in_float32
 from stablenum_torch._step.schedulers import hold, remember
 
 if TYPE_CHECKING:
@@ -55,6 +55,9 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
+_ALONE = Groups()
+
+
 def _uncompiled_before_2_12(method: Callable[P, T]) -> Callable[P, T]:
     # In some earlier versions, torch.compile fails on code that assigns an attribute of an optimizer.
     return method if torch.__version__ >= (2, 12) else uncompiled(method)
@@ -66,6 +69,7 @@ def wrap(
     *,
     names: torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None = None,
     process_group: torch.distributed.ProcessGroup | None = None,
+    loss_group: torch.distributed.ProcessGroup | None = None,
     buffers: torch.nn.Module | None = None,
     **overrides: Unpack[Settings],
 ) -> GuardedOptimizer:
@@ -80,27 +84,36 @@ def wrap(
         names: the model, or (name, parameter) pairs, so that messages and rules can name parameters
             (``AdaptiveGradClip(exclude="head.*")``). By default the ``param_names`` of the groups are used,
             which optimizers made from ``named_parameters()`` have.
-        process_group: the ranks over which gradients that are plain tensors are sharded (ZeRO-2, FSDP1), so
-            that all ranks decide on the norm of the whole gradient. Not for gradients that are equal on all
-            ranks (DDP, ZeroRedundancyOptimizer), nor for DTensors (FSDP2), which have their own mesh.
+        process_group: the ranks over which gradients that are plain tensors are sharded (ZeRO-2, FSDP1), or
+            that hold different parameters (the stages of a pipeline), so that all of them decide on the norm
+            of the whole gradient. Not for gradients that are equal on all ranks (DDP,
+            ZeroRedundancyOptimizer), nor for DTensors (FSDP2) alone, which have their own mesh.
+        loss_group: the ranks that decide together, if they are not those of ``process_group`` or of the
+            parameters' mesh; outside these they hold copies of the gradients. A step is judged by the mean of
+            the losses of the ranks that have one, and a loss that is not finite on one rank skips the step
+            on all. The group of a ``DistributedDataParallel`` model given as ``names`` is known without it.
+            Where no group is known, the loss of a rank has no say. All ranks of the group must step together.
         buffers: the model whose buffers a skipped step restores to what they were before the step's first
             forward pass. A bad batch makes batch norm's running statistics NaN in the forward pass, and they
             would stay so. Costs a copy of the buffers per step. Several optimizers of one model share the
             copies. If they step after the same forward pass, a skip of any of them restores the buffers.
             A step is also skipped if a buffer that was finite has become NaN or inf since the last step,
-            although loss and gradients are finite (reason ``FOUND_INF``); not where several ranks train.
+            although loss and gradients are finite (reason ``FOUND_INF``); not where several ranks train of
+            which it is not known that they decide together.
         **overrides: fields of ``GuardConfig``: ``clip=1.0``, ``loss_scale="dynamic"``, ``spike="skip"``...
             ``ClipUpdateRMS`` needs memory for a copy of the parameters during a step.
 
     Raises:
         TypeError: ``optimizer`` is not an optimizer, needs a closure (LBFGS), averages over ranks
-            (PostLocalSGDOptimizer) or is already guarded; a setting is unknown; ``names``, ``process_group``
-            or ``buffers`` has a wrong type.
-        ValueError: a setting has a wrong value; the optimizer has no parameters, one on the meta device or
-            one twice; ``names`` are those of other parameters; ``process_group`` is given for whole
-            gradients (ZeroRedundancyOptimizer); or a rule cannot work with this optimizer: a pattern of
-            ``AdaptiveGradClip.exclude`` matches no parameter, gradients for that rule are sharded, or a group
-            lacks the learning rate that ``ClipUpdateRMS`` needs.
+            (PostLocalSGDOptimizer) or is already guarded; a setting is unknown; ``names``, ``process_group``,
+            ``loss_group`` or ``buffers`` has a wrong type.
+        ValueError: a setting has a wrong value; the optimizer has no parameters, one on the meta device, one
+            twice, or one that is stepped inside the backward pass; ``names`` are those of other parameters;
+            ``process_group`` is given for whole gradients (ZeroRedundancyOptimizer); this process is outside
+            a group, or groups and meshes do not fit together; or a rule cannot work with this optimizer: a
+            pattern of ``AdaptiveGradClip.exclude`` matches no parameter, gradients for that rule are plain
+            shards, or a group lacks the learning rate that ``ClipUpdateRMS`` needs. The first step raises it
+            if ranks have different settings.
 
     Warns:
         EpsTooSmallWarning: ``eps`` is 0 in the format of a parameter.
@@ -123,11 +136,12 @@ def wrap(
         raise TypeError("optimizer is already guarded; wrap the original optimizer instead.")
     known = given_names(names)
     check_names(known, optimizer)
-    check_process_group(process_group)
+    groups = Groups(process_group, data_parallel_group(names) if loss_group is None else loss_group)
+    check_groups(groups, [p for group in optimizer.param_groups for p in group["params"]])
     check_rules(made, optimizer, process_group)
     warn_of_lost_eps(optimizer)
     kept = None if buffers is None else KeptBuffers(check_module("buffers", buffers))
-    guarded = GuardedOptimizer(optimizer, made, known, process_group, kept)
+    guarded = GuardedOptimizer(optimizer, made, known, groups, kept)
     guarded._guard.warn_of_kernels()
     return guarded
 
@@ -147,7 +161,7 @@ class GuardedOptimizer(Optimizer):
         optimizer: Optimizer,
         config: GuardConfig,
         names: Mapping[Tensor, str],
-        process_group: torch.distributed.ProcessGroup | None = None,
+        groups: Groups = _ALONE,
         buffers: KeptBuffers | None = None,
     ) -> None:
         # Optimizer.__init__ would copy the groups into a new list. __setstate__, which torch calls after
@@ -157,7 +171,8 @@ class GuardedOptimizer(Optimizer):
                 "inner": optimizer,
                 "config": config,
                 "_names": dict(names),
-                "_process_group": process_group,
+                "_process_group": groups.parts,
+                "_loss_group": groups.loss,
                 "_buffers": buffers,
             }
         )
@@ -165,12 +180,13 @@ class GuardedOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         # The keys are a file format: pickles written by earlier versions have the same keys.
         guard = self._guard
-        kept = {} if guard.buffers is None else {"_buffers": guard.buffers}
+        kept: dict[str, Any] = {} if guard.buffers is None else {"_buffers": guard.buffers}
+        kept |= {} if guard.groups.loss is None else {"_loss_group": guard.groups.loss}
         return kept | {
             "inner": self.inner,
             "config": guard.config,
             "_names": guard.parameters.given,
-            "_process_group": guard.process_group,
+            "_process_group": guard.groups.parts,
             "_state": guard.state,
         }
 
@@ -180,7 +196,7 @@ class GuardedOptimizer(Optimizer):
             self.inner,
             state["config"],
             state["_names"],
-            state["_process_group"],
+            Groups(state["_process_group"], state.get("_loss_group")),
             state.get("_state"),
             state.get("_buffers"),
         )
@@ -278,7 +294,8 @@ class GuardedOptimizer(Optimizer):
 
         A loss for the parameters of two guarded optimizers has one scale: give both the same fixed scale,
         call ``scale`` of both and ``backward()`` on one result; or use one optimizer with several groups.
-        Where several ranks train together, each has its own loss, so losses are neither checked nor recorded.
+        Where several ranks decide together, the step is judged by the mean of their losses; where they are
+        several and no group is known, losses are neither checked nor recorded.
 
         Args:
             loss: a () tensor, or a tensor whose sum is the loss. Without it, the scale itself is returned, ()
@@ -562,7 +579,7 @@ class GuardedOptimizer(Optimizer):
 
     def history(self) -> list[StepRecord]:
         """Return the last 128 steps, oldest first, each as in :attr:`last` without the counters."""
-        return history(self._guard.state, self.parameter_names())
+        return history(self._guard.state, self._guard.names())
 
     @property
     def guard_state(self) -> GuardState:

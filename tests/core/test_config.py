@@ -62,6 +62,7 @@ WRONG = {
     ],
     (GuardConfig, "on_nonfinite"): [*NOT_WORDS, None],
     (GuardConfig, "max_skips_in_a_row"): NOT_COUNTS,
+    (GuardConfig, "exact_norms"): [None, 0, 1, "yes", [], np.ones(2)],
     (ClipByGlobalNorm, "max_norm"): NOT_POSITIVE,
     (ClipByNorm, "max_norm"): NOT_POSITIVE,
     (ClipByValue, "max_value"): NOT_POSITIVE,
@@ -154,7 +155,7 @@ ALLOWED = {
     (MeanStdSpikeGuard, "min_samples"): [2, 128],
 }
 DEFAULTS = {
-    GuardConfig: {"on_nonfinite": "skip"}
+    GuardConfig: {"on_nonfinite": "skip", "exact_norms": False}
     | dict.fromkeys(["clip", "loss_scale", "spike", "escalate", "max_skips_in_a_row"]),
     DynamicLossScale: {
         "init_scale": 65536.0,
@@ -301,6 +302,7 @@ configs = st.builds(
     spike=spikes,
     on_nonfinite=st.sampled_from(["skip", "raise"]),
     max_skips_in_a_row=st.none() | st.integers(1, 2**31 - 1),
+    exact_norms=st.booleans(),
 )
 
 

@@ -14,6 +14,7 @@ from stablenum.guard.recorder import CAPACITY, read_rows
 
 KEYS = {
     "precision_level",
+    "worst_rank",
     "step",
     "loss",
     "grad_norm",
@@ -60,6 +61,7 @@ def test_every_field_of_a_row(backend):
         "applied": True,
         "worst": Worst(1, "b"),
         "precision_level": 0,
+        "worst_rank": None,
     }
     assert (second["reason"], second["applied"], second["worst"]) == (
         Reason.NAN_GRADIENT,
@@ -78,7 +80,7 @@ def test_metrics_are_the_last_row_and_the_counters(backend):
     )
     found = metrics(state, ["w"])
     assert found == history(state, ["w"])[-1] | {"skipped_total": 3, "skipped_in_a_row": 2}
-    assert all(type(found[key]) in (int, float, bool) for key in KEYS - {"reason", "worst"})
+    assert all(type(found[key]) in (int, float, bool) for key in KEYS - {"reason", "worst", "worst_rank"})
 
 
 def test_metrics_before_the_first_step(backend):

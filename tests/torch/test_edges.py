@@ -12,7 +12,7 @@ import torch
 import stablenum
 import stablenum_torch as st
 from stablenum.formats import FLOAT32_MAX
-from stablenum_torch._devices.ranks import _sharding_groups, check_process_group, local_part
+from stablenum_torch._devices.ranks import check_group, is_sharded, local_part, replicas
 from tests.torch.conftest import named, parameters, set_gradients, snapshot
 
 
@@ -218,13 +218,17 @@ class TestShardings:
                 is_partial=lambda: kind == "partial",
             )
 
-        mesh = SimpleNamespace(get_group=lambda d: f"group {d}")
+        mesh = SimpleNamespace(size=lambda d=None: 2 ** len(kinds) if d is None else 2)
         return SimpleNamespace(device_mesh=mesh, placements=tuple(map(placement, kinds)))
 
-    def test_strided_shards_are_joined_too(self):
+    def test_strided_shards_are_parts_too(self):
         # FSDP over tensor parallelism: is_shard() of torch's _StridedShard is False.
-        assert _sharding_groups(self.param("strided", "shard"), None) == ["group 0", "group 1"]
-        assert _sharding_groups(self.param("replicate", "shard"), None) == ["group 1"]
+        assert [replicas(self.param(*kinds)) for kinds in (("strided", "shard"), ("replicate", "shard"))] == [
+            1,
+            2,
+        ]
+        assert is_sharded(self.param("strided"))
+        assert not is_sharded(self.param("replicate"))
 
     def test_partial_gradients_raise_and_the_message_names_the_remedy(self):
         with pytest.raises(ValueError, match="redistribute"):
@@ -232,7 +236,7 @@ class TestShardings:
 
     def test_a_process_group_of_another_type_raises(self):
         with pytest.raises(TypeError, match=r"process_group must be a .*ProcessGroup.*got str"):
-            check_process_group("dp")
+            check_group("process_group", "dp")
 
 
 @pytest.mark.parametrize("scaled", [{}, {"loss_scale": 2.0}])

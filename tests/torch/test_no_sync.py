@@ -93,6 +93,45 @@ def test_a_fused_step_reads_no_value(no_data, optimizer, config):
         opt.history()  # reading is what waits
 
 
+@pytest.fixture
+def four_ranks():
+    """A group of four ranks of which only this one exists: its collectives return what they are given."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+    yield torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("config", ["default", "all", "fold", "all at once"])
+def test_a_fused_step_of_several_ranks_reads_no_value(four_ranks, no_data, config):
+    from stablenum_torch._devices.joint import Joint
+
+    params = fake_parameters()
+    settings = CONFIGS[config] | {"clip": [r for r in as_list(CONFIGS[config]) if not needs_whole_units(r)]}
+    names = zip("ab", params, strict=True)
+    opt = st.wrap(OPTIMIZERS["adamw"](params), names=names, process_group=four_ranks, **settings)
+    joint = Joint(four_ranks, [1, 1], ([0, 1], 2), [1, 1], [True, True], None)
+    opt._guard._joint, opt._guard._joint_known = joint, True  # found out once, in the first step
+    opt.scale(torch.empty(()))
+    opt.step()  # makes the constants that later steps use
+    for _ in range(2):
+        opt.scale(torch.empty(()))
+        with NothingFromTheHost():
+            opt.step()
+    with pytest.raises(DataDependentOutputException):
+        opt.history()
+
+
+def as_list(config):
+    clip = config.get("clip", ())
+    return clip if isinstance(clip, tuple | list) else [clip]
+
+
+def needs_whole_units(rule):
+    return isinstance(rule, stablenum.AdaptiveGradClip)
+
+
 def test_an_optimizer_that_is_not_fused_reads_a_value(no_data):
     opt = st.wrap(torch.optim.Adam(fake_parameters(), foreach=True), clip=1.0)
     with pytest.raises(DataDependentOutputException):
@@ -139,6 +178,7 @@ def test_waiting_is_confined_to_one_module():
         ("on_host.py", "tolist"),
         ("measure_units.py", "numpy"),
         ("measure_wide.py", "numpy"),
+        ("ranks.py", "tolist"),  # the ranks of a mesh, which are on the host
     }
     found = {
         (file.name, node.attr)

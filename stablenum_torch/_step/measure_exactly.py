@@ -1,0 +1,124 @@
+"""Measure norms without rounding (``exact_norms=True``), so that they do not depend on who holds what.
+
+Each square is an integer, and integers are added up exactly in any order (``stablenum/exact_sums.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import array_api_compat.torch as torch_namespace
+import torch
+from torch import Tensor
+
+from stablenum.exact_sums import DIGITS, LIMBS, Sums, add, as_columns, digits_of, from_columns, norms, summed
+from stablenum.formats import FLOAT32_MAX
+from stablenum.wide import Wide
+from stablenum_torch._devices.ranks import local_part
+from stablenum_torch._devices.state import to_device
+from stablenum_torch._step.measure import dense_values
+
+__all__ = [
+    "aligned",
+    "as_row",
+    "counted_once",
+    "exact_norms",
+    "exact_sums",
+    "sum_of_rows",
+    "total_of",
+    "whole_norms",
+]
+
+_AT_A_TIME = 2**20  # elements; each takes about a hundred bytes of working memory
+_ROWS = 2**7  # what `add` can add up at once
+_NOT_FINITE = 1000  # windows from here on
+
+
+def exact_sums(grads: Sequence[Tensor | None], device: torch.device) -> Sums:
+    """Return the sums of squares of this rank's parts of gradients, (n, ...), on ``device``."""
+    each = [_sum_of(grad, device) for grad in grads]
+    return Sums(torch.stack([one.window for one in each]), torch.stack([one.digits for one in each]))
+
+
+def _sum_of(grad: Tensor | None, device: torch.device) -> Sums:
+    if grad is None:
+        return _nothing(device)
+    flat = dense_values(local_part(grad.detach())).reshape(-1)
+    if not flat.numel():
+        return _nothing(device)
+    parts = [summed(_bits(piece), xp=torch_namespace) for piece in flat.split(_AT_A_TIME)]
+    whole = total_of(Sums(torch.stack([p.window for p in parts]), torch.stack([p.digits for p in parts])))
+    return Sums(to_device(whole.window, device), to_device(whole.digits, device))
+
+
+def _nothing(device: torch.device) -> Sums:
+    window = torch.zeros((), dtype=torch.int32, device=device)
+    return Sums(window, torch.zeros(LIMBS, DIGITS, dtype=torch.int32, device=device))
+
+
+def _bits(values: Tensor) -> Tensor:
+    """Return the bits of elements in float32. A finite float64 element beyond its range saturates."""
+    if values.dtype == torch.float64:
+        values = torch.where(torch.isfinite(values), values.clamp(-FLOAT32_MAX, FLOAT32_MAX), values)
+    return values.float().view(torch.int32)
+
+
+def total_of(sums: Sums) -> Sums:
+    """Return the sum over the first axis, however long it is."""
+    while len(sums.window) > 1:
+        parts = [
+            add(Sums(window, digits), xp=torch_namespace)
+            for window, digits in zip(sums.window.split(_ROWS), sums.digits.split(_ROWS), strict=True)
+        ]
+        sums = Sums(torch.stack([p.window for p in parts]), torch.stack([p.digits for p in parts]))
+    return Sums(sums.window[0], sums.digits[0])
+
+
+def exact_norms(sums: Sums) -> Wide:
+    """Return the norms of the sums, with exponents."""
+    return norms(sums, xp=torch_namespace)
+
+
+def counted_once(sums: Sums, first: Tensor) -> Sums:
+    """Return the sums of parts that no rank before this one has, and 0 for the others.
+
+    Args:
+        sums: (n, ...).
+        first: (n,) bool, whether this is the first rank that has the part.
+    """
+    window = torch.where(first | (sums.window >= _NOT_FINITE), sums.window, 0)
+    return Sums(window, torch.where(first[:, None, None], sums.digits, 0))
+
+
+def as_row(sums: Sums) -> Tensor:
+    """Return this rank's sum as numbers that float32 holds."""
+    return as_columns(total_of(sums), xp=torch_namespace)
+
+
+def sum_of_rows(rows: Tensor) -> Wide:
+    """Return the joint norm from the rows of all ranks, (p, COLUMNS)."""
+    return exact_norms(total_of(from_columns(rows, xp=torch_namespace)))
+
+
+def aligned(sums: Sums, top: Tensor) -> Tensor:
+    """Return the digits of sums below a common window, (n, LIMBS, DIGITS); what is below the lowest limb is
+    left out.
+
+    Args:
+        sums: (n, ...).
+        top: (n,) the windows, at least those of the sums.
+    """
+    behind = (top - sums.window)[:, None]
+    limbs = []
+    for k in range(LIMBS):
+        limb = torch.zeros_like(sums.digits[:, 0])
+        for i in range(k + 1):
+            limb = torch.where(behind == k - i, sums.digits[:, i], limb)
+        limbs.append(limb)
+    return torch.stack(limbs, 1)
+
+
+def whole_norms(top: Tensor, digits: Tensor) -> Wide:
+    """Return norms from windows and the sums of aligned digits over ranks, (n, LIMBS, DIGITS)."""
+    carried = torch.stack(digits_of(list(digits.int().unbind(-1)), xp=torch_namespace), -1)
+    return exact_norms(Sums(top.int(), carried))

@@ -1,0 +1,232 @@
+"""Join what the ranks measured: one row per rank, and values per parameter where a rule needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import array_api_compat.torch as torch_namespace
+import numpy as np
+import torch
+from torch import Tensor
+
+from stablenum.exact_sums import DIGITS, LIMBS, Sums
+from stablenum.guard.config import GuardConfig
+from stablenum.guard.recorder import recorded_loss
+from stablenum.rules.clipping import AdaptiveGradClip, Units
+from stablenum.wide import Wide
+from stablenum_torch._devices.joint import Joint
+from stablenum_torch._devices.ranks import local_window
+from stablenum_torch._devices.state import to_device
+from stablenum_torch._step.measure import gradient_norms_without_wait, in_float32
+from stablenum_torch._step.measure_elements import Extremes, extremes_without_wait
+from stablenum_torch._step.measure_exactly import (
+    aligned,
+    as_row,
+    counted_once,
+    exact_sums,
+    sum_of_rows,
+    whole_norms,
+)
+from stablenum_torch._step.measure_units import parts_of_units
+
+__all__ = ["Together", "measured_together", "needs_rows", "widths"]
+
+_COLUMNS = 4  # norm, worst parameter, loss, found_inf; then what the loss scale asks for
+
+
+class Together(NamedTuple):
+    """What all ranks measured.
+
+    Attributes:
+        rows: (p, k), a row per rank: norm, worst parameter, loss, found_inf.
+        norms: (n,) float64, the norms of whole parameters, or of this rank's parts if no rule needs them.
+        units: the norms of whole units in float64, if a rule needs them.
+        extremes: what the loss-scale rule asks for, per rank.
+        total: the joint norm, if it is computed without rounding.
+    """
+
+    rows: Tensor
+    norms: Tensor
+    units: Units | None
+    extremes: Extremes
+    total: Wide | None = None
+
+
+def needs_rows(config: GuardConfig) -> bool:
+    """Return whether a rule needs values of each parameter."""
+    return config.per_tensor or config.unit_rule is not None
+
+
+def widths(config: GuardConfig, params: Sequence[Tensor], included: Sequence[bool]) -> list[int]:
+    """Return how many values of each parameter are joined: its norm, and two for each of its units."""
+    return [1 + 2 * len_of_units(config.unit_rule, p, use) for p, use in zip(params, included, strict=True)]
+
+
+def len_of_units(rule: AdaptiveGradClip | None, param: Tensor, included: bool) -> int:
+    """Return how many units a whole parameter has."""
+    if rule is None or not included or not param.numel():
+        return 0
+    axes = rule.unit_axes(param.shape, default="first")
+    return int(np.prod(rule.unit_shape(param.shape, axes)))
+
+
+def measured_together(
+    config: GuardConfig,
+    params: Sequence[Tensor],
+    loss: Tensor | None,
+    found_inf: Tensor | None,
+    device: torch.device,
+    joint: Joint,
+    included: Sequence[bool],
+    *,
+    wide: bool = False,
+) -> Together:
+    """Measure this rank's parts of the gradients, and exchange the results with the other ranks.
+
+    Args:
+        config: says what is needed.
+        params: the parameters; a missing gradient counts as zero.
+        loss: () this rank's unscaled loss, or None.
+        found_inf: () bool, whether something else on this rank is not finite, or None.
+        device: the device of the results.
+        joint: the ranks that decide together.
+        included: whether the rule for units, if there is one, applies to each parameter.
+        wide: whether norms are exchanged in float64, as those beyond float32's range have to be.
+    """
+    norms = gradient_norms_without_wait(params, device)
+    # Only float64 gradients can have finite norms whose squares overflow float64; such norms saturate anyway.
+    squares = torch.where(torch.isfinite(norms), norms.clamp(max=1e150), norms).square()
+    extremes = extremes_without_wait(params, device, config.needs)
+    part = (squares * joint.shares(device)).sum().sqrt()
+    rows = needs_rows(config)
+    dtype = torch.float64 if wide or rows or config.needs else torch.float32
+    columns = [
+        part,
+        _worst(params, norms),
+        *_noted(loss, found_inf, part),
+        *_of_rank(extremes, joint, device),
+    ]
+    # A finite norm beyond float32 saturates there.
+    columns[0] = part if dtype == torch.float64 else _saturated(part)
+    row = torch.stack([column.to(dtype) for column in columns])
+    sums = None
+    if config.exact_norms:
+        sums = counted_once(exact_sums([p.grad for p in params], device), joint.first(device))
+        row = torch.cat([row, as_row(sums).to(dtype)])
+    if rows:
+        values, places = _values(config, params, squares, device, joint, included)
+        table, vector = joint.exchange(row, values, places)
+        norms = torch.stack([vector[start] for start in joint.starts]).sqrt()
+    else:
+        table, vector = joint.exchange(row)
+    units = _units(config, params, vector, joint, included)
+    extremes = _of_ranks(table[:, _COLUMNS : len(columns)], config.needs)
+    if sums is None:
+        return Together(table, norms, units, extremes)
+    if config.per_tensor:
+        norms = _exact_norms(sums, joint)
+    return Together(table, norms, units, extremes, sum_of_rows(table[:, len(columns) :]))
+
+
+def _exact_norms(sums: Sums, joint: Joint) -> Tensor:
+    """Return (n,) float64, the norms of whole parameters, each rounded once."""
+    top = joint.largest_rows(sums.window).to(torch.int32)
+    digits = aligned(sums, top).flatten(1).unbind(1)
+    joined = joint.joined_rows(digits, range(len(top)))
+    found = whole_norms(top, torch.stack(joined, 1).view(len(top), LIMBS, DIGITS))
+    return torch.ldexp(found.value.double(), found.power)
+
+
+def _saturated(norm: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(norm), norm.clamp(max=torch.finfo(torch.float32).max), norm)
+
+
+def _worst(params: Sequence[Tensor], norms: Tensor) -> Tensor:
+    """Return the index of the first norm that is not finite, otherwise of the largest; -1 without
+    gradients."""
+    if all(p.grad is None for p in params):
+        return torch.full((), -1.0, dtype=torch.float64, device=norms.device)
+    return torch.where(torch.isfinite(norms), norms, torch.inf).argmax()
+
+
+def _noted(loss: Tensor | None, found_inf: Tensor | None, like: Tensor) -> list[Tensor]:
+    own = None if loss is None else to_device(in_float32(loss), like.device)
+    found = torch.zeros_like(like) if found_inf is None else to_device(found_inf, like.device)
+    return [recorded_loss(own, like.float(), xp=torch_namespace), found]
+
+
+def _of_rank(extremes: Extremes, joint: Joint, device: torch.device) -> list[Tensor]:
+    """Return the extremes of this rank's gradients; those that other ranks have too count in part."""
+    largest, filled, above = extremes
+    found = [] if largest is None else [largest.amax()]
+    return found + [(n.double() * joint.shares(device)).sum() for n in (filled, above) if n is not None]
+
+
+def _of_ranks(table: Tensor, needs: frozenset[str]) -> Extremes:
+    columns = iter(table.unbind(1))
+    largest = next(columns) if "amax" in needs else None
+    filled, above = (next(columns), next(columns)) if "tiny" in needs else (None, None)
+    return Extremes(largest, filled, above)
+
+
+# --- values per parameter ----------------------------------------------------------------------
+
+
+def _values(
+    config: GuardConfig,
+    params: Sequence[Tensor],
+    squares: Tensor,
+    device: torch.device,
+    joint: Joint,
+    included: Sequence[bool],
+) -> tuple[Tensor, Tensor]:
+    """Return what this rank adds to the joined vector, and where."""
+    shares = joint.row_shares(device)
+    rule = config.unit_rule
+    if rule is None:
+        return squares * shares, _places(joint, device, lambda: [np.asarray(joint.starts)])
+    used = [len_of_units(rule, p, use) for p, use in zip(params, included, strict=True)]
+    values, each = [squares * shares], shares.unbind()
+    for which in ([p.grad for p in params], [p.detach() for p in params]):
+        for i, (p, tensor, n) in enumerate(zip(params, which, used, strict=True)):
+            if n:
+                found = parts_of_units(rule, p, tensor, device)
+                values.append(
+                    torch.where(torch.isfinite(found), found.clamp(max=1e150), found).square() * each[i]
+                )
+
+    def places() -> list[np.ndarray]:
+        own = [_own_units(rule, p) if n else np.zeros(0, np.int64) for p, n in zip(params, used, strict=True)]
+        firsts = [(start + 1, start + 1 + n) for start, n in zip(joint.starts, used, strict=True)]
+        grads, weights = ([at[k] + o for at, o in zip(firsts, own, strict=True)] for k in (0, 1))
+        return [np.asarray(joint.starts), *grads, *weights]
+
+    return torch.cat(values), _places(joint, device, places)
+
+
+def _places(joint: Joint, device: torch.device, make: Callable[[], list[np.ndarray]]) -> Tensor:
+    return joint.kept("places", device, lambda: torch.from_numpy(np.concatenate(make()).astype(np.int64)))
+
+
+def _own_units(rule: AdaptiveGradClip, param: Tensor) -> np.ndarray:
+    """Return the indices, among the units of the whole parameter, of those of which this rank has a part."""
+    axes, window = rule.unit_axes(param.shape, default="first"), local_window(param)
+    shape = rule.unit_shape(param.shape, axes)
+    grid = np.arange(int(np.prod(shape))).reshape(shape)
+    own = grid[tuple(slice(None) if axis in axes else at for axis, at in enumerate(window))]
+    empty = any(at.stop <= at.start for at in window)
+    return np.zeros(0, np.int64) if empty else own.reshape(-1)
+
+
+def _units(
+    config: GuardConfig, params: Sequence[Tensor], vector: Tensor, joint: Joint, included: Sequence[bool]
+) -> Units | None:
+    if config.unit_rule is None:
+        return None
+    norms, weights = [], []
+    for start, p, use in zip(joint.starts, params, included, strict=True):
+        n = len_of_units(config.unit_rule, p, use)
+        norms.append(vector[start + 1 : start + 1 + n].sqrt())
+        weights.append(vector[start + 1 + n : start + 1 + 2 * n].sqrt())
+    return Units(tuple(norms), tuple(weights))
