@@ -178,7 +178,7 @@ def _called_from(outer: tuple[Place, ...], finding: Finding) -> Finding:
 
 def run_eagerly(program: Program, leaves: Sequence[Leaf], scale: float, *, wanted: Iterable[int] = ()) -> Run:
     """Run the program equation by equation, and keep the data of the steps that are wanted."""
-    interpreter = Interpreter(wanted=frozenset(wanted))
+    interpreter = Interpreter(wanted=frozenset(wanted), opens_shards=True)
     inputs, outputs = _evaluate(
         interpreter, program, leaves, [leaf.data for leaf in leaves], jnp.float32(scale)
     )
