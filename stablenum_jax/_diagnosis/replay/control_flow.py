@@ -150,7 +150,11 @@ class _Body:
         given = [*consts, *carry]
         # The first iteration is always opened, the others while the budget lasts. Shards that exchange values
         # in a loop have to open it together.
-        if self.spent == 0 or _connects(self.jaxpr, self.ctx) or (whole and self.spent + size <= OPENED_EQUATIONS):
+        if (
+            self.spent == 0
+            or _connects(self.jaxpr, self.ctx)
+            or (whole and self.spent + size <= OPENED_EQUATIONS)
+        ):
             self.spent += size
             return self._open(number, given, xs)
         return self._compiled(number, given, carry, xs)

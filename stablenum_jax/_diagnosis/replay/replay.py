@@ -167,6 +167,10 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
         notes.append("a guard skipped the step; what it measured is judged in place of the results")
     if not program.judged:
         notes.append("the function returns no floating-point array, so there was nothing to judge")
+    for why in sorted(run.interpreter.closed):
+        notes.append(
+            f"a shard_map was evaluated as one step, because its shards could not be told apart: {why}"
+        )
     if run.interpreter.skipped:
         notes.append(f"left out of the replay: {', '.join(sorted(run.interpreter.skipped))}")
     return _Outcome(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jax import jit
 
 from stablenum.diagnosis import Finding, Place
 from stablenum.diagnosis.replay.findings import finding_of, places_left
+from stablenum.diagnosis.replay.shards import alike, shards_of, spread_of
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.trials import Read
 from stablenum.diagnosis.replay.walk import Origin, first_causes, on_the_way
@@ -26,6 +27,7 @@ from stablenum_jax._diagnosis.replay.jax_internals import bind
 from stablenum_jax._diagnosis.replay.optimizers import with_optimizer
 from stablenum_jax._diagnosis.replay.phases import COMPARING, assign_phases
 from stablenum_jax._diagnosis.replay.programs import Program
+from stablenum_jax._diagnosis.replay.shards import described, holders
 from stablenum_jax._diagnosis.replay.source_lines import callers
 from stablenum_jax._trees.leaves import is_floating
 
@@ -45,6 +47,7 @@ class Run:
         inputs, outputs: cells of constants and arguments, and of all results.
         bad: positions among the judged results that are not finite.
         measured: indices of values that a guard inside measured and that are not finite.
+        twins: the id of an origin -> it and those of the same operation in other shards.
     """
 
     program: Program
@@ -53,6 +56,7 @@ class Run:
     outputs: list[Cell]
     bad: tuple[int, ...]
     measured: tuple[int, ...] = ()
+    twins: dict[int, list[Origin]] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -70,7 +74,9 @@ class Run:
         loss = [self.outputs[i].id for i in program.loss]
         assign_phases(trace, self.interpreter.written, loss, [c.id for c in self.outputs])
         bad = [*(self.outputs[program.judged[i]].id for i in self.bad), *self.measured]
-        return first_causes(trace, bad)[:MOST_FINDINGS]
+        groups = alike(first_causes(trace, bad))[:MOST_FINDINGS]
+        self.twins = {id(group[0]): group for group in groups}
+        return [group[0] for group in groups]
 
     def only_loss(self) -> bool:
         """Return whether no step of the backward pass or of the update gave NaN or inf, and none compared a
@@ -103,9 +109,32 @@ class Run:
             if origin.step is not None and again is not None and origin.step.forward is not None and kept:
                 self._fill_users(origin.step, again.kept.get(origin.step.forward), kept)
             finding = finding_of(self.trace, origin, wide_finite=_wide_finite(kept))
-            finding = _called_from(callers(), finding)
+            finding = _called_from(callers(), self._with_shard(finding, origin, kept))
             found.append((with_optimizer(finding, sys._getframe()), kept))
         return found
+
+    def _with_shard(self, finding: Finding, origin: Origin, kept: Kept | None) -> Finding:
+        """Return the finding with the shard in which the value was born, if that is known."""
+        trace, twins = self.trace, self.twins.get(id(origin), [origin])
+        numbers = shards_of(trace, twins)
+        by_number = {n: s for s, n in self.interpreter.shards.items()}
+        mesh = next((m for m in self.interpreter.meshes if numbers and numbers <= m), frozenset())
+        shards, everywhere = ([by_number[n] for n in sorted(some)] for some in (numbers, mesh))
+        if origin.step is None and (not mesh or numbers == mesh):
+            data = next((c.data for c in self.inputs if c.id == origin.value.id), None)
+            shards, everywhere = holders(data)
+        elif not numbers and kept is not None:
+            data = next((o for o in kept.outputs if any(flags_of(o))), None)
+            shards, everywhere = holders(data)
+        if not shards:
+            return finding
+        devices = {d.id for s in shards for d in s.devices}
+        return replace(
+            finding,
+            shard=described(shards, everywhere),
+            rank=devices.pop() if len(devices) == 1 else None,
+            spread=tuple(spread_of(trace, twins, numbers, finding.place)),
+        )
 
     def _find_axis(self, origin: Origin) -> None:
         """Add the axis to a part of a function over rows that JAX does not call as a whole: that of the first

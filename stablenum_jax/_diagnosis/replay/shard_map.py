@@ -100,9 +100,7 @@ def _split(
         for index, part in layout.parts(cell.data, spec).items():
             (cells[index],) = run.made([part])
             step = run.record(eqn, [cell], [cells[index]], ctx, operation="index")
-            step.shards = tuple(
-                n for n, s in zip(numbers, shards, strict=True) if s.along(axes) == index
-            )
+            step.shards = tuple(n for n, s in zip(numbers, shards, strict=True) if s.along(axes) == index)
         columns.append([cells[s.along(axes)] for s in shards])
     return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in shards]
 
@@ -172,7 +170,10 @@ class Sharing:
             return None
         known = self._pure.get(id(eqn))
         if known is None:
-            known = self._pure[id(eqn)] = (eqn, not (_differs(eqn) or any(any_equation(p, _differs) for p in parts_of(eqn))))
+            known = self._pure[id(eqn)] = (
+                eqn,
+                not (_differs(eqn) or any(any_equation(p, _differs) for p in parts_of(eqn))),
+            )
         return (id(eqn), ctx.where, tuple(c.id for c in inputs)) if known[1] else None
 
     def find(self, run: Evaluator, key: Any, ctx: Context) -> list[Cell] | None:

@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Layout", "Shard", "described", "layout_of", "number_of"]
+from stablenum_jax._diagnosis.replay.flags import flags_of
+
+__all__ = ["Layout", "Shard", "described", "holders", "layout_of", "number_of"]
 
 # jax.pmap without an axis name is a shard_map over an axis of this name, which the user does not know.
 _UNNAMED = "_internal_pmap_axis_name"
@@ -64,9 +66,11 @@ class Layout:
             at = dict(zip(self.sizes, index, strict=True))
             devices: tuple[Any, ...] = ()
             if isinstance(grid, np.ndarray):
-                devices = tuple(grid[tuple(at.get(n, slice(None)) for n in names)].ravel().tolist()) if (
-                    len(at) < len(names)
-                ) else (grid[tuple(at[n] for n in names)],)
+                devices = (
+                    tuple(grid[tuple(at.get(n, slice(None)) for n in names)].ravel().tolist())
+                    if (len(at) < len(names))
+                    else (grid[tuple(at[n] for n in names)],)
+                )
             found.append(Shard(tuple(at.items()), devices))
         return found
 
@@ -88,7 +92,9 @@ class Layout:
             data = {i: jax.random.key_data(p) for i, p in parts.items()}
             shape = (*aval.shape, *next(iter(data.values())).shape[len(aval.shape) :])
             joined = self._joined(data, spec, axes, shape, np.uint32)
-            return jax.random.wrap_key_data(jnp.asarray(joined), impl=jax.random.key_impl(parts[next(iter(parts))]))
+            return jax.random.wrap_key_data(
+                jnp.asarray(joined), impl=jax.random.key_impl(parts[next(iter(parts))])
+            )
         return self._joined(parts, spec, axes, aval.shape, aval.dtype)
 
     def _joined(self, parts: Mapping[Any, Any], spec: Any, axes: Any, shape: Any, dtype: Any) -> Any:
@@ -124,6 +130,35 @@ def number_of(index: Sequence[int], sizes: Sequence[int]) -> int:
     for i, size in zip(index, sizes, strict=True):
         number = number * size + i
     return number
+
+
+def holders(data: Any) -> tuple[list[Shard], list[Shard]]:
+    """Return the shards of an array whose parts are not finite, and all of its shards; none if the array is
+    not spread over devices, or has parts that this process cannot read."""
+    sharding = getattr(data, "sharding", None)
+    if sharding is None or len(sharding.device_set) < 2 or not data.is_fully_addressable:
+        return [], []
+    if sharding.is_fully_replicated:
+        return [], []
+    bad: dict[Any, bool] = {}
+    devices: dict[Any, list[Any]] = {}
+    for part in data.addressable_shards:
+        at = tuple((s.start, s.stop) for s in part.index)
+        devices.setdefault(at, []).append(part.device)
+        if at not in bad:
+            bad[at] = any(flags_of(part.data))
+    shards = {at: Shard(_coordinates(sharding, group), tuple(group)) for at, group in devices.items()}
+    return [s for at, s in shards.items() if bad[at]], list(shards.values())
+
+
+def _coordinates(sharding: Any, devices: Sequence[Any]) -> tuple[tuple[Any, int], ...]:
+    """Return the index of some devices along the axes of their mesh that they have in common."""
+    grid = getattr(getattr(sharding, "mesh", None), "devices", None)
+    if not isinstance(grid, np.ndarray):
+        return ()
+    at = [i for i, d in np.ndenumerate(grid) if d in devices]
+    split = {a for entry in sharding.spec for a in _names(entry)}
+    return tuple((n, at[0][k]) for k, n in enumerate(sharding.mesh.axis_names) if n in split)
 
 
 def described(shards: Sequence[Shard], everywhere: Sequence[Shard]) -> str:
