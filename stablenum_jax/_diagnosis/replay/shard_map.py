@@ -18,7 +18,7 @@ from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.collectives import CASTS, axes_of, exchange_of, is_collective
 from stablenum_jax._diagnosis.replay.crew import Crew, Task
 from stablenum_jax._diagnosis.replay.jax_internals import any_equation, evaluated, parts_of, sub_jaxpr
-from stablenum_jax._diagnosis.replay.shards import Layout, Shard, layout_of, number_of
+from stablenum_jax._diagnosis.replay.shards import Layout, Shard, layout_of, number_of, on_host
 
 __all__ = ["Sharing", "in_shard", "shard_map"]
 
@@ -50,7 +50,7 @@ class Evaluator(Protocol):
 
 def shard_map(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
     """Evaluate the body for each shard, and return the arrays that the results of the shards make up."""
-    layout, outer = layout_of(eqn.params), ctx.task
+    layout, outer = layout_of(eqn.params, [c.data for c in inputs]), ctx.task
     own = layout.shards()
     shards = [s.within(outer.shard) for s in own] if outer else own
     sizes = {**outer.sizes, **layout.sizes} if outer else dict(layout.sizes)
@@ -60,7 +60,7 @@ def shard_map(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> lis
         run.meshes.append(mesh)
     given = _split(run, eqn, inputs, layout, own, numbers, ctx)
     jaxpr, consts = sub_jaxpr(eqn.params["jaxpr"])
-    captured = [run.constant(c) for c in consts]
+    captured = [run.constant(on_host(c)) for c in consts]
     crew = outer.crew if outer else Crew()
     inner, sharing = run.inside(eqn, ctx), ctx.sharing or Sharing()
     sharing.shared.update(c.id for cells in given for c in cells if cells is not None)
@@ -94,7 +94,7 @@ def _split(
     for cell, spec in zip(inputs, eqn.params["in_specs"], strict=True):
         axes = layout.axes_of(spec)
         if not axes:
-            columns.append([cell] * len(shards))
+            columns.append([Cell(on_host(cell.data), cell.id)] * len(shards))
             continue
         cells = {}
         for index, part in layout.parts(cell.data, spec).items():
@@ -258,6 +258,10 @@ def _piece(run: Evaluator, eqn: Any, whole: Cell, data: Any, shard: int, ctx: Co
 def _placed(data: Any, aval: Any, mesh: Any) -> Any:
     """Return an array with the sharding of its type, if the mesh has explicit axes."""
     sharding = getattr(aval, "sharding", None)
-    if sharding is None or not getattr(sharding.mesh, "explicit_axes", ()) or not hasattr(mesh, "devices"):
+    if (
+        sharding is None
+        or not getattr(sharding.mesh, "explicit_axes", ())
+        or not isinstance(mesh, jax.sharding.Mesh)
+    ):
         return data
     return jax.device_put(data, jax.sharding.NamedSharding(mesh, sharding.spec))

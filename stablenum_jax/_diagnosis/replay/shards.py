@@ -14,7 +14,7 @@ import numpy as np
 
 from stablenum_jax._diagnosis.replay.flags import flags_of
 
-__all__ = ["Layout", "Shard", "described", "holders", "layout_of", "number_of"]
+__all__ = ["Layout", "Shard", "described", "holders", "layout_of", "number_of", "on_host"]
 
 # jax.pmap without an axis name is a shard_map over an axis of this name, which the user does not know.
 _UNNAMED = "_internal_pmap_axis_name"
@@ -59,25 +59,23 @@ class Layout:
 
     def shards(self) -> list[Shard]:
         """Return all shards, the last axis first."""
-        grid = getattr(self.mesh, "devices", None)
-        names = tuple(self.mesh.axis_names)
         found = []
         for index in itertools.product(*map(range, self.sizes.values())):
             at = dict(zip(self.sizes, index, strict=True))
-            devices: tuple[Any, ...] = ()
-            if isinstance(grid, np.ndarray):
-                devices = (
-                    tuple(grid[tuple(at.get(n, slice(None)) for n in names)].ravel().tolist())
-                    if (len(at) < len(names))
-                    else (grid[tuple(at[n] for n in names)],)
-                )
-            found.append(Shard(tuple(at.items()), devices))
+            found.append(Shard(tuple(at.items()), self._devices(at)))
         return found
+
+    def _devices(self, at: Mapping[Any, int]) -> tuple[Any, ...]:
+        grid = _grid(self.mesh)
+        if grid is None:
+            return ()
+        chosen = grid[tuple(at.get(name, slice(None)) for name in self.mesh.axis_names)]
+        return tuple(np.asarray(chosen, dtype=object).ravel().tolist())
 
     def parts(self, data: Any, spec: Any) -> dict[tuple[int, ...], Any]:
         """Return the different parts of an array, by index along the axes of its spec (:meth:`axes_of`)."""
         axes = self.axes_of(spec)
-        whole = _on_host(data)
+        whole = on_host(data)
         found = {}
         for index in itertools.product(*(range(self.sizes[a]) for a in axes)):
             found[index] = whole[self._window(np.shape(whole), spec, dict(zip(axes, index, strict=True)))]
@@ -118,9 +116,19 @@ class Layout:
         return tuple(windows)
 
 
-def layout_of(params: Mapping[str, Any]) -> Layout:
-    """Return the layout of a ``shard_map``, given the parameters of its equation."""
+def layout_of(params: Mapping[str, Any], inputs: Sequence[Any]) -> Layout:
+    """Return the layout of a ``shard_map``, given the parameters of its equation and the arrays it reads.
+
+    A ``shard_map`` that is called under ``jax.set_mesh`` has a mesh without devices, which the arrays know.
+    """
     mesh, manual = params["mesh"], params["newly_manual_axes"]
+    if _grid(mesh) is None:
+        meshes = [
+            jax.sharding.get_mesh(),
+            *(getattr(getattr(x, "sharding", None), "mesh", None) for x in inputs),
+        ]
+        known = (m for m in meshes if _grid(m) is not None and dict(m.shape) == dict(mesh.shape))
+        mesh = next(known, mesh)
     return Layout(mesh, {name: int(mesh.shape[name]) for name in mesh.axis_names if name in manual})
 
 
@@ -153,8 +161,8 @@ def holders(data: Any) -> tuple[list[Shard], list[Shard]]:
 
 def _coordinates(sharding: Any, devices: Sequence[Any]) -> tuple[tuple[Any, int], ...]:
     """Return the index of some devices along the axes of their mesh that they have in common."""
-    grid = getattr(getattr(sharding, "mesh", None), "devices", None)
-    if not isinstance(grid, np.ndarray):
+    grid = _grid(getattr(sharding, "mesh", None))
+    if grid is None:
         return ()
     at = [i for i, d in np.ndenumerate(grid) if d in devices]
     split = {a for entry in sharding.spec for a in _names(entry)}
@@ -194,13 +202,19 @@ def _named(shard: Shard) -> str:
     return f"{place} ({on})" if place and on else place or f"on {on}"
 
 
+def _grid(mesh: Any) -> Any:
+    """Return the devices of a mesh as an array; None if it has none."""
+    return mesh.devices if isinstance(mesh, jax.sharding.Mesh) and mesh.size else None
+
+
 def _names(entry: Any) -> tuple[Any, ...]:
     if entry is None or entry is jax.sharding.PartitionSpec.UNCONSTRAINED:
         return ()
     return tuple(entry) if isinstance(entry, (tuple, list)) else (entry,)
 
 
-def _on_host(data: Any) -> Any:
+def on_host(data: Any) -> Any:
+    """Return an array in host memory, where it is of no mesh."""
     if jnp.issubdtype(getattr(data, "dtype", np.float32), jax.dtypes.extended):
         raw = np.asarray(jax.random.key_data(data))
         return jax.random.wrap_key_data(jnp.asarray(raw), impl=jax.random.key_impl(data))
