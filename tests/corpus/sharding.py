@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,7 +63,8 @@ def sharded(program: Program) -> Sharded:
     """The program on four shards, of which one has the arguments of the case and three harmless ones."""
     args = program.args
     for how, kept in (("data", args[:1]), ("all", ())):
-        if how == "data" and len(args) < 2:
+        # A step that differentiates adds up the gradients of parameters that all shards have in common.
+        if how == "data" and (len(args) < 2 or not is_loss(program)):
             continue
         for harmless in harmless_arguments(args[len(kept) :]):
             if finite(replace(program, args=(*kept, *harmless))):
@@ -92,10 +94,8 @@ def wrap(program: Program, args: tuple[Any, ...], kept: int, check: bool) -> Any
     loss, aux = is_loss(program), bool(program.options.get("has_aux"))
 
     def body(*parts: Any) -> Any:
-        given = [
-            jax.tree.map(lambda x, ndim: x if ndim or i < kept else x.reshape(()), part, ndims)
-            for i, (part, ndims) in enumerate(zip(parts, scalars))
-        ]
+        split = [jax.tree.map(_without_axis, *pair) for pair in zip(parts[kept:], scalars[kept:])]
+        given = [*parts[:kept], *split]
         result = program.step(*given)
         if not loss:
             return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
@@ -105,6 +105,11 @@ def wrap(program: Program, args: tuple[Any, ...], kept: int, check: bool) -> Any
     specs = tuple(P() if i < kept else P("data") for i in range(len(args)))
     out = ((P(), P("data")) if aux else P()) if loss else P("data")
     return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=out, check_vma=check)
+
+
+def _without_axis(x: Any, ndim: int) -> Any:
+    """What a shard has of an argument; a number was one of a row of them."""
+    return x if ndim else x.reshape(())
 
 
 def is_loss(program: Program) -> bool:
@@ -128,12 +133,12 @@ def harmless_arguments(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     """Arguments of the same structure that may be harmless, the likeliest first."""
     for number in (0.5, 1.0, 0.1, 2.0):
         for whole in (True, False):
-            made = jax.tree.map(lambda x: _harmless(np.asarray(x), number, whole), args)
-            yield made
-    yield jax.tree.map(lambda x: jnp.asarray(_distinct(np.asarray(x))), args)
+            yield jax.tree.map(partial(_harmless, number=number, whole=whole), args)
+    yield jax.tree.map(_distinct, args)
 
 
-def _harmless(x: np.ndarray[Any, Any], number: float, whole: bool) -> Any:
+def _harmless(x: Any, number: float, whole: bool) -> Any:
+    x = np.asarray(x)
     if x.dtype.kind == "b":
         return jnp.full(x.shape, whole)
     if x.dtype.kind in "iu":
@@ -142,11 +147,12 @@ def _harmless(x: np.ndarray[Any, Any], number: float, whole: bool) -> Any:
     return jnp.asarray(number * spread, dtype=x.dtype)
 
 
-def _distinct(x: np.ndarray[Any, Any]) -> Any:
+def _distinct(x: Any) -> Any:
     """A matrix far from singular, with distinct eigenvalues."""
+    x = np.asarray(x)
     if x.dtype.kind in "biu" or x.ndim < 2 or x.shape[-1] != x.shape[-2]:
         return _harmless(x, 0.5, True)
-    return np.broadcast_to(np.diag(1.0 + np.arange(x.shape[-1])), x.shape).astype(x.dtype)
+    return jnp.asarray(np.broadcast_to(np.diag(1.0 + np.arange(x.shape[-1])), x.shape), dtype=x.dtype)
 
 
 def joined(bad: Any, harmless: Any) -> Any:

@@ -5,7 +5,7 @@ A step of the trace that each of them runs for itself has the numbers of those t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.values import Place
@@ -36,19 +36,48 @@ def alike(origins: Sequence[Origin]) -> list[list[Origin]]:
     return list(groups.values())
 
 
-def shards_of(trace: Trace, origins: Iterable[Origin]) -> frozenset[int]:
-    """Return the numbers of the shards in which a bad value was born or, if it came from outside, into which
-    it went."""
+def shards_of(trace: Trace, origins: Iterable[Origin], bad: Iterable[int], mesh: Set[int]) -> frozenset[int]:
+    """Return the numbers of the shards in which a bad value was born.
+
+    A value from outside, or a mask that all shards have, belongs to those shards that let it into a result.
+
+    Args:
+        trace: the replay.
+        origins: where the value was born.
+        bad: indices of the results that are not finite.
+        mesh: the numbers of all shards.
+    """
     found: set[int] = set()
     for origin in origins:
-        if origin.step is not None:
-            found.update(origin.step.shards)
-            continue
-        for step in trace.steps:
-            bad = any(not v.finite for v in trace.outputs_of(step))
-            if bad and origin.value.id in step.inputs:
-                found.update(step.shards)
+        own = frozenset(origin.step.shards if origin.step is not None else ())
+        common = origin.step is None or (origin.placed and own == mesh)
+        found |= (_letting_in(trace, origin.value.id, bad, mesh) or own) if common else own
     return frozenset(found)
+
+
+def _letting_in(trace: Trace, value: int, bad: Iterable[int], mesh: Set[int]) -> frozenset[int]:
+    """Return the shards through which a value that all of them read came into the bad results."""
+    way = _way(trace, bad)
+    reached, found = {value}, set()
+    for step in trace.steps:
+        if step.index not in way or reached.isdisjoint(step.inputs):
+            continue
+        if step.shards and not step.collective and mesh != set(step.shards):
+            found.update(step.shards)
+        else:
+            reached.update(step.outputs)
+    return frozenset(found)
+
+
+def _way(trace: Trace, bad: Iterable[int]) -> set[int]:
+    """Return the steps through which bad values came into the results."""
+    todo, steps = list(bad), set()
+    while todo:
+        producer = trace.values[todo.pop()].producer
+        if producer is not None and producer not in steps:
+            steps.add(producer)
+            todo += [v.id for v in trace.inputs_of(trace.steps[producer]) if not v.finite]
+    return steps
 
 
 def spread_of(

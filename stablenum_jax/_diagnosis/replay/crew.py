@@ -17,10 +17,10 @@ import jax
 
 from stablenum_jax._diagnosis.replay.shards import Shard, number_of
 
-__all__ = ["Crew", "Stuck", "Task"]
+__all__ = ["Crew", "StuckError", "Task"]
 
 
-class Stuck(RuntimeError):
+class StuckError(RuntimeError):
     """Shards wait for others that never come, as they would on their devices."""
 
 
@@ -143,7 +143,7 @@ class Crew:
         """Run all tasks.
 
         Raises:
-            Stuck: shards wait for others that never come.
+            StuckError: shards wait for others that never come.
         """
         try:
             while not all(task.done for task in self.tasks):
@@ -151,7 +151,7 @@ class Crew:
                 if ready is not None:
                     ready.resume()
                 elif not self._answer():
-                    raise Stuck("the shards wait for each other")
+                    raise StuckError("the shards wait for each other")
                 if self.error is not None:
                     raise self.error
         finally:

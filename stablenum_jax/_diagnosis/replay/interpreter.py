@@ -216,7 +216,7 @@ class Interpreter:
         """Evaluate one equation: a call, branch or loop is opened; any other is one step."""
         if ctx.task is None:
             return self._evaluate(eqn, inputs, ctx)
-        key = ctx.sharing.key(eqn, inputs, ctx)
+        key = ctx.sharing.key(self, eqn, inputs, ctx)
         known = None if key is None else ctx.sharing.find(self, key, ctx)
         if known is not None:
             return list(known)

@@ -137,10 +137,9 @@ def _best(step: Step, how: Written, last: _Last) -> Step:
     here = set(_at(step))
 
     def rank(c: Step) -> tuple[bool, bool, bool, bool, int]:
-        same = not here.isdisjoint(_at(c))
-        return (
-            c.operation not in MOVING, c.where == step.where, same, bool(name) and c.operation == name, c.index
-        )  # fmt: skip
+        named = bool(name) and c.operation == name
+        here_too = not here.isdisjoint(_at(c))
+        return (c.operation not in MOVING, c.where == step.where, here_too, named, c.index)
 
     known = [c for at in here for c in last.get(at, {}).values()]
     return max([*known, *last[None].values()], key=rank)

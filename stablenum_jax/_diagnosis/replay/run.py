@@ -73,8 +73,7 @@ class Run:
         program, trace = self.program, self.trace
         loss = [self.outputs[i].id for i in program.loss]
         assign_phases(trace, self.interpreter.written, loss, [c.id for c in self.outputs])
-        bad = [*(self.outputs[program.judged[i]].id for i in self.bad), *self.measured]
-        groups = alike(first_causes(trace, bad))[:MOST_FINDINGS]
+        groups = alike(first_causes(trace, self._bad()))[:MOST_FINDINGS]
         self.twins = {id(group[0]): group for group in groups}
         return [group[0] for group in groups]
 
@@ -89,8 +88,10 @@ class Run:
 
     def left(self, findings: Sequence[Finding]) -> tuple[str, ...]:
         """Return the further places that give NaN or inf of their own; factors of a derivative are steps."""
-        bad = [*(self.outputs[self.program.judged[i]].id for i in self.bad), *self.measured]
-        return places_left(findings, on_the_way(self.trace, bad, lambda step: False))
+        return places_left(findings, on_the_way(self.trace, self._bad(), lambda step: False))
+
+    def _bad(self) -> list[int]:
+        return [*(self.outputs[self.program.judged[i]].id for i in self.bad), *self.measured]
 
     def findings(
         self, origins: Sequence[Origin], again: Interpreter | None
@@ -116,9 +117,8 @@ class Run:
     def _with_shard(self, finding: Finding, origin: Origin, kept: Kept | None) -> Finding:
         """Return the finding with the shard in which the value was born, if that is known."""
         trace, twins = self.trace, self.twins.get(id(origin), [origin])
-        numbers = shards_of(trace, twins)
         by_number = {n: s for s, n in self.interpreter.shards.items()}
-        mesh = next((m for m in self.interpreter.meshes if numbers and numbers <= m), frozenset())
+        numbers, mesh = self._born_in(twins)
         shards, everywhere = ([by_number[n] for n in sorted(some)] for some in (numbers, mesh))
         if origin.step is None and (not mesh or numbers == mesh):
             data = next((c.data for c in self.inputs if c.id == origin.value.id), None)
@@ -135,6 +135,14 @@ class Run:
             rank=devices.pop() if len(devices) == 1 else None,
             spread=tuple(spread_of(trace, twins, numbers, finding.place)),
         )
+
+    def _born_in(self, twins: Sequence[Origin]) -> tuple[frozenset[int], frozenset[int]]:
+        """Return the numbers of the shards in which a value was born, and those of their mesh."""
+        for mesh in self.interpreter.meshes:
+            numbers = shards_of(self.trace, twins, self._bad(), mesh)
+            if numbers and numbers <= mesh:
+                return numbers, mesh
+        return frozenset(), frozenset()
 
     def _find_axis(self, origin: Origin) -> None:
         """Add the axis to a part of a function over rows that JAX does not call as a whole: that of the first

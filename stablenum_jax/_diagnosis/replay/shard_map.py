@@ -164,9 +164,10 @@ class Sharing:
             known = self._differing[id(closed)] = (closed, any_equation(inner, _differs))
         return known[1]
 
-    def key(self, eqn: Any, inputs: Sequence[Cell], ctx: Context) -> Any:
+    def key(self, run: Evaluator, eqn: Any, inputs: Sequence[Cell], ctx: Context) -> Any:
         """Return what an equation has in common with the same one in another shard; None if nothing."""
-        if not all(c.id in self.shared for c in inputs):
+        values = run.trace.values
+        if not all(c.id in self.shared or values[c.id].producer is None for c in inputs):
             return None
         known = self._pure.get(id(eqn))
         if known is None:

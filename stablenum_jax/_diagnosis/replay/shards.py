@@ -199,7 +199,7 @@ def _named(shard: Shard) -> str:
     processes = sorted({d.process_index for d in shard.devices})
     if on and jax.process_count() > 1:
         on += f", process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
-    return f"{place} ({on})" if place and on else place or f"on {on}"
+    return f"{place} ({on})" if place and on else place or f"of {on}"
 
 
 def _grid(mesh: Any) -> Any:
