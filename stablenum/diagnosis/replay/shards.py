@@ -58,7 +58,8 @@ def shards_of(trace: Trace, origins: Iterable[Origin], bad: Iterable[int], mesh:
 def _letting_in(trace: Trace, value: int, bad: Iterable[int], mesh: Set[int]) -> frozenset[int]:
     """Return the shards through which a value that all of them read came into the bad results."""
     way = _way(trace, bad)
-    reached, found = {value}, set()
+    reached: set[int] = {value}
+    found: set[int] = set()
     for step in trace.steps:
         if step.index not in way or reached.isdisjoint(step.inputs):
             continue
@@ -71,7 +72,8 @@ def _letting_in(trace: Trace, value: int, bad: Iterable[int], mesh: Set[int]) ->
 
 def _way(trace: Trace, bad: Iterable[int]) -> set[int]:
     """Return the steps through which bad values came into the results."""
-    todo, steps = list(bad), set()
+    todo: list[int] = list(bad)
+    steps: set[int] = set()
     while todo:
         producer = trace.values[todo.pop()].producer
         if producer is not None and producer not in steps:

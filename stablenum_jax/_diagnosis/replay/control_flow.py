@@ -117,7 +117,7 @@ def compiled(closed: Any, ctx: Context) -> Callable[..., Any]:
     """Return a closed jaxpr as a compiled function; in a ``shard_map``, all shards have the same."""
     if ctx.task is None:
         return jit(jax.extend.core.jaxpr_as_fun(closed))
-    return ctx.sharing.compiled(closed)  # type: ignore[no-any-return]
+    return ctx.sharing.compiled(closed)
 
 
 def _connects(closed: Any, ctx: Context) -> bool:

@@ -82,7 +82,7 @@ def in_shards(eqn: Any) -> bool:
 
 @contextlib.contextmanager
 def _without_mesh(manager: Any) -> Iterator[None]:
-    with manager, jax.set_mesh(None):  # type: ignore[attr-defined]
+    with manager, jax.set_mesh(None):
         yield
 
 

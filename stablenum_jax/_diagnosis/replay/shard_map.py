@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -63,16 +64,13 @@ def shard_map(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> lis
     captured = [run.constant(on_host(c)) for c in consts]
     crew = outer.crew if outer else Crew()
     inner, sharing = run.inside(eqn, ctx), ctx.sharing or Sharing()
-    sharing.shared.update(c.id for cells in given for c in cells if cells is not None)
-    sharing.shared.update(c.id for c in captured)
+    readers = Counter(i for cells in given for i in {c.id for c in cells})
+    sharing.shared.update(i for i, count in readers.items() if count > 1)
 
     def work(args: Sequence[Cell], task: Task) -> list[Cell]:
         return run.run(jaxpr, captured, args, inner.in_shard(task, sharing))
 
-    tasks = [
-        crew.add(shard, sizes, lambda task, args=args: work(args, task))
-        for shard, args in zip(shards, given, strict=True)
-    ]
+    tasks = [crew.add(shard, sizes, partial(work, args)) for shard, args in zip(shards, given, strict=True)]
     if outer:
         outer.inside(tasks)
     else:
