@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import jax
@@ -13,6 +14,7 @@ from stablenum.interrupts import and_restore
 from stablenum_jax._diagnosis.replay.collectives import CASTS
 
 __all__ = [
+    "alone",
     "any_equation",
     "bind",
     "called_jaxpr",
@@ -58,6 +60,8 @@ def bind(eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> l
     """
     params = eqn.params if params is None else params
     if in_shards(eqn):
+        if eqn.primitive.name in _PLACING:
+            return inputs
         params = without_meshes(params)
     prepared = eqn.primitive.get_bind_params(params) if hasattr(eqn.primitive, "get_bind_params") else params
     functions: list[Any] = []
@@ -74,8 +78,26 @@ def context_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
     return _without_mesh(manager) if in_shards(eqn) else manager
 
 
+# Whether all equations are evaluated as if there were no mesh.
+_ALONE: ContextVar[bool] = ContextVar("alone", default=False)
+# Primitives that only say where a value is.
+_PLACING = frozenset({"layout_constraint", "mesh_cast", "reshard", "sharding_constraint"})
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Evaluate all equations as if there were no mesh, with arrays that this process has to itself."""
+    before = _ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ALONE.reset(before)
+
+
 def in_shards(eqn: Any) -> bool:
-    """Return whether an equation is part of the body of a ``shard_map``."""
+    """Return whether an equation is part of the body of a ``shard_map``, or evaluated like one."""
+    if _ALONE.get():
+        return True
     mesh = getattr(getattr(eqn, "ctx", None), "cur_abstract_mesh", None)
     return bool(getattr(mesh, "manual_axes", ()))
 

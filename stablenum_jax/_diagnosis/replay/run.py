@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from stablenum_jax._diagnosis.replay.flags import flags_of, stats_of
 from stablenum_jax._diagnosis.replay.guards import seen_by_guards
 from stablenum_jax._diagnosis.replay.inputs import Leaf
 from stablenum_jax._diagnosis.replay.interpreter import Interpreter, Kept
-from stablenum_jax._diagnosis.replay.jax_internals import bind
+from stablenum_jax._diagnosis.replay.jax_internals import alone, bind
 from stablenum_jax._diagnosis.replay.optimizers import with_optimizer
 from stablenum_jax._diagnosis.replay.phases import COMPARING, assign_phases
 from stablenum_jax._diagnosis.replay.programs import Program
@@ -47,6 +48,7 @@ class Run:
         inputs, outputs: cells of constants and arguments, and of all results.
         bad: positions among the judged results that are not finite.
         measured: indices of values that a guard inside measured and that are not finite.
+        spread: the shardings of inputs that were gathered from several processes.
         twins: the id of an origin -> it and those of the same operation in other shards.
     """
 
@@ -56,6 +58,7 @@ class Run:
     outputs: list[Cell]
     bad: tuple[int, ...]
     measured: tuple[int, ...] = ()
+    spread: dict[int, Any] = field(default_factory=dict)
     twins: dict[int, list[Origin]] = field(default_factory=dict)
 
     @property
@@ -122,7 +125,7 @@ class Run:
         shards, everywhere = ([by_number[n] for n in sorted(some)] for some in (numbers, mesh))
         if origin.step is None and (not mesh or numbers == mesh):
             data = next((c.data for c in self.inputs if c.id == origin.value.id), None)
-            shards, everywhere = holders(data)
+            shards, everywhere = holders(data, self.spread.get(origin.value.id))
         elif not numbers and kept is not None:
             data = next((o for o in kept.outputs if any(flags_of(o))), None)
             shards, everywhere = holders(data)
@@ -216,16 +219,20 @@ def _called_from(outer: tuple[Place, ...], finding: Finding) -> Finding:
 def run_eagerly(program: Program, leaves: Sequence[Leaf], scale: float, *, wanted: Iterable[int] = ()) -> Run:
     """Run the program equation by equation, and keep the data of the steps that are wanted."""
     interpreter = Interpreter(wanted=frozenset(wanted), opens_shards=True)
-    inputs, outputs = _evaluate(
-        interpreter, program, leaves, [leaf.data for leaf in leaves], jnp.float32(scale)
-    )
+    meshless = any(leaf.sharding is not None for leaf in leaves)
+    with alone() if meshless else contextlib.nullcontext():
+        inputs, outputs = _evaluate(
+            interpreter, program, leaves, [leaf.data for leaf in leaves], jnp.float32(scale)
+        )
     bad = [i for i, at in enumerate(program.judged) if not interpreter.trace.values[outputs[at].id].finite]
     measured: tuple[int, ...] = ()
     if not program.gradients:
         given = inputs[len(inputs) - len(leaves) :]
         own = frozenset(c.id for c, leaf in zip(given, leaves, strict=True) if leaf.guard)
         measured = seen_by_guards(interpreter.trace, interpreter.written, own) if own else ()
-    return Run(program, interpreter, inputs, outputs, tuple(bad), measured)
+    given = inputs[len(inputs) - len(leaves) :]
+    spread = {c.id: leaf.sharding for c, leaf in zip(given, leaves, strict=True) if leaf.sharding is not None}
+    return Run(program, interpreter, inputs, outputs, tuple(bad), measured, spread)
 
 
 def run_compiled(program: Program, leaves: Sequence[Leaf], scale: float) -> list[Any]:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stablenum_jax._diagnosis.replay.flags import flags_of
+from stablenum_jax._diagnosis.replay.processes import spans
 
 __all__ = ["Layout", "Shard", "described", "holders", "layout_of", "number_of", "on_host"]
 
@@ -140,23 +141,24 @@ def number_of(index: Sequence[int], sizes: Sequence[int]) -> int:
     return number
 
 
-def holders(data: Any) -> tuple[list[Shard], list[Shard]]:
+def holders(data: Any, sharding: Any = None) -> tuple[list[Shard], list[Shard]]:
     """Return the shards of an array whose parts are not finite, and all of its shards; none if the array is
-    not spread over devices, or has parts that this process cannot read."""
-    sharding = getattr(data, "sharding", None)
-    if sharding is None or len(sharding.device_set) < 2 or not data.is_fully_addressable:
+    not spread over devices.
+
+    Args:
+        data: an array.
+        sharding: that which it had before it was gathered.
+    """
+    sharding = sharding or getattr(data, "sharding", None)
+    if sharding is None or len(sharding.device_set) < 2 or sharding.is_fully_replicated or spans(data):
         return [], []
-    if sharding.is_fully_replicated:
-        return [], []
-    bad: dict[Any, bool] = {}
+    whole = np.asarray(data)
     devices: dict[Any, list[Any]] = {}
-    for part in data.addressable_shards:
-        at = tuple((s.start, s.stop) for s in part.index)
-        devices.setdefault(at, []).append(part.device)
-        if at not in bad:
-            bad[at] = any(flags_of(part.data))
+    for device, index in sharding.devices_indices_map(whole.shape).items():
+        devices.setdefault(tuple((s.start, s.stop) for s in index), []).append(device)
     shards = {at: Shard(_coordinates(sharding, group), tuple(group)) for at, group in devices.items()}
-    return [s for at, s in shards.items() if bad[at]], list(shards.values())
+    bad = [s for at, s in shards.items() if any(flags_of(whole[tuple(slice(*a) for a in at)]))]
+    return bad, list(shards.values())
 
 
 def _coordinates(sharding: Any, devices: Sequence[Any]) -> tuple[tuple[Any, int], ...]:
