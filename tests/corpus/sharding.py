@@ -1,6 +1,7 @@
 """Each planted JAX failure inside ``shard_map`` over four devices, with the fault on one of them.
 
-``python -m tests.corpus.sharding FILE`` needs four devices; it diagnoses every case and writes what is right.
+``python -m tests.corpus.sharding FILE`` diagnoses every case in a process with four devices, and writes
+what is right. The figures of all cases are kept in ``benchmarks/results/diagnosis-shards.json``.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -204,12 +206,28 @@ def diagnose_all(names: tuple[str, ...] = ()) -> list[Right]:
     return found
 
 
+def figures(found: list[Right]) -> dict[str, Any]:
+    """How many diagnoses are right, and which are not."""
+    judged = [r for r in found if r.shard is not None]
+    return {
+        "jax": jax.__version__,
+        "devices": DEVICES,
+        "failures": len(found),
+        "line": sum(r.line for r in found),
+        "cause": sum(r.cause for r in found),
+        "with a shard to name": len(judged),
+        "shard": sum(bool(r.shard) for r in judged),
+        "split": dict(sorted(Counter(r.how for r in found).items())),
+        "without check_vma": [r.name for r in found if not r.check_vma],
+        "missed": {r.name: r.said for r in found if not (r.line and r.cause and r.shard is not False)},
+    }
+
+
 def main() -> None:
     """Diagnose the cases that the arguments name, or all of them."""
     file, *names = sys.argv[1:]
-    assert jax.device_count() >= DEVICES
-    found = diagnose_all(tuple(names))
-    Path(file).write_text(json.dumps([asdict(r) for r in found], indent=1) + "\n")
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    Path(file).write_text(json.dumps(figures(diagnose_all(tuple(names))), indent=2) + "\n")
 
 
 if __name__ == "__main__":

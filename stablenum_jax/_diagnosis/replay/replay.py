@@ -189,7 +189,7 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
 
 
 _GATHERED = (
-    "the arguments are arrays of several processes, which each process gathered to replay the step by itself; "
+    "the arguments are arrays of several processes, gathered by each process for a replay of its own; "
     "of what the step computes from them, the device is known only inside a shard_map"
 )
 
