@@ -110,7 +110,8 @@ def test_parts_are_split_and_joined_by_the_specs() -> None:
 
     def body(x: jax.Array, y: jax.Array, keys: jax.Array) -> Any:
         assert (x.shape, y.shape, keys.shape) == ((2, 1), (3, 2), (2,))
-        return x + y.sum(), 2 * y, jax.vmap(lambda k: jax.random.split(k)[0])(keys)
+        number = lax.axis_index(("data", "model"))
+        return x + y.sum() * number, 2 * y - number, jax.vmap(lambda k: jax.random.split(k)[0])(keys)
 
     specs = (P("model", "data"), P(None, ("model", "data")), P("model"))
     fun = jax.shard_map(body, mesh=TWO, in_specs=specs, out_specs=specs, check_vma=False)

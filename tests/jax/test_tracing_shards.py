@@ -23,7 +23,8 @@ def test_what_shows_each_kind_of_mesh_and_report() -> None:
 
 
 def run(selection: str = "") -> None:
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    # On a busy machine, JAX's own devices may have to wait for each other for long.
+    flags = "--xla_force_host_platform_device_count=4 --xla_cpu_collective_call_terminate_timeout_seconds=600"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", str(SHARDS)]
     done = subprocess.run(
         [*command, *(("-k", selection) if selection else ())],

@@ -240,21 +240,32 @@ def _reader(trace: Trace, value: int) -> Step | None:
     if there is none, the first that reads it. A parameter is looked up where it is read."""
     first, moved = None, {value}
     batching = _BATCHING if trace.values[value].role == "input" else ()
+    split: Step | None = None
     for step in trace.steps:
         if moved.isdisjoint(step.inputs):
+            continue
+        if _splits(step, value, split):
+            split = step
+            moved.update(step.outputs)
             continue
         if first is None or first.index < trace.begin:
             first = step
         prepares = step.index < trace.begin and step.operation in _CARRYING
-        if step.shards and step.operation in _CARRYING:  # split into shards, without its first axis perhaps
-            prepares |= value in step.inputs or step.place == first.place
         if prepares or step.operation in batching:
             moved.update(step.outputs)
         elif step.operation in MOVING - SELECTING:
             return first
         elif any(not v.finite for v in trace.outputs_of(step)):  # not a test of finiteness
             return step
-    return first
+    return first or split
+
+
+def _splits(step: Step, value: int, before: Step | None) -> bool:
+    """Return whether a step gives a shard its part of a value, or takes off the first axis of that part."""
+    if not step.shards or step.operation not in _CARRYING:
+        return False
+    whole = step.operation == "index" and value in step.inputs
+    return whole or (before is not None and step.place == before.place)
 
 
 def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None) -> Finding:

@@ -39,7 +39,8 @@ def alike(origins: Sequence[Origin]) -> list[list[Origin]]:
 def shards_of(trace: Trace, origins: Iterable[Origin], bad: Iterable[int], mesh: Set[int]) -> frozenset[int]:
     """Return the numbers of the shards in which a bad value was born.
 
-    A value from outside, or a mask that all shards have, belongs to those shards that let it into a result.
+    A value from outside, or a mask or a constant that all shards have, belongs to those that let it into a
+    result.
 
     Args:
         trace: the replay.
@@ -50,9 +51,15 @@ def shards_of(trace: Trace, origins: Iterable[Origin], bad: Iterable[int], mesh:
     found: set[int] = set()
     for origin in origins:
         own = frozenset(origin.step.shards if origin.step is not None else ())
-        common = origin.step is None or (origin.placed and own == mesh)
+        common = origin.step is None or (own == mesh and _is_placed(trace, origin))
         found |= (_letting_in(trace, origin.value.id, bad, mesh) or own) if common else own
     return frozenset(found)
+
+
+def _is_placed(trace: Trace, origin: Origin) -> bool:
+    """Return whether a value was put there by a mask, or computed from constants alone."""
+    read = [] if origin.step is None else trace.inputs_of(origin.step)
+    return origin.placed or all(v.producer is None and v.role == "constant" for v in read)
 
 
 def _letting_in(trace: Trace, value: int, bad: Iterable[int], mesh: Set[int]) -> frozenset[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -19,7 +20,13 @@ from jax import jit
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import flags_of
-from stablenum_jax._diagnosis.replay.jax_internals import context_of, scan_counts, sub_jaxpr
+from stablenum_jax._diagnosis.replay.jax_internals import (
+    context_of,
+    evaluated,
+    is_alone,
+    scan_counts,
+    sub_jaxpr,
+)
 
 __all__ = ["Evaluator", "cond", "scan", "while_loop"]
 
@@ -115,9 +122,11 @@ class _Condition:
 
 def compiled(closed: Any, ctx: Context) -> Callable[..., Any]:
     """Return a closed jaxpr as a compiled function; in a ``shard_map``, all shards have the same."""
-    if ctx.task is None:
-        return jit(jax.extend.core.jaxpr_as_fun(closed))
-    return ctx.sharing.compiled(closed)
+    if ctx.task is not None:
+        return ctx.sharing.compiled(closed)
+    if is_alone():
+        return jit(partial(evaluated, *sub_jaxpr(closed)))
+    return jit(jax.extend.core.jaxpr_as_fun(closed))
 
 
 def _connects(closed: Any, ctx: Context) -> bool:

@@ -85,9 +85,13 @@ class Task:
         self.waits_for = call
         self.crew.back.release()
         self._go.acquire()
+        self.check()
+        return self._reply
+
+    def check(self) -> None:
+        """End the work here if nobody waits for it any more, as after an interrupt."""
         if self.crew.abandoned:
             raise _Abandoned
-        return self._reply
 
     def reply(self, value: Any) -> None:
         """Let the task go on with this."""

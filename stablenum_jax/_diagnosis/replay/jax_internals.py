@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -22,6 +23,7 @@ __all__ = [
     "differentiated_jaxpr",
     "evaluated",
     "in_shards",
+    "is_alone",
     "outside_tracebacks",
     "parts_of",
     "quietly",
@@ -94,6 +96,11 @@ def alone() -> Iterator[None]:
         _ALONE.reset(before)
 
 
+def is_alone() -> bool:
+    """Return whether all equations are evaluated as if there were no mesh."""
+    return _ALONE.get()
+
+
 def in_shards(eqn: Any) -> bool:
     """Return whether an equation is part of the body of a ``shard_map``, or evaluated like one."""
     if _ALONE.get():
@@ -130,12 +137,12 @@ def _traced_again(jaxpr: Any, consts: Any) -> Any:
     given = [
         jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in jaxpr.invars
     ]
-    return jax.make_jaxpr(lambda *args: evaluated(jaxpr, consts, args))(*given)
+    return jax.make_jaxpr(partial(evaluated, jaxpr, consts))(*given)
 
 
-def evaluated(jaxpr: Any, consts: Any, args: Any) -> list[Any]:
-    """Return the results of a jaxpr of one shard, as if there were no mesh. It must not depend on the place
-    of the shard or on other shards."""
+def evaluated(jaxpr: Any, consts: Any, *args: Any) -> list[Any]:
+    """Return the results of a jaxpr as if there were no mesh. One of a shard must not depend on the place of
+    the shard or on other shards."""
     env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
 
     def read(atom: Any) -> Any:
@@ -145,7 +152,7 @@ def evaluated(jaxpr: Any, consts: Any, args: Any) -> list[Any]:
         given, name = [read(v) for v in eqn.invars], eqn.primitive.name
         called = called_jaxpr(eqn) or differentiated_jaxpr(eqn)
         if called is not None:
-            made = evaluated(*called, given)
+            made = evaluated(*called, *given)
         elif name in CASTS:
             made = given
         else:

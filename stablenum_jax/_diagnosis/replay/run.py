@@ -129,7 +129,7 @@ class Run:
         elif not numbers and kept is not None:
             data = next((o for o in kept.outputs if any(flags_of(o))), None)
             shards, everywhere = holders(data)
-        if not shards:
+        if not shards or len(everywhere) < 2:
             return finding
         devices = {d.id for s in shards for d in s.devices}
         return replace(

@@ -151,7 +151,7 @@ class Sharing:
         """Return the closed jaxpr of a loop as a compiled function."""
         known = self._compiled.get(id(closed))
         if known is None:
-            known = self._compiled[id(closed)] = (closed, jit(partial(_evaluated, closed)))
+            known = self._compiled[id(closed)] = (closed, jit(partial(evaluated, *sub_jaxpr(closed))))
         return known[1]
 
     def differs(self, closed: Any) -> bool:
@@ -193,11 +193,6 @@ class Sharing:
         self.shared.update(c.id for c in outputs)
 
 
-def _evaluated(closed: Any, *args: Any) -> list[Any]:
-    jaxpr, consts = sub_jaxpr(closed)
-    return evaluated(jaxpr, consts, args)
-
-
 def _differs(eqn: Any) -> bool:
     name = eqn.primitive.name
     return name in ("axis_index", "shard_map") or is_collective(name)
@@ -206,6 +201,7 @@ def _differs(eqn: Any) -> bool:
 def in_shard(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell] | None:
     """Return the outputs of an equation that only a shard has; None for any other."""
     name, task = eqn.primitive.name, ctx.task
+    task.check()
     if name in CASTS or name.endswith("_done"):
         return inputs
     if name == "axis_index":
