@@ -1,7 +1,8 @@
 """Each planted JAX failure inside ``shard_map`` over four devices, with the fault on one of them.
 
 ``python -m tests.corpus.sharding FILE`` diagnoses every case in a process with four devices, and writes
-what is right. The figures of all cases are kept in ``benchmarks/results/diagnosis-shards.json``.
+what is right. The figures of all cases are kept in ``benchmarks/results/diagnosis-shards.json``. With
+``healthy`` in place of names of cases, it writes which of the healthy programs are blamed.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def on_a_mesh(program: Program, args: tuple[Any, ...], kept: int, how: str) -> S
     for check in (True, False):
         wrapped = wrap(program, args, kept, check)
         try:
-            jax.eval_shape(jax.grad(wrapped) if is_loss(program) else wrapped, *args)
+            traced = jax.grad(wrapped, has_aux=has_aux(program)) if is_loss(program) else wrapped
+            jax.eval_shape(traced, *args)
         except (TypeError, ValueError, NotImplementedError):
             if not check:
                 raise
@@ -93,7 +95,7 @@ def wrap(program: Program, args: tuple[Any, ...], kept: int, check: bool) -> Any
     """The step inside ``shard_map``: the mean of a loss, or all results of the shards side by side."""
     mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
     scalars = [jax.tree.map(jnp.ndim, a) for a in program.args]
-    loss, aux = is_loss(program), bool(program.options.get("has_aux"))
+    loss, aux = is_loss(program), has_aux(program)
 
     def body(*parts: Any) -> Any:
         split = [jax.tree.map(_without_axis, *pair) for pair in zip(parts[kept:], scalars[kept:])]
@@ -114,10 +116,15 @@ def _without_axis(x: Any, ndim: int) -> Any:
     return x if ndim else x.reshape(())
 
 
+def has_aux(program: Program) -> bool:
+    """Whether the step returns more than its loss."""
+    return bool(program.options.get("has_aux"))
+
+
 def is_loss(program: Program) -> bool:
     """Whether the step returns a loss that is differentiated."""
     shape = jax.eval_shape(program.step, *program.args)
-    if program.options.get("has_aux"):
+    if has_aux(program):
         shape = shape[0]
     return program.options.get("gradients") is not False and getattr(shape, "shape", None) == ()
 
@@ -206,6 +213,21 @@ def diagnose_all(names: tuple[str, ...] = ()) -> list[Right]:
     return found
 
 
+def blamed() -> list[str]:
+    """The healthy programs, the same on all shards, in which a fault is found, and what is said of it."""
+    found = []
+    for module in modules("healthy"):
+        make = build(module, "jax")
+        if make is None:
+            continue
+        program = make()
+        args = tuple(joined(a, a) for a in program.args)
+        report = replay("jax", on_a_mesh(program, args, 0, "all").program)
+        if not report.ok or report.notes:
+            found.append(f"{module.__name__}: {report}")
+    return found
+
+
 def figures(found: list[Right]) -> dict[str, Any]:
     """How many diagnoses are right, and which are not."""
     judged = [r for r in found if r.shard is not None]
@@ -227,7 +249,8 @@ def main() -> None:
     """Diagnose the cases that the arguments name, or all of them."""
     file, *names = sys.argv[1:]
     jax.config.update("jax_num_cpu_devices", DEVICES)
-    Path(file).write_text(json.dumps(figures(diagnose_all(tuple(names))), indent=2) + "\n")
+    made = blamed() if names == ["healthy"] else figures(diagnose_all(tuple(names)))
+    Path(file).write_text(json.dumps(made, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ RECORDED = ROOT / "benchmarks" / "results" / "diagnosis-shards.json"
 FEW = ("where_trap_log", "nan_parameter", "scan_third_iteration", "adam_nan_moment", "empty_batch")
 
 
-def measured(tmp_path: Path, *names: str) -> dict[str, Any]:
+def measured(tmp_path: Path, *names: str) -> Any:
     """The figures of these cases, or of all of them."""
     file = tmp_path / "figures.json"
     subprocess.run(
@@ -30,8 +30,7 @@ def measured(tmp_path: Path, *names: str) -> dict[str, Any]:
         timeout=1700,
         check=True,
     )
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def test_a_few_failures_in_one_of_four_shards(tmp_path: Path) -> None:
@@ -39,6 +38,11 @@ def test_a_few_failures_in_one_of_four_shards(tmp_path: Path) -> None:
     assert found["missed"] == {}
     assert found["failures"] == found["with a shard to name"] == len(FEW)
     assert found["split"] == {"all": 3, "data": 1, "everywhere": 1}
+
+
+@pytest.mark.slow(reason="takes a minute")
+def test_healthy_programs_in_shards_are_not_blamed(tmp_path: Path) -> None:
+    assert measured(tmp_path, "healthy") == []
 
 
 @pytest.mark.slow(reason="takes several minutes")
