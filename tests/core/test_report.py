@@ -354,3 +354,25 @@ def test_the_users_own_frames_stay_when_a_library_has_many():
     assert "own0.py:0" in called
     assert "own1.py:1" in called
     assert called.index("own0.py") < called.index("own1.py") < called.index("block19.py")
+
+
+def test_the_shard_is_in_every_form_and_comes_back():
+    """So is the rank of a process, which is a number as well, and the way to the others."""
+    finding = log_of_zero(shard="rank 3", rank=3, spread=("all_reduce (line 9)",))
+    report = report_of(finding)
+    assert str(finding) == "model.py:7: log gives inf (forward, in net.head) on rank 3"
+    assert "from rank 3 it spread through all_reduce (line 9)" in report.verdict.evidence
+    for form in (str(report), shown(report), report.to_html()):
+        assert "on rank 3" in form
+        assert "from rank 3 it spread through all_reduce (line 9)" in form
+    found = json.loads(report.to_json())["evidence"]["findings"][0]
+    assert (found["shard"], found["rank"], found["spread"]) == ("rank 3", 3, ["all_reduce (line 9)"])
+    assert Report.from_dict(json.loads(report.to_json())).findings == (finding,)
+
+
+def test_an_older_report_without_shards_is_read():
+    saved = report_of(log_of_zero()).to_dict()
+    for name in ("shard", "rank", "spread"):
+        del saved["evidence"]["findings"][0][name]
+    first = Report.from_dict(saved).findings[0]
+    assert (first.shard, first.rank, first.spread) == ("", None, ())

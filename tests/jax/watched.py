@@ -21,7 +21,7 @@ def watched_with(monkeypatch: pytest.MonkeyPatch) -> Session:
     """The session of a script that is watched from here on."""
     names = (
         "jit", "grad", "value_and_grad", "jacrev", "jacfwd", "jacobian", "hessian", "vjp", "vmap", "jvp",
-        "linearize",
+        "linearize", "pmap", "shard_map",
     )  # fmt: skip
     for name in names:
         monkeypatch.setattr(jax, name, getattr(jax, name))

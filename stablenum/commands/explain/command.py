@@ -80,7 +80,10 @@ def explain(
             say("but the training may not learn:")
             show(explained.checkup, json, html, say)
         raise typer.Exit(explained.outcome.exit_code or 0)
-    report = explained.report
+    report, failure = explained.report, explained.outcome.failure
+    if failure is not None and failure.reporter:
+        say(f"{failure}; the report is that of {failure.reporter}")
+        raise typer.Exit(0 if report.ok else 1)
     say(f"{explained.outcome.failure}{f', recorded in run {explained.runs}' if explained.runs > 1 else ''}")
     show(report, json, html, say)
     raise typer.Exit(0 if report.ok else 1)

@@ -65,12 +65,14 @@ class Failure:
             "buffer", "output", "operation" (outside of every watched call) or "error".
         names: the names of the values, if they have names.
         unit: what ``step`` counts: "step", or "call" of a watched function.
+        reporter: the process that reports the failure, if it is another one than this, such as "process 0".
     """
 
     step: int
     what: str
     names: tuple[str, ...] = ()
     unit: str = "step"
+    reporter: str = ""
 
     def __str__(self) -> str:
         shown = ", ".join(self.names[:3]) + (

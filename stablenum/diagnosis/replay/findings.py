@@ -59,6 +59,10 @@ class Finding:
         wide_finite: whether the operation is finite in float32; None if this was not tried.
         data: whether the infinities that it read are the data of a layer, which is never masked.
         upstream: what made the numbers that it read.
+        shard: of a program that runs in several places, that in which the value was born, such as "the shard
+            data=2 (device 2)" or "rank 3"; "" elsewhere.
+        rank: its number, if it is a single one: of the device in JAX, of the process in PyTorch.
+        spread: the operations through which the value reached other shards, such as "psum (line 24)".
 
     Example:
         >>> x = TensorStats(dtype="float32", shape=(1,), size=1, min=0.0, max=0.0, amax=0.0, zero=1)
@@ -98,6 +102,9 @@ class Finding:
     wide_finite: bool | None = None
     data: bool = False
     upstream: Upstream = field(default_factory=Upstream)
+    shard: str = ""
+    rank: int | None = None
+    spread: tuple[str, ...] = ()
 
     @property
     def own_derivative(self) -> bool:
@@ -110,6 +117,10 @@ class Finding:
         return next((p for p in reversed(self.frames) if not package_of(p.file)), None)
 
     def __str__(self) -> str:
+        return f"{self._said} on {self.shard}" if self.shard else self._said
+
+    @property
+    def _said(self) -> str:
         what = "NaN" if self.kind == "nan" else "inf"
         if self.phase == "before":
             captured = self.name.startswith("captured ")
@@ -139,6 +150,7 @@ class Finding:
         d["outputs"] = [s.to_dict() for s in self.outputs]
         d["received"] = [s.to_dict() for s in self.received]
         d["upstream"] = asdict(self.upstream)
+        d["spread"] = list(self.spread)
         return d
 
     @classmethod
@@ -158,6 +170,7 @@ class Finding:
                 "outputs": tuple(TensorStats.from_dict(s) for s in d["outputs"]),
                 "received": tuple(TensorStats.from_dict(s) for s in d.get("received", ())),
                 "upstream": Upstream.from_dict(d.get("upstream", {})),
+                "spread": tuple(d.get("spread", ())),
             }
         )
 
@@ -227,8 +240,13 @@ def _reader(trace: Trace, value: int) -> Step | None:
     if there is none, the first that reads it. A parameter is looked up where it is read."""
     first, moved = None, {value}
     batching = _BATCHING if trace.values[value].role == "input" else ()
+    split: Step | None = None
     for step in trace.steps:
         if moved.isdisjoint(step.inputs):
+            continue
+        if _splits(step, value, split):
+            split = step
+            moved.update(step.outputs)
             continue
         if first is None or first.index < trace.begin:
             first = step
@@ -239,7 +257,15 @@ def _reader(trace: Trace, value: int) -> Step | None:
             return first
         elif any(not v.finite for v in trace.outputs_of(step)):  # not a test of finiteness
             return step
-    return first
+    return first or split
+
+
+def _splits(step: Step, value: int, before: Step | None) -> bool:
+    """Return whether a step gives a shard its part of a value, or takes off the first axis of that part."""
+    if not step.shards or step.operation not in _CARRYING:
+        return False
+    whole = step.operation == "index" and value in step.inputs
+    return whole or (before is not None and step.place == before.place)
 
 
 def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None) -> Finding:

@@ -389,6 +389,8 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
             )
         if f.clipped and (f.derivative or f.kind == "inf") and cause is not Cause.EXPLODED:
             facts.append("a clip after it cuts the value but not the derivative: 0 x inf is NaN")
+        if f.spread:
+            facts.append(f"from {f.shard} it spread through {', '.join(f.spread)}")
     if e.reproduced:
         facts.append("a second run failed in the same way")
     if cause is Cause.TRANSIENT:

@@ -76,6 +76,9 @@ class Step:
         roles: of a product, a convolution or a look-up in a table: for each input, what becomes of each of
             its axes, "summed", "kept", "batch" or "window 0"; a row that is looked up is "summed". Empty for
             other operations, and for those that are not compared.
+        shards: for a step that each shard of a mesh (or each rank) runs for itself, the numbers of those that
+            ran it; empty elsewhere.
+        collective: whether the step takes values of several shards to those in ``shards``.
     """
 
     index: int
@@ -94,6 +97,8 @@ class Step:
     library: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     roles: tuple[tuple[str, ...], ...] = ()
+    shards: tuple[int, ...] = ()
+    collective: bool = False
 
 
 @dataclass(slots=True)
@@ -150,6 +155,7 @@ class Trace:
         compute_dtype: str = "",
         library: str = "",
         options: Mapping[str, Any] | None = None,
+        shards: Sequence[int] = (),
     ) -> Step:
         """Add the next step. Its outputs are values that have just been added."""
         step = Step(
@@ -168,6 +174,7 @@ class Trace:
             compute_dtype=compute_dtype,
             library=library,
             options=options or {},
+            shards=tuple(shards),
         )
         self.steps.append(step)
         for output in step.outputs:

@@ -40,6 +40,7 @@ from stablenum_jax._diagnosis.checkup.marks import (
 )
 from stablenum_jax._diagnosis.checkup.measuring import MeasuredCall, parameters_seen, probe_of
 from stablenum_jax._diagnosis.checkup.remedy import CHANGES, with_remedy, with_settings
+from stablenum_jax._diagnosis.replay.processes import spans_in
 from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in
 from stablenum_jax._diagnosis.watch.programs import without_static
 from stablenum_jax._diagnosis.watch.watcher import traced
@@ -358,7 +359,7 @@ class _Watcher:
         if program.trains is False and program.inits:  # it applies gradients that another one computes
             self.course.renewed.append(self.course.steps)
             self.course.renewed_places = self.course.renewed_places or places_of(program.inits[0])
-        elif program.trains is not False:
+        elif program.trains is not False and not spans_in((args, kwargs)):  # nor what no process has whole
             self.depth += 1
             try:
                 self.session.sheltered(self.note, program, bound, result)

@@ -37,12 +37,19 @@ class Composed:
 @dataclass(frozen=True, slots=True)
 class Context:
     """What the enclosing calls determine: the source, the name stack, the iteration, the outermost
-    function of many equations."""
+    function of many equations; in the body of a ``shard_map``, the work of the shard and what it has in
+    common with others."""
 
     source: Source = NOWHERE
     stack: str = ""
     where: str = ""
     composed: Composed | None = None
+    task: Any = None
+    sharing: Any = None
+
+    def in_shard(self, task: Any, sharing: Any) -> Context:
+        """Return the context inside one shard."""
+        return replace(self, task=task, sharing=sharing)
 
     def iteration(self, number: int, loop: str) -> Context:
         """Return the context inside one iteration of a loop."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -19,7 +20,13 @@ from jax import jit
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import flags_of
-from stablenum_jax._diagnosis.replay.jax_internals import context_of, scan_counts, sub_jaxpr
+from stablenum_jax._diagnosis.replay.jax_internals import (
+    context_of,
+    evaluated,
+    is_alone,
+    scan_counts,
+    sub_jaxpr,
+)
 
 __all__ = ["Evaluator", "cond", "scan", "while_loop"]
 
@@ -85,13 +92,46 @@ def while_loop(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> li
     n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
     cond_consts, consts = inputs[:n_cond], inputs[n_cond : n_cond + n_body]
     carry = inputs[n_cond + n_body :]
-    condition = jit(jax.extend.core.jaxpr_as_fun(p["cond_jaxpr"]))
+    goes_on = _Condition(run, eqn, p["cond_jaxpr"], ctx)
     body = _Body(run, eqn, p["body_jaxpr"], "while", ctx)
     number = 0
-    while bool(np.asarray(condition(*[c.data for c in [*cond_consts, *carry]])[0]).any()):
+    while goes_on([*cond_consts, *carry]):
         carry = body(number, consts, carry, [])
         number += 1
     return list(carry)
+
+
+class _Condition:
+    """Whether a while loop goes on."""
+
+    def __init__(self, run: Evaluator, eqn: Any, jaxpr: Any, ctx: Context) -> None:
+        self._run, self._eqn, self._jaxpr, self._ctx = run, eqn, jaxpr, ctx
+        self._compiled = None if _connects(jaxpr, ctx) else compiled(jaxpr, ctx)
+
+    def __call__(self, given: Sequence[Cell]) -> bool:
+        if self._compiled is not None:
+            with context_of(self._eqn):
+                (result,) = self._compiled(*[c.data for c in given])
+        else:  # it needs the other shards
+            jaxpr, consts = sub_jaxpr(self._jaxpr)
+            cells = [self._run.constant(c) for c in consts]
+            (cell,) = self._run.run(jaxpr, cells, given, self._run.inside(self._eqn, self._ctx))
+            result = cell.data
+        return bool(np.asarray(result).any())
+
+
+def compiled(closed: Any, ctx: Context) -> Callable[..., Any]:
+    """Return a closed jaxpr as a compiled function; in a ``shard_map``, all shards have the same."""
+    if ctx.task is not None:
+        return ctx.sharing.compiled(closed)
+    if is_alone():
+        return jit(partial(evaluated, *sub_jaxpr(closed)))
+    return jit(jax.extend.core.jaxpr_as_fun(closed))
+
+
+def _connects(closed: Any, ctx: Context) -> bool:
+    """Return whether a jaxpr in a shard needs the other shards or depends on its place among them."""
+    return ctx.task is not None and ctx.sharing.differs(closed)
 
 
 @dataclass(slots=True)
@@ -117,8 +157,13 @@ class _Body:
         size = self.size = self.size or max(_equations(self.jaxpr), 1)
         whole = self.known is None or self.known * size <= OPENED_EQUATIONS
         given = [*consts, *carry]
-        # The first iteration is always opened, the others while the budget lasts.
-        if self.spent == 0 or (whole and self.spent + size <= OPENED_EQUATIONS):
+        # The first iteration is always opened, the others while the budget lasts. Shards that exchange values
+        # in a loop have to open it together.
+        if (
+            self.spent == 0
+            or _connects(self.jaxpr, self.ctx)
+            or (whole and self.spent + size <= OPENED_EQUATIONS)
+        ):
             self.spent += size
             return self._open(number, given, xs)
         return self._compiled(number, given, carry, xs)
@@ -136,7 +181,7 @@ class _Body:
         self, number: int, given: list[Cell], carry: Sequence[Cell], xs: Sequence[tuple[Cell, Any]]
     ) -> list[Cell]:
         if self.compiled is None:
-            self.compiled = jit(jax.extend.core.jaxpr_as_fun(self.jaxpr))
+            self.compiled = compiled(self.jaxpr, self.ctx)
         with context_of(self.eqn):
             data = self.compiled(*[c.data for c in given], *[row for _, row in xs])
         outputs = self.run.made(list(data))

@@ -11,6 +11,7 @@ import numpy as np
 from jax import jit
 
 from stablenum.diagnosis import TensorStats
+from stablenum_jax._diagnosis.replay.processes import asked, spans
 from stablenum_jax._trees.leaves import is_floating
 
 __all__ = ["CLEAN", "Flags", "device_flags", "flags_in", "flags_of", "stats_of"]
@@ -26,6 +27,9 @@ def flags_of(x: Any) -> Flags:
     if the array is in host memory."""
     if not is_floating(x):
         return CLEAN
+    if spans(x):
+        nan, posinf, neginf = asked(flags_in, x).tolist()
+        return nan, posinf, neginf
     if isinstance(x, jax.Array) and not _on_host(x):
         nan, posinf, neginf = np.asarray(device_flags(x)).tolist()
         return nan, posinf, neginf
@@ -60,7 +64,8 @@ device_flags = jit(flags_in)
 
 
 def _on_host(x: jax.Array) -> bool:
-    return x.is_fully_addressable and all(d.platform == "cpu" for d in x.devices())
+    known = x.is_fully_addressable or x.is_fully_replicated
+    return known and all(d.platform == "cpu" for d in x.devices())
 
 
 def stats_of(x: Any, name: str = "", at: Any = None) -> TensorStats | None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stablenum_jax._diagnosis.replay.processes import gathered, spans_in
 from stablenum_jax._trees.leaves import is_floating
 from stablenum_jax._trees.state import is_guard
 
-__all__ = ["Call", "Leaf", "call_of"]
+__all__ = ["Call", "Leaf", "at_hand", "call_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Leaf:
     Attributes:
         guard: "scale" for the loss scale in a guard's state, "statistic" for any other array in such a state,
             "" for all other arrays.
+        sharding: that of an array whose data was gathered from several processes.
     """
 
     data: Any
@@ -31,6 +33,7 @@ class Leaf:
     name: str
     differentiated: bool
     guard: str = ""
+    sharding: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,15 @@ def call_of(
         return tuple(_merged(p) for p in parts), named
 
     return Call(fun, tuple(leaves), rebuild)
+
+
+def at_hand(leaves: Sequence[Leaf]) -> list[Leaf]:
+    """Return the leaves with the data of arrays that span several processes gathered in this one. All
+    processes must do so."""
+    return [
+        replace(leaf, data=gathered(leaf.data), sharding=leaf.data.sharding) if spans_in(leaf.data) else leaf
+        for leaf in leaves
+    ]
 
 
 def _is_empty(node: Any) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from jax import jit
 from jax.extend import core
 
+from stablenum.commands.explain.frames import raised_by_a_signal
 from stablenum.diagnosis.replay.constants import is_constant
 from stablenum.diagnosis.replay.operations import ANSWERING
 from stablenum.diagnosis.replay.trace import Step, Trace
@@ -28,6 +29,8 @@ from stablenum_jax._diagnosis.replay.jax_internals import (
 )
 from stablenum_jax._diagnosis.replay.naming import answering_name, function_name, operation_name
 from stablenum_jax._diagnosis.replay.numpy_answers import numpy_answer
+from stablenum_jax._diagnosis.replay.shard_map import in_shard, shard_map
+from stablenum_jax._diagnosis.replay.shards import Shard
 from stablenum_jax._diagnosis.replay.source_lines import Source, source_of
 from stablenum_jax._trees.leaves import is_floating
 
@@ -69,15 +72,24 @@ class Interpreter:
         flags: if symbolic, one traced vector of flags per value; None for a value that is not floating-point.
         skipped: names of primitives that were left out.
         wanted: indices of further steps whose data is kept.
+        opens_shards: whether the body of a ``shard_map`` is evaluated shard by shard; otherwise it is one
+            step.
+        shards: the number of each shard in the trace.
+        meshes: the numbers of the shards of each mesh.
+        closed: why a ``shard_map`` could not be opened.
     """
 
     symbolic: bool = False
+    opens_shards: bool = False
     trace: Trace = field(default_factory=Trace)
     written: list[Written] = field(default_factory=list)
     kept: dict[int, Kept] = field(default_factory=dict)
     flags: list[Any] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
     wanted: frozenset[int] = frozenset()
+    shards: dict[Shard, int] = field(default_factory=dict)
+    meshes: list[frozenset[int]] = field(default_factory=list)
+    closed: set[str] = field(default_factory=set)
     _literals: dict[int, tuple[Any, Cell]] = field(default_factory=dict)
     _sources: dict[int, tuple[Any, Source]] = field(default_factory=dict)
 
@@ -144,6 +156,7 @@ class Interpreter:
             where=ctx.where,
             library=source.library,
             options=ctx.composed.options if ctx.composed else options,
+            shards=() if ctx.task is None else (self.shards[ctx.task.shard],),
         )
         self.written.append(Written(source, stack, primitive))
         if not self.symbolic and (step.index in self.wanted or self._is_news(step)):
@@ -201,6 +214,20 @@ class Interpreter:
 
     def evaluate(self, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
         """Evaluate one equation: a call, branch or loop is opened; any other is one step."""
+        if ctx.task is None:
+            return self._evaluate(eqn, inputs, ctx)
+        key = ctx.sharing.key(self, eqn, inputs, ctx)
+        known = None if key is None else ctx.sharing.find(self, key, ctx)
+        if known is not None:
+            return list(known)
+        before = len(self.trace.steps)
+        done = in_shard(self, eqn, inputs, ctx)
+        outputs = self._evaluate(eqn, inputs, ctx) if done is None else done
+        if key is not None:
+            ctx.sharing.keep(key, outputs, range(before, len(self.trace.steps)))
+        return outputs
+
+    def _evaluate(self, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
         name = eqn.primitive.name
         if name in _SILENT:
             self.skipped.add(name)
@@ -217,6 +244,26 @@ class Interpreter:
                 return self.run(jaxpr, [self.constant(c) for c in consts], inputs, inner)
         if name in _CONTROL and not self.symbolic:
             return _CONTROL[name](self, eqn, inputs, ctx)
+        if name == "shard_map" and self.opens_shards:
+            return self._opened(eqn, inputs, ctx)
+        outputs = self.made(self.compute(eqn, [c.data for c in inputs]))
+        self.record(eqn, inputs, outputs, ctx)
+        return outputs
+
+    def _opened(self, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
+        """Evaluate a ``shard_map`` shard by shard, or as one step if that fails."""
+        if ctx.task is not None:
+            return shard_map(self, eqn, inputs, ctx)
+        trace, before = self.trace, (len(self.trace.values), len(self.trace.steps))
+        try:
+            return shard_map(self, eqn, inputs, ctx)
+        except Exception as error:  # as one step, it is evaluated by JAX
+            if raised_by_a_signal(error):
+                raise
+            del trace.values[before[0] :], trace.steps[before[1] :], self.written[before[1] :]
+            self.kept = {k: v for k, v in self.kept.items() if k < before[1]}
+            self._literals = {k: v for k, v in self._literals.items() if v[1].id < before[0]}
+            self.closed.add(f"{type(error).__name__}: {error}")
         outputs = self.made(self.compute(eqn, [c.data for c in inputs]))
         self.record(eqn, inputs, outputs, ctx)
         return outputs

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
 from jax.extend import core
 
 from stablenum.interrupts import and_restore
+from stablenum_jax._diagnosis.replay.collectives import CASTS
 
 __all__ = [
+    "alone",
     "any_equation",
     "bind",
     "called_jaxpr",
     "context_of",
     "differentiated_jaxpr",
+    "evaluated",
+    "in_shards",
+    "is_alone",
     "outside_tracebacks",
     "parts_of",
     "quietly",
@@ -49,8 +56,15 @@ _DIFFERENTIATED = {
 
 
 def bind(eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> list[Any]:
-    """Evaluate one equation and return its outputs, always as a list."""
+    """Evaluate one equation and return its outputs, always as a list.
+
+    An equation of the body of a ``shard_map`` is evaluated as if there were no mesh.
+    """
     params = eqn.params if params is None else params
+    if in_shards(eqn):
+        if eqn.primitive.name in _PLACING:
+            return inputs
+        params = without_meshes(params)
     prepared = eqn.primitive.get_bind_params(params) if hasattr(eqn.primitive, "get_bind_params") else params
     functions: list[Any] = []
     if isinstance(prepared, tuple):  # before JAX 0.10: (functions, params)
@@ -62,7 +76,89 @@ def bind(eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> l
 def context_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
     """Return the settings under which the equation was made (where to compute, which generator)."""
     context = getattr(eqn, "ctx", None)
-    return getattr(context, "manager", None) or contextlib.nullcontext()
+    manager = getattr(context, "manager", None) or contextlib.nullcontext()
+    return _without_mesh(manager) if in_shards(eqn) else manager
+
+
+# Whether all equations are evaluated as if there were no mesh.
+_ALONE: ContextVar[bool] = ContextVar("alone", default=False)
+# Primitives that only say where a value is.
+_PLACING = frozenset({"layout_constraint", "mesh_cast", "reshard", "sharding_constraint"})
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Evaluate all equations as if there were no mesh, with arrays that this process has to itself."""
+    before = _ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ALONE.reset(before)
+
+
+def is_alone() -> bool:
+    """Return whether all equations are evaluated as if there were no mesh."""
+    return _ALONE.get()
+
+
+def in_shards(eqn: Any) -> bool:
+    """Return whether an equation is part of the body of a ``shard_map``, or evaluated like one."""
+    if _ALONE.get():
+        return True
+    mesh = getattr(getattr(eqn, "ctx", None), "cur_abstract_mesh", None)
+    return bool(getattr(mesh, "manual_axes", ()))
+
+
+@contextlib.contextmanager
+def _without_mesh(manager: Any) -> Iterator[None]:
+    with manager, jax.set_mesh(None):
+        yield
+
+
+def without_meshes(params: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters of an equation without shardings, those of the jaxprs among them included."""
+    return {k: _without_mesh_in(v) for k, v in params.items()}
+
+
+def _without_mesh_in(value: Any) -> Any:
+    if isinstance(value, jax.sharding.Sharding):
+        return None
+    if isinstance(value, core.ClosedJaxpr):
+        return _traced_again(value.jaxpr, value.consts)
+    if isinstance(value, core.Jaxpr) and not value.constvars:
+        return _traced_again(value, ()).jaxpr
+    if isinstance(value, tuple):
+        parts = [_without_mesh_in(v) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def _traced_again(jaxpr: Any, consts: Any) -> Any:
+    given = [
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in jaxpr.invars
+    ]
+    return jax.make_jaxpr(partial(evaluated, jaxpr, consts))(*given)
+
+
+def evaluated(jaxpr: Any, consts: Any, *args: Any) -> list[Any]:
+    """Return the results of a jaxpr as if there were no mesh. One of a shard must not depend on the place of
+    the shard or on other shards."""
+    env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        given, name = [read(v) for v in eqn.invars], eqn.primitive.name
+        called = called_jaxpr(eqn) or differentiated_jaxpr(eqn)
+        if called is not None:
+            made = evaluated(*called, *given)
+        elif name in CASTS:
+            made = given
+        else:
+            made = bind(eqn, given)
+        env.update(zip(eqn.outvars, made, strict=True))
+    return [read(v) for v in jaxpr.outvars]
 
 
 def scan_counts(params: dict[str, Any], inputs: int) -> tuple[int, int]:

@@ -17,8 +17,8 @@ _LOOP_PARTS = ("index", "stack")
 # Operations that return truth values, which have no derivative.
 COMPARING = ("eq", "ge", "gt", "is_finite", "le", "lt", "ne")
 _WITHOUT_DERIVATIVE = (*COMPARING, "and", "not", "or", "xor")
-# Iteration (None for any) -> function -> its last step.
-_Last: TypeAlias = dict[str | None, dict[str, Step]]
+# Iteration and shard (None for any) -> function -> its last step.
+_Last: TypeAlias = dict[tuple[str, int | None] | None, dict[str, Step]]
 _Table: TypeAlias = dict[Any, _Last]
 
 
@@ -90,9 +90,10 @@ def _within_derivatives(trace: Trace, written: list[Written], *, levels: int) ->
             continue
         # Steps with one source are the function and then its derivative: the first that computes something
         # names the function, and those with another operation are factors of the derivative.
-        began = first.setdefault((how.source.call, how.source.inner, step.where), step)
+        key = (how.source.call, how.source.inner, step.where, step.shards)
+        began = first.setdefault(key, step)
         if began.operation in MOVING:
-            first[how.source.call, how.source.inner, step.where] = step
+            first[key] = step
         elif step.operation != began.operation:
             step.phase = "backward"
 
@@ -103,8 +104,8 @@ def _find_forward(trace: Trace, written: list[Written]) -> None:
         if step.phase == "forward":
             for table, key in zip(tables, _keys(how), strict=True):
                 if key is not None and step.operation not in _WITHOUT_DERIVATIVE:
-                    # The last step of each function, in its iteration and overall.
-                    for where in (step.where, None):
+                    # The last step of each function, in its iteration on its shard and overall.
+                    for where in (*_at(step), None):
                         table.setdefault(key, {}).setdefault(where, {})[step.operation] = step
     for step, how in zip(trace.steps, written, strict=True):
         if step.phase != "backward" or how.primitive in _LOOP_PARTS:
@@ -130,10 +131,20 @@ def _keys(how: Written) -> tuple[Any, Any, Any, Any]:
 
 
 def _best(step: Step, how: Written, last: _Last) -> Step:
-    """Return the last step of the same iteration and function that computes rather than moves values."""
+    """Return the last step of the same iteration, shard and function that computes rather than moves
+    values."""
     name = function_name(how.source.functions)
+    here = set(_at(step))
 
-    def rank(c: Step) -> tuple[bool, bool, bool, int]:
-        return (c.operation not in MOVING, c.where == step.where, bool(name) and c.operation == name, c.index)
+    def rank(c: Step) -> tuple[bool, bool, bool, bool, int]:
+        named = bool(name) and c.operation == name
+        here_too = not here.isdisjoint(_at(c))
+        return (c.operation not in MOVING, c.where == step.where, here_too, named, c.index)
 
-    return max([*last.get(step.where, {}).values(), *last[None].values()], key=rank)
+    known = [c for at in here for c in last.get(at, {}).values()]
+    return max([*known, *last[None].values()], key=rank)
+
+
+def _at(step: Step) -> list[tuple[str, int | None]]:
+    """Return the iteration of a step with each shard that runs it."""
+    return [(step.where, s) for s in step.shards or (None,)]

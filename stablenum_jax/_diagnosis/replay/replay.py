@@ -18,7 +18,7 @@ from stablenum.settings_checks import check_callable, check_flag, check_loss_sca
 from stablenum_jax._diagnosis.audit import state_problems
 from stablenum_jax._diagnosis.replay.flags import flags_of
 from stablenum_jax._diagnosis.replay.guards import scale_of, unscaled
-from stablenum_jax._diagnosis.replay.inputs import Call, Leaf, call_of
+from stablenum_jax._diagnosis.replay.inputs import Call, Leaf, at_hand, call_of
 from stablenum_jax._diagnosis.replay.jax_internals import quietly, under_transformation
 from stablenum_jax._diagnosis.replay.labels import outside_indices
 from stablenum_jax._diagnosis.replay.programs import Program, program_of
@@ -140,8 +140,10 @@ class _Outcome:
 
 
 def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _Outcome:
-    leaves = call.leaves
+    leaves = at_hand(call.leaves)
     notes: list[str] = []
+    if any(leaf.sharding is not None for leaf in leaves):
+        notes.append(_GATHERED)
     run = run_eagerly(program, leaves, scale)
     reproduced: bool | None = None
     compiled_bad: tuple[int, ...] = ()
@@ -152,9 +154,9 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
         second = run_eagerly(program, leaves, scale, wanted=forward)
         reproduced, again = second.failed, second.interpreter
     else:
-        compiled_bad = result_flags(program, run_compiled(program, leaves, scale))
+        compiled_bad = result_flags(program, run_compiled(program, call.leaves, scale))
         if compiled_bad:
-            run, reproduced = _under_jit(program, leaves, scale, notes), True
+            run, reproduced = _under_jit(program, call.leaves, scale, notes), True
         elif known_bad:
             reproduced = False
     if again is None:
@@ -167,6 +169,10 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
         notes.append("a guard skipped the step; what it measured is judged in place of the results")
     if not program.judged:
         notes.append("the function returns no floating-point array, so there was nothing to judge")
+    for why in sorted(run.interpreter.closed):
+        notes.append(
+            f"a shard_map was evaluated as one step, because its shards could not be told apart: {why}"
+        )
     if run.interpreter.skipped:
         notes.append(f"left out of the replay: {', '.join(sorted(run.interpreter.skipped))}")
     return _Outcome(
@@ -180,6 +186,12 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
         read=run.read_by(origins[0], again) if origins else None,
         left=run.left([f for f, _ in found]),
     )
+
+
+_GATHERED = (
+    "the arguments are arrays of several processes, gathered by each process for a replay of its own; "
+    "of what the step computes from them, the device is known only inside a shard_map"
+)
 
 
 def _under_jit(program: Program, leaves: Sequence[Leaf], scale: float, notes: list[str]) -> Run:

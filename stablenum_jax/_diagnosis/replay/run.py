@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax import jit
 
 from stablenum.diagnosis import Finding, Place
 from stablenum.diagnosis.replay.findings import finding_of, places_left
+from stablenum.diagnosis.replay.shards import alike, shards_of, spread_of
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.trials import Read
 from stablenum.diagnosis.replay.walk import Origin, first_causes, on_the_way
@@ -22,10 +24,11 @@ from stablenum_jax._diagnosis.replay.flags import flags_of, stats_of
 from stablenum_jax._diagnosis.replay.guards import seen_by_guards
 from stablenum_jax._diagnosis.replay.inputs import Leaf
 from stablenum_jax._diagnosis.replay.interpreter import Interpreter, Kept
-from stablenum_jax._diagnosis.replay.jax_internals import bind
+from stablenum_jax._diagnosis.replay.jax_internals import alone, bind
 from stablenum_jax._diagnosis.replay.optimizers import with_optimizer
 from stablenum_jax._diagnosis.replay.phases import COMPARING, assign_phases
 from stablenum_jax._diagnosis.replay.programs import Program
+from stablenum_jax._diagnosis.replay.shards import described, holders
 from stablenum_jax._diagnosis.replay.source_lines import callers
 from stablenum_jax._trees.leaves import is_floating
 
@@ -45,6 +48,8 @@ class Run:
         inputs, outputs: cells of constants and arguments, and of all results.
         bad: positions among the judged results that are not finite.
         measured: indices of values that a guard inside measured and that are not finite.
+        spread: the shardings of inputs that were gathered from several processes.
+        twins: the id of an origin -> it and those of the same operation in other shards.
     """
 
     program: Program
@@ -53,6 +58,8 @@ class Run:
     outputs: list[Cell]
     bad: tuple[int, ...]
     measured: tuple[int, ...] = ()
+    spread: dict[int, Any] = field(default_factory=dict)
+    twins: dict[int, list[Origin]] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -69,8 +76,9 @@ class Run:
         program, trace = self.program, self.trace
         loss = [self.outputs[i].id for i in program.loss]
         assign_phases(trace, self.interpreter.written, loss, [c.id for c in self.outputs])
-        bad = [*(self.outputs[program.judged[i]].id for i in self.bad), *self.measured]
-        return first_causes(trace, bad)[:MOST_FINDINGS]
+        groups = alike(first_causes(trace, self._bad()))[:MOST_FINDINGS]
+        self.twins = {id(group[0]): group for group in groups}
+        return [group[0] for group in groups]
 
     def only_loss(self) -> bool:
         """Return whether no step of the backward pass or of the update gave NaN or inf, and none compared a
@@ -83,8 +91,10 @@ class Run:
 
     def left(self, findings: Sequence[Finding]) -> tuple[str, ...]:
         """Return the further places that give NaN or inf of their own; factors of a derivative are steps."""
-        bad = [*(self.outputs[self.program.judged[i]].id for i in self.bad), *self.measured]
-        return places_left(findings, on_the_way(self.trace, bad, lambda step: False))
+        return places_left(findings, on_the_way(self.trace, self._bad(), lambda step: False))
+
+    def _bad(self) -> list[int]:
+        return [*(self.outputs[self.program.judged[i]].id for i in self.bad), *self.measured]
 
     def findings(
         self, origins: Sequence[Origin], again: Interpreter | None
@@ -103,9 +113,39 @@ class Run:
             if origin.step is not None and again is not None and origin.step.forward is not None and kept:
                 self._fill_users(origin.step, again.kept.get(origin.step.forward), kept)
             finding = finding_of(self.trace, origin, wide_finite=_wide_finite(kept))
-            finding = _called_from(callers(), finding)
+            finding = _called_from(callers(), self._with_shard(finding, origin, kept))
             found.append((with_optimizer(finding, sys._getframe()), kept))
         return found
+
+    def _with_shard(self, finding: Finding, origin: Origin, kept: Kept | None) -> Finding:
+        """Return the finding with the shard in which the value was born, if that is known."""
+        trace, twins = self.trace, self.twins.get(id(origin), [origin])
+        by_number = {n: s for s, n in self.interpreter.shards.items()}
+        numbers, mesh = self._born_in(twins)
+        shards, everywhere = ([by_number[n] for n in sorted(some)] for some in (numbers, mesh))
+        if origin.step is None and (not mesh or numbers == mesh):
+            data = next((c.data for c in self.inputs if c.id == origin.value.id), None)
+            shards, everywhere = holders(data, self.spread.get(origin.value.id))
+        elif not numbers and kept is not None:
+            data = next((o for o in kept.outputs if any(flags_of(o))), None)
+            shards, everywhere = holders(data)
+        if not shards or len(everywhere) < 2:
+            return finding
+        devices = {d.id for s in shards for d in s.devices}
+        return replace(
+            finding,
+            shard=described(shards, everywhere),
+            rank=devices.pop() if len(devices) == 1 else None,
+            spread=tuple(spread_of(trace, twins, numbers, finding.place)),
+        )
+
+    def _born_in(self, twins: Sequence[Origin]) -> tuple[frozenset[int], frozenset[int]]:
+        """Return the numbers of the shards in which a value was born, and those of their mesh."""
+        for mesh in self.interpreter.meshes:
+            numbers = shards_of(self.trace, twins, self._bad(), mesh)
+            if numbers and numbers <= mesh:
+                return numbers, mesh
+        return frozenset(), frozenset()
 
     def _find_axis(self, origin: Origin) -> None:
         """Add the axis to a part of a function over rows that JAX does not call as a whole: that of the first
@@ -178,17 +218,21 @@ def _called_from(outer: tuple[Place, ...], finding: Finding) -> Finding:
 
 def run_eagerly(program: Program, leaves: Sequence[Leaf], scale: float, *, wanted: Iterable[int] = ()) -> Run:
     """Run the program equation by equation, and keep the data of the steps that are wanted."""
-    interpreter = Interpreter(wanted=frozenset(wanted))
-    inputs, outputs = _evaluate(
-        interpreter, program, leaves, [leaf.data for leaf in leaves], jnp.float32(scale)
-    )
+    interpreter = Interpreter(wanted=frozenset(wanted), opens_shards=True)
+    meshless = any(leaf.sharding is not None for leaf in leaves)
+    with alone() if meshless else contextlib.nullcontext():
+        inputs, outputs = _evaluate(
+            interpreter, program, leaves, [leaf.data for leaf in leaves], jnp.float32(scale)
+        )
     bad = [i for i, at in enumerate(program.judged) if not interpreter.trace.values[outputs[at].id].finite]
     measured: tuple[int, ...] = ()
     if not program.gradients:
         given = inputs[len(inputs) - len(leaves) :]
         own = frozenset(c.id for c, leaf in zip(given, leaves, strict=True) if leaf.guard)
         measured = seen_by_guards(interpreter.trace, interpreter.written, own) if own else ()
-    return Run(program, interpreter, inputs, outputs, tuple(bad), measured)
+    given = inputs[len(inputs) - len(leaves) :]
+    spread = {c.id: leaf.sharding for c, leaf in zip(given, leaves, strict=True) if leaf.sharding is not None}
+    return Run(program, interpreter, inputs, outputs, tuple(bad), measured, spread)
 
 
 def run_compiled(program: Program, leaves: Sequence[Leaf], scale: float) -> list[Any]:

@@ -46,16 +46,25 @@ def places() -> Iterator[tuple[Any, str]]:
         for name, value in list(vars(module).items()):
             if not name.startswith("_") and _is_operation(value):
                 yield module, name
-    array = jnp.zeros(1)
-    own = type(array)
+    own = array_class()
     for name in dir(own):
         known = name.strip("_") in _OPERATORS if name.startswith("_") else _is_method(own, name)
         if known or name in _READS:
             yield own, name
-    updates = type(array.at[0])
+    updates = type(own.at.fget(None)[0])
     for name in _UPDATES:
         if hasattr(updates, name):
             yield updates, name
+
+
+def array_class() -> Any:
+    """Return the class of arrays. No array is made, which would start the backend before the script has set
+    the number of devices or has joined other processes (``jax.distributed.initialize``)."""
+    try:
+        from jax._src.array import ArrayImpl
+    except ImportError:  # there is no public name
+        return type(jnp.zeros(1))
+    return ArrayImpl
 
 
 def _is_method(own: Any, name: str) -> bool:

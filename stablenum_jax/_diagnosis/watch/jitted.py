@@ -1,4 +1,4 @@
-"""What the watched ``jax.jit`` returns."""
+"""What the watched ``jax.jit``, ``jax.pmap`` and ``jax.shard_map`` return."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stablenum_jax._diagnosis.watch.derivatives import derivative_of
 from stablenum_jax._diagnosis.watch.programs import Program
 from stablenum_jax._diagnosis.watch.watcher import Watcher
 
-__all__ = ["Jitted"]
+__all__ = ["Jitted", "Mapped"]
 
 _jit = jax.jit  # the original, not the watched one
 
@@ -33,8 +33,8 @@ class Jitted:
     @transparent
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         fun, program = self.__wrapped__, self._program
-        if self._watcher.judge.marking:  # the cached trace has no marks
-            return fun(*args, **kwargs)
+        if self._watcher.judge.marking:
+            return self._traced_again(*args, **kwargs)
 
         def replay(**more: Any) -> Report:
             return program.replay(args, kwargs, **more)
@@ -43,6 +43,9 @@ class Jitted:
         judged = own.judged if own else None
         call = Call(args, kwargs, name_of(fun), key_of(fun, "jit"), replay, judged, program)
         return self._watcher.call(self.inner, call)
+
+    def _traced_again(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)  # the cached trace has no marks
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
         return self if owner is None else MethodType(self, owner)
@@ -61,6 +64,22 @@ class Jitted:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _jit_again, (self.__wrapped__, self._program.options)
+
+
+class Mapped(Jitted):
+    """A watched function over the devices of a mesh, which is replayed as it is."""
+
+    def __init__(self, watcher: Watcher, fun: Any, inner: Callable[..., Any]) -> None:
+        self.__wrapped__ = fun
+        self.inner = inner
+        self._watcher, self._program = watcher, Program(inner, {})
+        functools.update_wrapper(self, fun, updated=())
+
+    def _traced_again(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.inner.__reduce_ex__(protocol)
 
 
 def _jit_again(fun: Callable[..., Any], options: dict[str, Any]) -> Any:

@@ -16,6 +16,7 @@ from stablenum.commands.explain.session import Doubt, Session
 from stablenum.diagnosis import Cause, Report
 from stablenum.diagnosis.replay.growth import Growth
 from stablenum.diagnosis.replay.judge import Evidence
+from stablenum_jax._diagnosis.replay.processes import spans_in
 from stablenum_jax._diagnosis.watch.adoption import Adoption, matters
 from stablenum_jax._diagnosis.watch.calls import Call
 from stablenum_jax._diagnosis.watch.courses import Course
@@ -190,7 +191,15 @@ class Judge:
     def failure_of(self, call: Call) -> Failure:
         """Return the failure of the call, which has just ended."""
         step = max(0, self._session.outcome.calls - 1)
-        return Failure(step=step, what="output", names=(call.name,), unit="call")
+        # All processes replay a step whose arrays span them, and find the same.
+        elsewhere = jax.process_index() > 0 and spans_in((call.args, call.kwargs))
+        return Failure(
+            step=step,
+            what="output",
+            names=(call.name,),
+            unit="call",
+            reporter="process 0" if elsewhere else "",
+        )
 
     def settled_by(
         self, course: Course, adoption: Adoption | None, *, raises: bool, trains: bool

@@ -10,9 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from stablenum_jax._diagnosis.replay.processes import asked, spans
+
 __all__ = ["carried", "sizes_of"]
 
-_largest_on_device = jax.jit(lambda leaf: jnp.abs(leaf).max())  # the original jit, not the watched one
+
+def _magnitude(leaf: jax.Array) -> jax.Array:
+    return jnp.abs(leaf).max()
+
+
+_largest_on_device = jax.jit(_magnitude)  # the original jit, not the watched one
 
 
 def sizes_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, float]:
@@ -45,5 +52,7 @@ def _shapes(tree: Any) -> list[tuple[Any, ...]]:
 
 
 def _largest(leaf: jax.Array) -> float:
+    if spans(leaf):
+        return float(asked(_magnitude, leaf))
     on_host = leaf.is_fully_addressable and all(d.platform == "cpu" for d in leaf.devices())
     return float(np.abs(np.asarray(leaf)).max() if on_host else _largest_on_device(leaf))

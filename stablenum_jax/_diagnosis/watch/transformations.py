@@ -18,7 +18,7 @@ from stablenum_jax._diagnosis.replay.jax_internals import outside_tracebacks
 from stablenum_jax._diagnosis.watch.calls import Call, key_of, name_of
 from stablenum_jax._diagnosis.watch.derivatives import Derivative, judged_part, label
 from stablenum_jax._diagnosis.watch.eager import Eager
-from stablenum_jax._diagnosis.watch.jitted import Jitted
+from stablenum_jax._diagnosis.watch.jitted import Jitted, Mapped
 from stablenum_jax._diagnosis.watch.placing import at_the_caller
 from stablenum_jax._diagnosis.watch.results import mark
 from stablenum_jax._diagnosis.watch.watcher import Watcher, traced
@@ -43,6 +43,8 @@ def watch(session: Session) -> None:
         setattr(jax, name, watched.linear(getattr(jax, name)))
     for name in ("jit", "vmap", "jvp"):
         setattr(jax, name, _in_place_of(getattr(jax, name), getattr(watched, name)))
+    for name in ("pmap", "shard_map"):
+        setattr(jax, name, watched.mapped(getattr(jax, name)))
     outside_tracebacks(os.path.dirname(__file__) + os.sep)
     # A property of the class. optax.chain unpacks its transformations as tuples, which does not read the
     # property, so they are not watched one by one.
@@ -65,6 +67,19 @@ class _Transformations:
         for name in ("donate_argnums", "donate_argnames"):
             options.pop(name, None)
         return Jitted(self._watcher, fun, options)
+
+    def mapped(self, transform: Callable[..., Any]) -> Callable[..., Any]:
+        """Do what ``jax.pmap`` or ``jax.shard_map`` does, but watch the function and donate no buffers."""
+
+        @functools.wraps(transform)
+        @transparent
+        def outer(fun: Any = None, /, *settings: Any, **options: Any) -> Any:
+            options.pop("donate_argnums", None)
+            if fun is None:
+                return functools.partial(outer, *settings, **options)
+            return Mapped(self._watcher, fun, transform(fun, *settings, **options))
+
+        return outer
 
     def derivative(self, transform: Callable[..., Any], *, value: bool) -> Callable[..., Any]:
         """Do what ``jax.grad`` or ``jax.value_and_grad`` does, and watch each call outside a trace."""
