@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from stablenum.commands.explain.frames import raised_by_a_signal
+from stablenum.commands.explain.launch import has_failed, mark_failed
 from stablenum.commands.explain.numpy_errors import NumpyErrors
 from stablenum.commands.explain.plan import Failure, Outcome, Plan
 from stablenum.commands.explain.script_errors import is_about_numbers
@@ -55,6 +58,7 @@ class Session:
         on_end: called when the script has ended.
         numpy: what NumPy has warned of.
         doubts: values that count as failures only if they are not settled when the script has ended.
+        ending: held by the thread that concludes.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -65,6 +69,7 @@ class Session:
         self.on_end: list[Callable[[], object]] = []
         self.numpy = NumpyErrors()
         self.doubts: list[Doubt] = []
+        self.ending = threading.Lock()
 
     @property
     def over(self) -> bool:
@@ -192,6 +197,17 @@ class Session:
             self.outcome.failure = Failure(step=self.outcome.steps, what="error", names=(name,))
             self.outcome.report = report.to_dict()
 
+    def mark_failed(self) -> None:
+        """Note that this process fails, before it leaves others that train with it."""
+        if self.plan.marks:
+            mark_failed(Path(self.plan.marks), self.plan.rank)
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether another process has failed that trains with this one."""
+        return bool(self.plan.marks) and has_failed(Path(self.plan.marks), but=self.plan.rank)
+
     def _record(self, failure: Failure, report: Report | None) -> None:
+        self.mark_failed()
         self.outcome.failure = failure
         self.outcome.report = None if report is None else self.numpy.placed(report).to_dict()

@@ -59,6 +59,10 @@ class Finding:
         wide_finite: whether the operation is finite in float32; None if this was not tried.
         data: whether the infinities that it read are the data of a layer, which is never masked.
         upstream: what made the numbers that it read.
+        shard: of a program that runs in several places, that in which the value was born, such as "the shard
+            data=2 (device 2)" or "rank 3"; "" elsewhere.
+        rank: its number, if it is a single one: of the device in JAX, of the process in PyTorch.
+        spread: the operations through which the value reached other shards, such as "psum (line 24)".
 
     Example:
         >>> x = TensorStats(dtype="float32", shape=(1,), size=1, min=0.0, max=0.0, amax=0.0, zero=1)
@@ -98,6 +102,9 @@ class Finding:
     wide_finite: bool | None = None
     data: bool = False
     upstream: Upstream = field(default_factory=Upstream)
+    shard: str = ""
+    rank: int | None = None
+    spread: tuple[str, ...] = ()
 
     @property
     def own_derivative(self) -> bool:
@@ -110,6 +117,10 @@ class Finding:
         return next((p for p in reversed(self.frames) if not package_of(p.file)), None)
 
     def __str__(self) -> str:
+        return f"{self._said} on {self.shard}" if self.shard else self._said
+
+    @property
+    def _said(self) -> str:
         what = "NaN" if self.kind == "nan" else "inf"
         if self.phase == "before":
             captured = self.name.startswith("captured ")
@@ -139,6 +150,7 @@ class Finding:
         d["outputs"] = [s.to_dict() for s in self.outputs]
         d["received"] = [s.to_dict() for s in self.received]
         d["upstream"] = asdict(self.upstream)
+        d["spread"] = list(self.spread)
         return d
 
     @classmethod
@@ -158,6 +170,7 @@ class Finding:
                 "outputs": tuple(TensorStats.from_dict(s) for s in d["outputs"]),
                 "received": tuple(TensorStats.from_dict(s) for s in d.get("received", ())),
                 "upstream": Upstream.from_dict(d.get("upstream", {})),
+                "spread": tuple(d.get("spread", ())),
             }
         )
 
@@ -233,6 +246,8 @@ def _reader(trace: Trace, value: int) -> Step | None:
         if first is None or first.index < trace.begin:
             first = step
         prepares = step.index < trace.begin and step.operation in _CARRYING
+        if step.shards and step.operation in _CARRYING:  # split into shards, without its first axis perhaps
+            prepares |= value in step.inputs or step.place == first.place
         if prepares or step.operation in batching:
             moved.update(step.outputs)
         elif step.operation in MOVING - SELECTING:

@@ -73,6 +73,9 @@ class Step:
         compute_dtype: the format in which the step computes, if it differs from that of its outputs.
         options: of a function over rows, the "axis", "keepdims", "correction" and "ord" of the user's call,
             and the "count" of elements that it takes together, as far as they are known.
+        shards: for a step that each shard of a mesh (or each rank) runs for itself, the numbers of those that
+            ran it; empty elsewhere.
+        collective: whether the step takes values of several shards to those in ``shards``.
     """
 
     index: int
@@ -90,6 +93,8 @@ class Step:
     compute_dtype: str = ""
     library: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    shards: tuple[int, ...] = ()
+    collective: bool = False
 
 
 @dataclass(slots=True)
@@ -146,6 +151,7 @@ class Trace:
         compute_dtype: str = "",
         library: str = "",
         options: Mapping[str, Any] | None = None,
+        shards: Sequence[int] = (),
     ) -> Step:
         """Add the next step. Its outputs are values that have just been added."""
         step = Step(
@@ -164,6 +170,7 @@ class Trace:
             compute_dtype=compute_dtype,
             library=library,
             options=options or {},
+            shards=tuple(shards),
         )
         self.steps.append(step)
         for output in step.outputs:

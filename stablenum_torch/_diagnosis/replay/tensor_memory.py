@@ -15,6 +15,8 @@ from typing import Any
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from stablenum.diagnosis.replay.trace import Step
+
 __all__ = ["Memory", "Storage", "view_key"]
 
 View = tuple[Any, ...]
@@ -32,6 +34,7 @@ class Storage:
         writes: (epoch, value) of each write.
         unwritten: the value of the memory while it is uninitialised.
         doubtful: whether it may have been written while nothing was recorded.
+        pending: the collectives that write to it and may not have ended, each with the tensor that it writes.
     """
 
     reference: Any
@@ -41,6 +44,7 @@ class Storage:
     writes: list[tuple[int, int]] = field(default_factory=list)
     unwritten: int | None = None
     doubtful: bool = False
+    pending: list[tuple[Step, Tensor]] = field(default_factory=list)
 
     def current(self, view: View) -> int | None:
         """Return the value at a place; None if the storage has changed since, or the place was never read."""
