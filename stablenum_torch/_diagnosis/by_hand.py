@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stablenum_torch._diagnosis.replay.collectives import local_of
 from stablenum_torch._diagnosis.replay.graph import nodes_below
+from stablenum_torch._diagnosis.replay.tensor_memory import is_freed
 
 __all__ = ["REPAIRS", "Gradients", "Graph", "finite", "graph_of", "tensors_of", "unwrapped"]
 
@@ -96,7 +97,7 @@ def unwrapped(tensor: Tensor) -> Tensor:
 def finite(tensor: Tensor) -> bool:
     """Return whether no number in a tensor is NaN or inf; True if the numbers cannot be read here."""
     tensor = unwrapped(tensor).detach()
-    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta or is_freed(tensor):
         return True
     try:
         if tensor.layout is not torch.strided:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from stablenum_torch._diagnosis.replay.collectives import local_of
+from stablenum_torch._diagnosis.replay.tensor_memory import is_freed
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["largest", "parameters_of", "rate_of", "will_skip"]
@@ -24,7 +25,7 @@ def largest(tensors: Sequence[torch.Tensor]) -> list[float]:
     tensors = [local_of(t) for t in tensors]
     groups: dict[Any, list[int]] = {}
     for i, t in enumerate(tensors):
-        if t.layout is torch.strided and t.is_floating_point() and not t.is_meta and t.numel():
+        if t.layout is torch.strided and t.is_floating_point() and not t.is_meta and t.numel() and not is_freed(t):
             groups.setdefault((t.device, t.dtype), []).append(i)
     for members in groups.values():
         sizes = torch.stack([t.amax() for t in torch._foreach_abs([tensors[i].detach() for i in members])])

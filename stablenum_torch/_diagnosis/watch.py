@@ -38,6 +38,7 @@ from stablenum_torch._diagnosis.poisoned import Buffers
 from stablenum_torch._diagnosis.rates import Rates
 from stablenum_torch._diagnosis.replay.collectives import local_of, own_rank
 from stablenum_torch._diagnosis.replay.source_lines import is_user_file
+from stablenum_torch._diagnosis.replay.tensor_memory import is_freed
 from stablenum_torch._diagnosis.script_errors import bad_in_frames, is_about_a_closure, is_about_numbers
 from stablenum_torch._diagnosis.script_recorder import Window, names_by_id, names_in_modules
 from stablenum_torch._diagnosis.unseen import Unseen, outside_graphs
@@ -543,8 +544,8 @@ def _several(result: Any) -> Sequence[Any]:
 
 
 def _copies(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return each tensor with a copy of its value."""
-    return [(t, t.detach().clone()) for t in tensors]
+    """Return each tensor with a copy of its value, except those whose memory was given back."""
+    return [(t, t.detach().clone()) for t in tensors if not is_freed(unwrapped(t))]
 
 
 def _line() -> _Line:

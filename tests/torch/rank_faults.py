@@ -127,16 +127,16 @@ def loss_of(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean()
 
 
-def trained(net: nn.Module, fault: Fault, faulty: Faulty, rank: int, *, bad: bool, data: int) -> None:
+def trained(net: nn.Module, faulty: Faulty, *, bad: bool, data: int) -> None:
     """Two steps, of which the second is bad.
 
     Args:
         net: gives the output.
-        fault, faulty: the line.
-        rank: seeds the batches with ``data``.
+        faulty: the line.
         bad: whether it fails here.
         data: which part of the batches this rank has.
     """
+    fault = faulty.fault
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     for step in range(2):
         now = bad and step == 1
@@ -152,12 +152,12 @@ def run_alone(name: str) -> None:
     """The program on one rank."""
     fault = FAULTS[name]
     net = Net(fault)
-    trained(net, fault, net.middle, 0, bad=True, data=0)
+    trained(net, net.middle, bad=True, data=0)
 
 
 def ddp(fault: Fault, rank: int, *, bad: bool) -> None:
     net = Net(fault)
-    trained(DistributedDataParallel(net), fault, net.middle, rank, bad=bad, data=rank)
+    trained(DistributedDataParallel(net), net.middle, bad=bad, data=rank)
 
 
 def fsdp2(fault: Fault, rank: int, *, bad: bool) -> None:
@@ -165,7 +165,7 @@ def fsdp2(fault: Fault, rank: int, *, bad: bool) -> None:
     for layer in (net.first, net.last):
         fully_shard(layer)
     fully_shard(net)
-    trained(net, fault, net.middle, rank, bad=bad, data=rank)
+    trained(net, net.middle, bad=bad, data=rank)
 
 
 def _in_parallel(net: Net, mesh: Any) -> None:
@@ -175,7 +175,7 @@ def _in_parallel(net: Net, mesh: Any) -> None:
 def tensor_parallel(fault: Fault, rank: int, *, bad: bool) -> None:
     net = Net(fault)
     _in_parallel(net, init_device_mesh("cpu", (SIZE,)))
-    trained(net, fault, net.middle, rank, bad=bad, data=0)
+    trained(net, net.middle, bad=bad, data=0)
 
 
 def fsdp2_and_tensor_parallel(fault: Fault, rank: int, *, bad: bool) -> None:
@@ -183,7 +183,7 @@ def fsdp2_and_tensor_parallel(fault: Fault, rank: int, *, bad: bool) -> None:
     net = Net(fault)
     _in_parallel(net, mesh["model"])
     fully_shard(net, mesh=mesh["data"])
-    trained(net, fault, net.middle, rank, bad=bad, data=rank // 2)
+    trained(net, net.middle, bad=bad, data=rank // 2)
 
 
 class First(nn.Module):
@@ -194,7 +194,7 @@ class First(nn.Module):
         self.first, self.middle = net.first, net.middle
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
+        h = self.first(x)  # DATA
         return self.middle(h)
 
 
@@ -265,8 +265,10 @@ def run(program: Program, rank: int) -> None:
     LAYOUTS[program.layout](FAULTS[program.fault], rank, bad=rank == program.rank)
 
 
-def bad_line(fault: str) -> int:
+def bad_line(program: Program) -> int:
     """The number of the faulty line in this file."""
-    owner, mark = (Net.forward, "# DATA") if FAULTS[fault].data else (FAULTS[fault].forward, "# BAD")
+    reader = First if program.layout == "pipeline" else Net
+    fault = FAULTS[program.fault]
+    owner, mark = (reader.forward, "# DATA") if fault.data else (fault.forward, "# BAD")
     lines, start = inspect.getsourcelines(owner)
     return next(start + i for i, line in enumerate(lines) if line.rstrip().endswith(mark))

@@ -26,7 +26,7 @@ def outcome(run_it: Callable[[], None]) -> dict:
     try:
         session = ended(next(watching)(record=True), run_it)
     finally:
-        watching.close()
+        next(watching, None)  # which takes everything back
         patch.undo()
     return session.outcome.to_dict()
 

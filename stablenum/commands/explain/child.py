@@ -55,7 +55,7 @@ def run(session: Session) -> None:
         error.__traceback__ = _own(error.__traceback__)
         for report in session.on_error if isinstance(error, Exception) and not session.over else ():
             session.sheltered(report, error)
-        if session.left_alone:  # the error comes of that
+        if session.is_left_alone():  # the error comes of that
             outcome.cut_short = True
         else:
             session.mark_failed()
@@ -137,7 +137,7 @@ def _own(tb: TracebackType | None) -> TracebackType | None:
 def _leave_with_others(session: Session, leave: Callable[[], None]) -> None:
     """End the process some time after another one has failed that trains with it, or after this one has: it
     may wait in a collective for ever. What was recorded until then is told."""
-    while not (session.left_alone or session.over):
+    while not (session.is_left_alone(within=0.0) or session.over):
         time.sleep(0.2)
     time.sleep(GRACE)
     if session.ending.acquire(blocking=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -202,10 +203,17 @@ class Session:
         if self.plan.marks:
             mark_failed(Path(self.plan.marks), self.plan.rank)
 
-    @property
-    def left_alone(self) -> bool:
-        """Whether another process has failed that trains with this one."""
-        return bool(self.plan.marks) and has_failed(Path(self.plan.marks), but=self.plan.rank)
+    def is_left_alone(self, within: float = 2.0) -> bool:
+        """Return whether another process has failed that trains with this one, or fails within so many
+        seconds: the command notes it a little after such a process has died."""
+        if not self.plan.marks:
+            return False
+        until = time.monotonic() + within
+        while not has_failed(Path(self.plan.marks), but=self.plan.rank):
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.1)
+        return True
 
     def _record(self, failure: Failure, report: Report | None) -> None:
         self.mark_failed()

@@ -62,6 +62,9 @@ def join(outcomes: Mapping[int, Outcome], size: int) -> Joint:
         return Joint(failure=failure, failed=failed)
     chosen = born[0] if born else verdicts[0]
     report = chosen.report
+    own = outcomes[chosen.rank].failure
+    if own is not None:
+        failure, failed = own, chosen.rank
     if not born and not silent:
         report = _of_the_sum(report)
     notes = (*_path(verdicts, chosen), *_missing(silent), *report.notes)

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["Memory", "Storage", "view_key"]
+__all__ = ["Memory", "Storage", "is_freed", "view_key"]
 
 View = tuple[Any, ...]
 
@@ -93,6 +93,15 @@ def view_key(tensor: Tensor) -> View:
         return (x.storage_offset(), tuple(x.shape), x.stride(), x.dtype)
     except (RuntimeError, NotImplementedError):  # a layout without strides
         return (0, tuple(x.shape), None, x.dtype)
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Return whether the memory of a dense tensor was given back, as ``fully_shard`` does with parameters
+    between their uses; to read it would end the process."""
+    try:
+        return bool(tensor.numel()) and not tensor.untyped_storage().nbytes() and not tensor.is_meta
+    except (RuntimeError, NotImplementedError):  # no storage
+        return False
 
 
 def _dense(tensor: Tensor) -> Tensor:

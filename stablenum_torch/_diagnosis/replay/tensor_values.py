@@ -9,7 +9,7 @@ from torch import Tensor
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
 from stablenum_torch._diagnosis.replay.flags import bad_positions, flags_of, stats_of
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
-from stablenum_torch._diagnosis.replay.tensor_memory import Memory, Storage, view_key
+from stablenum_torch._diagnosis.replay.tensor_memory import Memory, Storage, is_freed, view_key
 
 __all__ = ["TensorValues"]
 
@@ -96,7 +96,7 @@ class TensorValues:
         """Note the values that collectives have given to tensors."""
         pending, storage.pending = storage.pending, []
         for step, tensor in pending:
-            if _freed(tensor):
+            if is_freed(tensor):
                 continue
             flags = flags_of(tensor)
             stats = stats_of(tensor, at=bad_positions(tensor)) if any(flags) else None
@@ -173,7 +173,3 @@ class TensorValues:
             storage.unwritten = value
         storage.views[view_key(tensor)] = (value, storage.epoch)
 
-
-def _freed(tensor: Tensor) -> bool:
-    """Return whether a tensor's memory was given back, as ``fully_shard`` does between uses."""
-    return bool(tensor.numel()) and not tensor.untyped_storage().nbytes()
