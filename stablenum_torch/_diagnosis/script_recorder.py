@@ -6,7 +6,7 @@ Unlike a replay, this restores nothing, because the script continues.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +57,7 @@ class Window:
 
     def __init__(self, earlier: Window | None = None, *, most: int | None = None) -> None:
         names = roles_and_names()
+        self._parts = _with_parts(names)
         # Where the findings of reports began.
         self._origins: dict[tuple[object, ...], Origin] = {} if earlier is None else earlier._origins
         if earlier is None:
@@ -162,16 +163,26 @@ def recorder_of(names: dict[int, tuple[str, str]], kind: type[Recorder] = Record
 def roles_and_names() -> dict[int, tuple[str, str]]:
     """Return the roles and the names of the parameters and buffers of all existing modules, by id."""
     names: dict[int, tuple[str, str]] = {}
-
-    def note(role: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        for name, tensor in tensors:
-            names[id(tensor)] = names[id(local_of(tensor))] = (role, name)
-
     # The outermost module, which has the longest names, comes last and overrides the others.
     for module in sorted(existing_modules(), key=lambda m: sum(1 for _ in m.modules())):
-        note("buffer", module.named_buffers())
-        note("parameter", module.named_parameters())
+        names |= {id(b): ("buffer", name) for name, b in module.named_buffers()}
+        names |= {id(p): ("parameter", name) for name, p in module.named_parameters()}
     return names
+
+
+def _with_parts(names: dict[int, tuple[str, str]]) -> list[Tensor]:
+    """Name this rank's parts of DTensors as these, and return the parts: an id is a name only as long as its
+    tensor exists."""
+    if own_rank() is None:
+        return []
+    parts = []
+    for module in existing_modules():
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            part = local_of(tensor)
+            if part is not tensor and id(tensor) in names:
+                names[id(part)] = names[id(tensor)]
+                parts.append(part)
+    return parts
 
 
 def names_in_modules(parameters: Sequence[Tensor]) -> tuple[str, ...]:

@@ -197,6 +197,7 @@ class Recorder(TorchDispatchMode):
         """Prepare for recording after a pause: of what was seen before, tensors that are not finite are
         still known."""
         self.trace.begin = len(self.trace.steps)
+        self._names.clear()
         self._names.update(names)
         self.values.forget_good()
         self.failure = None
