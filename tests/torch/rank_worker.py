@@ -5,6 +5,7 @@ It reads ``layout fault rank`` from standard input, and prints the outcome as JS
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import sys
@@ -39,11 +40,11 @@ def main(rank: int, size: int, store: str) -> None:
         dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
     for line in sys.stdin:
         layout, fault, bad = line.split()
-        if size == 1:
-            found = outcome(lambda fault=fault: run_alone(fault))
-        else:
-            found = outcome(lambda p=Program(layout, fault, int(bad)): run(p, rank))
-        print("OUTCOME", json.dumps(found), flush=True)
+        program = Program(layout, fault, int(bad))
+        alone = functools.partial(run_alone, fault)
+        found = outcome(alone if size == 1 else functools.partial(run, program, rank))
+        sys.stdout.write(f"OUTCOME {json.dumps(found)}\n")
+        sys.stdout.flush()
     if size > 1:
         dist.destroy_process_group()
 

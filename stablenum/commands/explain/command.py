@@ -60,8 +60,8 @@ def explain(
     If nothing fails, some of the steps have been measured as by `stablenum checkup`, and what keeps the
     training from learning is reported.
 
-    Under `torchrun` (`torchrun --nproc-per-node 4 -m stablenum explain train.py`), every rank runs the script,
-    and rank 0 writes one report: the rank in which the value was born, and how it came to the others.
+    Under `torchrun --nproc-per-node 4 -m stablenum explain train.py`, every rank runs the script, and rank 0
+    writes one report: on which rank the value was born, and how it came to the others.
 
     The exit code is 1 if a value that is not finite did harm and 2 for a usage error; otherwise it is the
     script's own.
@@ -97,9 +97,7 @@ def _nothing(text: str) -> None:
     """Say nothing, because rank 0 says it."""
 
 
-def _tell(
-    explained: Explained, json: Path | None, html: Path | None, say: Callable[[str], None]
-) -> NoReturn:
+def _tell(explained: Explained, json: Path | None, html: Path | None, say: Callable[[str], None]) -> NoReturn:
     """Say and show what was found, and end with the exit code."""
     if explained.outcome.troubles:
         say(explained.outcome.unwatched())

@@ -154,7 +154,9 @@ class Launch:
 
     def _check_owner(self) -> None:
         if hasattr(os, "getuid") and self._folder.stat().st_uid != os.getuid():
-            raise LaunchError(f"{self._folder} belongs to another user; set {FOLDER} to a folder of your own.")
+            raise LaunchError(
+                f"{self._folder} belongs to another user; set {FOLDER} to a folder of your own."
+            )
 
 
 def mark_failed(folder: Path, rank: int) -> None:
@@ -186,9 +188,10 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _alive(leader: Path) -> dict[str, Any] | None:
     """Return what rank 0 says of itself, unless its process is known to have ended."""
     found = _read(leader)
-    if found is None or (found["host"] == socket.gethostname() and found["process"] != _process(found["process"][0])):
+    if found is None:
         return None
-    return found
+    here = found["host"] == socket.gethostname()
+    return None if here and found["process"] != _process(found["process"][0]) else found
 
 
 def _process(number: int) -> list[Any]:

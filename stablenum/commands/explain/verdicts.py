@@ -1,4 +1,4 @@
-"""What the outcomes of several ranks come to: the rank in which the first bad value was born, and its path."""
+"""What the outcomes of several ranks come to: the rank on which a bad value was born, and its path."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Collectives as a recorder sees them: what each one reads and writes, and the name by which users know it.
 
-Every layout comes down to these operations: DistributedDataParallel, ``fully_shard`` and pipelines call those
-of ``c10d``, and DTensors those of ``_c10d_functional``. They return before they have ended, so what they write
-is looked at when the program next reads it, which is after it has waited for them. Nothing waits here.
+Every layout comes down to these operations: DistributedDataParallel, ``fully_shard`` and pipelines call
+those of ``c10d``, and DTensors those of ``_c10d_functional``. They return before they have ended, so what they
+write is looked at when the program next reads it, after it has waited for them. Nothing waits here.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def local_of(tensor: Tensor) -> Tensor:
     """Return this rank's part of a DTensor, and any other tensor as it is. Nothing is communicated."""
     if hasattr(tensor, "device_mesh") and hasattr(tensor, "placements"):
         with torch.no_grad():
-            tensor = tensor.to_local()  # type: ignore[operator]
+            tensor = tensor.to_local()
     if hasattr(tensor, "trigger_wait"):  # the result of a functional collective
         waited: Tensor = tensor.trigger_wait()
         return waited

@@ -115,7 +115,9 @@ class Recorder(TorchDispatchMode):
         self.most: int | None = None
         self.sent: list[Step] = []
         self.received: dict[int, Collective] = {}
-        self._wrapped: Callable[..., Any] | None = None  # on a DTensor that requires a gradient
+        # An operation on a DTensor that requires a gradient, and whether the running one is its local part.
+        self._wrapped: Callable[..., Any] | None = None
+        self._below = False
         self._snapshot, self._names, self._paths, self._stop = snapshot, names, paths, stop
         self._grad, self._in_function = True, False
 
@@ -152,9 +154,9 @@ class Recorder(TorchDispatchMode):
                 self._failed(operation, context, before, args, error)
             raise
         makes_node = self._in_function or (self._grad and require_grad(args, kwargs))
-        below = func is self._wrapped
+        self._below = func is self._wrapped
         with torch.no_grad():
-            self._record(func, operation, context, before, (args, kwargs), result, makes_node, below=below)
+            self._record(func, operation, context, before, (args, kwargs), result, makes_node=makes_node)
         return result
 
     def _communicate(
@@ -164,7 +166,7 @@ class Recorder(TorchDispatchMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Record a collective. What it writes is known when it is read, after the program has waited for it."""
+        """Record a collective. What it writes is known when it is read, after the program has waited."""
         with torch.no_grad():
             read = collective.reads(args, kwargs)
             inputs = [self.values.of(t) for t in read]
@@ -180,7 +182,7 @@ class Recorder(TorchDispatchMode):
             inputs=[value.id for value in inputs],
             outputs=(),
             primitive=str(func),
-            phase=context.phase,
+            phase="backward" if seen.engine else context.phase,
             module=context.module,
             place=last_of(frames),
             frames=frames,
@@ -247,9 +249,8 @@ class Recorder(TorchDispatchMode):
         before: _Before,
         call: tuple[tuple[Any, ...], dict[str, Any]],
         result: Any,
-        makes_node: bool,
         *,
-        below: bool = False,
+        makes_node: bool,
     ) -> None:
         results = list(tensors_in(result))
         written_ids = {id(t) for t in before.written}
@@ -262,7 +263,7 @@ class Recorder(TorchDispatchMode):
         if operation.name == "where":
             self._join_logdet(step, outputs)
         news = not all(flag == CLEAN for flag in flags)
-        if (step.phase == "forward" and (makes_node or below)) or (step.phase != "backward" and news):
+        if (step.phase == "forward" and (makes_node or self._below)) or (step.phase != "backward" and news):
             self.kept.keep(step, before.inputs, tensors_in(call), before.clones)
         self.contexts.nodes.record(step.index, operation.name, sure=makes_node)
         self._describe(func, operation, step, before, call, outputs)

@@ -22,7 +22,7 @@ from stablenum.diagnosis.replay.walk import first_causes, on_the_way
 from stablenum.errors import NonFiniteError
 from stablenum.interrupts import and_restore
 from stablenum_torch._devices.generators import RngState, set_rng_state
-from stablenum_torch._diagnosis.replay.collectives import as_rank, own_rank
+from stablenum_torch._diagnosis.replay.collectives import as_rank, local_of, own_rank
 from stablenum_torch._diagnosis.replay.inputs import Surroundings
 from stablenum_torch._diagnosis.replay.labels import BadLabelsError
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
@@ -234,7 +234,7 @@ class _Judge:
             self.result.backward = True
             value = self.recorder.values.of(p.grad)
             if value.finite:
-                squares += _square(p.grad)
+                squares += _square(local_of(p.grad))
             else:
                 self.result.bad.append(value.id)
                 self.result.bad_gradients.append(name)
@@ -299,7 +299,6 @@ class _Judge:
             self.result.left = places_left(self.result.findings, steps)
             self.result.read = recorder.kept.of_operation(trace, origins[0].step)
             self.result.labels = recorder.labels.get(origins[0].step.index, "")
-
 
     def _look_at_what_was_sent(self) -> None:
         """Blame what this rank made and gave to a collective, although its own part of the gradients is

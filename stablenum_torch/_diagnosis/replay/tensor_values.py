@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
+from stablenum_torch._diagnosis.replay.collectives import local_of
 from stablenum_torch._diagnosis.replay.flags import bad_positions, flags_of, stats_of
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
 from stablenum_torch._diagnosis.replay.tensor_memory import Memory, Storage, is_freed, view_key
@@ -30,17 +31,24 @@ class TensorValues:
     def __init__(self, trace: Trace, snapshot: Snapshot, names: dict[int, tuple[str, str]]) -> None:
         self.leaves: dict[int, Tensor] = {}
         self.memory = Memory()
+        self._parts: list[Tensor] = []  # of DTensors; they are kept, so that their ids stay theirs
         self._trace, self._snapshot, self._names = trace, snapshot, names
 
     def of(self, tensor: Tensor, *, role: str = "", reads: bool = True) -> Value:
         """Return the value that a tensor has now.
 
         Args:
-            tensor: any tensor.
+            tensor: any tensor; of a DTensor, this rank's part has the value.
             role: that of a tensor that is not known yet.
             reads: whether its elements are read, which is so only after collectives that write them have
                 ended.
         """
+        whole, tensor = tensor, local_of(tensor)
+        if whole is not tensor:
+            self.note_leaf(whole)
+            if id(whole) in self._names:
+                self._names[id(tensor)] = self._names[id(whole)]
+                self._parts.append(tensor)
         storage = self.memory.find(tensor)
         if storage is not None and storage.pending and reads:
             self._settle(storage)
@@ -80,6 +88,7 @@ class TensorValues:
             return any(not self._trace.values[value].finite for value in seen)
 
         self.leaves.clear()
+        self._parts.clear()
         self.memory.keep(is_bad)
 
     def note_pending(self, tensor: Tensor, step: Step) -> None:
@@ -172,4 +181,3 @@ class TensorValues:
         elif uninitialised:
             storage.unwritten = value
         storage.views[view_key(tensor)] = (value, storage.epoch)
-
