@@ -71,7 +71,7 @@ def watch(session: Session) -> None:
     for name in ("isnan", "isfinite", "isinf"):
         watcher.wrap(torch, name, watcher.before_look)
     session.on_error.append(watcher.on_error)
-    session.on_end.append(watcher.note_sent)
+    session.on_verdict.append(watcher.note_sent)
     watcher.open_window()
 
 

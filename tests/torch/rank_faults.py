@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -231,12 +232,50 @@ def pipeline(fault: Fault, rank: int, *, bad: bool) -> None:
         optimizer.step()
 
 
+class Table(nn.Module):
+    """An embedding before the faulty line; the one row that it uses belongs to rank 0."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows = nn.Embedding(2 * SIZE, WIDTH)
+        self.middle = Faulty(fault)
+
+    def forward(self, x: Tensor) -> Tensor:
+        index = torch.zeros(4, dtype=torch.int64)
+        return self.middle(self.rows(index))[:, :2]
+
+
+def fsdp2_rows(fault: Fault, rank: int, *, bad: bool) -> None:
+    """The rank that makes the number has a finite part of the gradient; rank 0 has the bad row."""
+    net = Table(fault)
+    fully_shard(net)
+    trained(net, net.middle, bad=bad, data=rank)
+
+
+def tensor_parallel_by_dtensors(fault: Fault, rank: int, *, bad: bool) -> None:
+    """The activations are DTensors, so that the faulty line is one of DTensor's operations."""
+    net = Net(fault)
+    mesh = init_device_mesh("cpu", (SIZE,))
+    into = RowwiseParallel(input_layouts=Shard(-1))
+    parallelize_module(net, mesh, {"first": ColwiseParallel(use_local_output=False), "last": into})
+
+    def scaled(h: Tensor, scale: Tensor) -> Tensor:
+        whole = DTensor.from_local(scale.expand(4, WIDTH // SIZE).contiguous(), mesh, [Shard(-1)])
+        return fault.forward(h, whole)
+
+    net.middle.fault = Fault(scaled, fault.scale)
+    trained(net, net.middle, bad=bad, data=0)
+
+
 LAYOUTS: dict[str, Callable[..., None]] = {
     "DDP": ddp,
     "FSDP2": fsdp2,
     "TP": tensor_parallel,
     "FSDP2+TP": fsdp2_and_tensor_parallel,
     "pipeline": pipeline,
+    "FSDP2 rows": fsdp2_rows,
+    "TP by DTensors": tensor_parallel_by_dtensors,
 }
 
 
@@ -255,9 +294,10 @@ class Program:
 _LINES = [name for name in FAULTS if name != "input"]
 PROGRAMS = [
     Program(layout, fault, (3 * i + j + 1) % SIZE)
-    for i, layout in enumerate(LAYOUTS)
+    for i, layout in enumerate(("DDP", "FSDP2", "TP", "FSDP2+TP", "pipeline"))
     for j, fault in enumerate(_LINES)
 ] + [Program("DDP", "input", 2), Program("FSDP2", "input", 3), Program("pipeline", "input", 1)]
+PROGRAMS += [Program("FSDP2 rows", "sqrt", 3), Program("TP by DTensors", "log", 2)]
 
 
 def run(program: Program, rank: int) -> None:

@@ -1,6 +1,6 @@
 """One of the ranks that run the programs of rank_faults.py, one after another, as ``explain`` watches them.
 
-It reads ``layout fault rank`` from standard input, and prints the outcome as JSON.
+It reads ``[layout, fault, rank]`` from standard input, and prints the outcome as JSON.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def main(rank: int, size: int, store: str) -> None:
     if size > 1:
         dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
     for line in sys.stdin:
-        layout, fault, bad = line.split()
-        program = Program(layout, fault, int(bad))
+        layout, fault, bad = json.loads(line)
+        program = Program(layout, fault, bad)
         alone = functools.partial(run_alone, fault)
         found = outcome(alone if size == 1 else functools.partial(run, program, rank))
         sys.stdout.write(f"OUTCOME {json.dumps(found)}\n")

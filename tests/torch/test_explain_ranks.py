@@ -48,7 +48,7 @@ class Pool:
     def outcomes(self, program: Program) -> dict[int, Outcome]:
         """How the program ended on each rank."""
         for process in self.ranks:
-            process.stdin.write(f"{program.layout} {program.fault} {program.rank}\n")
+            process.stdin.write(json.dumps([program.layout, program.fault, program.rank]) + "\n")
             process.stdin.flush()
         return {rank: self._outcome(process) for rank, process in enumerate(self.ranks)}
 

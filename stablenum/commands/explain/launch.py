@@ -89,7 +89,8 @@ class Launch:
             shutil.rmtree(self._folder, ignore_errors=True)  # what a launch that was killed has left
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._check_owner()
-            me = {"session": uuid.uuid4().hex, "host": socket.gethostname(), "process": _process(os.getpid())}
+            host, process = socket.gethostname(), _process(os.getpid())
+            me = {"session": uuid.uuid4().hex, "host": host, "process": process}
             self._session = self._folder / str(me["session"])
             self._session.mkdir()
             write_text(leader, json.dumps(me))
@@ -195,7 +196,7 @@ def _alive(leader: Path) -> dict[str, Any] | None:
 
 
 def _process(number: int) -> list[Any]:
-    """Return the number of a process, with the time of its start where that is known; None if it has ended."""
+    """Return the number of a process, with the time of its start where that is known; None if it ended."""
     with contextlib.suppress(OSError, IndexError):
         status = Path(f"/proc/{number}/stat").read_text(encoding="utf-8")
         return [number, status.rpartition(")")[2].split()[19]]

@@ -56,7 +56,8 @@ class Session:
         outcome: what has been seen so far.
         on_error: called with an exception that ends the script.
         on_leave: ends the process.
-        on_end: called when the script has ended.
+        on_end: called when the script has ended without a doubt that it has not settled.
+        on_verdict: called in any case, at the very end.
         numpy: what NumPy has warned of.
         doubts: values that count as failures only if they are not settled when the script has ended.
         ending: held by the thread that concludes.
@@ -68,6 +69,7 @@ class Session:
         self.on_error: list[Callable[[BaseException], None]] = []
         self.on_leave: Callable[[], None] | None = None
         self.on_end: list[Callable[[], object]] = []
+        self.on_verdict: list[Callable[[], object]] = []
         self.numpy = NumpyErrors()
         self.doubts: list[Doubt] = []
         self.ending = threading.Lock()
@@ -126,6 +128,11 @@ class Session:
 
     def conclude(self) -> None:
         """Record the first doubt that the script has not settled, because the script has ended."""
+        self._conclude()
+        for told in self.on_verdict:
+            self.sheltered(told)
+
+    def _conclude(self) -> None:
         for doubt in [] if self.over else self.doubts:
             if self.sheltered(doubt.settled) is not False:
                 self._pass_by(doubt)

@@ -1,12 +1,13 @@
 """Collectives as a recorder sees them: what each one reads and writes, and the name by which users know it.
 
 Every layout comes down to these operations: DistributedDataParallel, ``fully_shard`` and pipelines call
-those of ``c10d``, and DTensors those of ``_c10d_functional``. They return before they have ended, so what they
-write is looked at when the program next reads it, after it has waited for them. Nothing waits here.
+those of ``c10d``, and DTensors those of ``_c10d_functional``. They return before they have ended, so what
+they write is looked at when the program next reads it, after it has waited for them. Nothing waits here.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -94,15 +95,13 @@ _FUNCTIONAL = {
     "isend": Collective("send", _Kind.SEND),
     "irecv": Collective("recv", _Kind.RESULT),
 }
-_known: dict[Any, Collective | None] = {}
 
 
+@functools.cache
 def collective_of(func: Callable[..., Any]) -> Collective | None:
     """Return the collective that an operation is; None for any other operation."""
-    if func not in _known:
-        schema = getattr(func, "_schema", None)
-        _known[func] = None if schema is None else _find(*str(schema.name).split("::"))
-    return _known[func]
+    schema = getattr(func, "_schema", None)
+    return None if schema is None else _find(*str(schema.name).split("::"))
 
 
 def _find(space: str, name: str) -> Collective | None:
@@ -113,6 +112,7 @@ def _find(space: str, name: str) -> Collective | None:
     return None
 
 
+@functools.cache
 def wait_of(func: Callable[..., Any]) -> bool:
     """Return whether an operation only waits for a functional collective, or passes its result on."""
     name = str(getattr(getattr(func, "_schema", None), "name", ""))
@@ -125,6 +125,8 @@ def _is_root(args: Sequence[Any]) -> bool:
 
 
 # --- what lies below -------------------------------------------------------------------------------
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def wrapped(types: Sequence[type]) -> bool:
@@ -141,6 +143,8 @@ def faked() -> bool:
 
 def local_of(tensor: Tensor) -> Tensor:
     """Return this rank's part of a DTensor, and any other tensor as it is. Nothing is communicated."""
+    if type(tensor) in _PLAIN:
+        return tensor
     if hasattr(tensor, "device_mesh") and hasattr(tensor, "placements"):
         with torch.no_grad():
             tensor = tensor.to_local()
