@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stablenum.diagnosis import Finding, Report
 from stablenum.diagnosis.replay.findings import finding_of, refusal_of
 from stablenum.diagnosis.replay.judge import Evidence
-from stablenum.diagnosis.replay.ranks import is_received, own_first, sent_through
+from stablenum.diagnosis.replay.ranks import is_received, made_here, own_first, sent_through
 from stablenum.diagnosis.replay.trace import Value
 from stablenum.diagnosis.replay.walk import Origin, first_causes
 from stablenum_torch._diagnosis.by_hand import unwrapped
@@ -103,9 +103,9 @@ class Window:
         the index of the collective; None if it gave none."""
         trace = self._recorder.trace
         for step in self._recorder.sent:
-            report = self._report([v for v in trace.inputs_of(step) if not v.finite], {})
-            if not report.evidence.other_rank:
-                return step.index, report
+            bad = made_here(trace, step)
+            if bad:
+                return step.index, self._report([trace.values[i] for i in bad], {})
         return None
 
     def with_spread(self, report: Report) -> Report:
@@ -115,7 +115,8 @@ class Window:
             return report
         first, *others = report.findings
         origin = self._origins.get(_key(first))
-        spread = () if origin is None else sent_through(self._recorder.trace, [origin], first.place)
+        recorder = self._recorder
+        spread = () if origin is None else sent_through(recorder.trace, recorder.sent, origin, first.place)
         if not spread:
             return report
         evidence = replace(report.evidence, findings=(replace(first, spread=spread), *others))

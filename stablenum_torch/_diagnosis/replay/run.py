@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stablenum.diagnosis import Finding
 from stablenum.diagnosis.replay.findings import finding_of, places_left, refusal_of
-from stablenum.diagnosis.replay.ranks import is_received, own_first, sent_through
+from stablenum.diagnosis.replay.ranks import is_received, made_here, own_first, sent_through
 from stablenum.diagnosis.replay.trace import Trace, Value
 from stablenum.diagnosis.replay.trials import Read
 from stablenum.diagnosis.replay.walk import first_causes, on_the_way
@@ -291,7 +291,9 @@ class _Judge:
             wide = recorder.wide.get(origin.step.index) if origin.step else None
             finding = finding_of(trace, origin, wide_finite=wide)
             if rank is not None:
-                spread = () if is_received(origin) else sent_through(trace, [origin], finding.place)
+                spread = (
+                    () if is_received(origin) else sent_through(trace, recorder.sent, origin, finding.place)
+                )
                 finding = replace(finding, shard=as_rank(rank), rank=rank, spread=spread)
             self.result.findings.append(finding)
         if origins and origins[0].step is not None:
@@ -305,8 +307,8 @@ class _Judge:
         finite."""
         trace = self.recorder.trace
         for step in self.recorder.sent:
-            bad = [v.id for v in trace.inputs_of(step) if not v.finite]
-            if not all(is_received(origin) for origin in first_causes(trace, bad)):
+            bad = made_here(trace, step)
+            if bad:
                 self.result.bad += bad
                 self.result.notes.append(f"a value went to other ranks through {step.operation}")
                 return
