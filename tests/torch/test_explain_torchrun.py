@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from subprocess import PIPE
 
@@ -126,6 +127,22 @@ def test_an_error_of_one_rank_is_shown_once_and_ends_all(script: Path) -> None:
     assert "KeyError: 'no such batch' on rank 1; until then nothing went wrong in 3" in first[2]
     assert "Traceback" not in first[2]  # what rank 1's end does to rank 0 is no news
     assert second[2].count("KeyError: 'no such batch'") == 1
+
+
+def test_the_page_shows_the_commands_own_output() -> None:
+    page = (ROOT / "docs" / "diagnosis.md").read_text()
+    shown = page.split("## On several ranks")[1].split("```text\n")[1].split("```")[0].splitlines()
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    ended = subprocess.run(
+        [*run, "-m", "stablenum", "explain", "padding.py"],
+        cwd=ROOT / "examples" / "ranks",
+        env=environment(Path(tempfile.gettempdir())),
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    said = [line for line in ended.stderr.splitlines() if line.startswith("stablenum: ")]
+    assert [*said, *ended.stdout.splitlines()] == shown
 
 
 @pytest.mark.parametrize("what", ["dies", "hangs"])

@@ -200,6 +200,8 @@ def _process(number: int) -> list[Any]:
     with contextlib.suppress(OSError, IndexError):
         status = Path(f"/proc/{number}/stat").read_text(encoding="utf-8")
         return [number, status.rpartition(")")[2].split()[19]]
+    if os.name == "nt":  # where it would be a signal
+        return [number, ""]
     try:
         os.kill(number, 0)
     except ProcessLookupError:
