@@ -14,7 +14,7 @@ from stablenum.commands.explain.launch import GRACE, Launch, has_failed, mark_fa
 from stablenum.commands.explain.plan import Outcome, Plan
 from stablenum.commands.explain.process import PATIENCE, Running
 from stablenum.commands.explain.runner import MOST_RUNS, Explained, again_from, run_once, unreproduced
-from stablenum.commands.explain.verdicts import Joint, join, listed
+from stablenum.commands.explain.verdicts import Joint, join
 
 __all__ = ["explain_together"]
 
@@ -23,7 +23,7 @@ def explain_together(plan: Plan, say: Callable[[str], object], launch: Launch) -
     """Run the script on this rank until it fails on any; run it again to record the step that failed.
 
     Args:
-        plan: what to run; with ``record_from``, there is only one run.
+        plan: what to run.
         say: called with messages about the progress, on rank 0.
         launch: this rank among the others.
 
@@ -38,10 +38,10 @@ def explain_together(plan: Plan, say: Callable[[str], object], launch: Launch) -
             outcomes = launch.outcomes(run)
             first = first or outcomes
             joint = join(outcomes, launch.size)
-            decision = _decision(run, outcomes, joint, say, once=plan.record_from is not None)
+            decision = _decision(run, outcomes, joint, say)
             launch.decide(run, decision)
             if not decision:
-                return _explained(first, joint, run, launch.size)
+                return _explained(first, outcomes, joint, run)
         else:
             decision = launch.decision(run)
             if not decision:
@@ -78,11 +78,11 @@ def _run(plan: Plan, environment: Mapping[str, str], launch: Launch, run: int) -
 
 
 def _decision(
-    run: int, outcomes: Mapping[int, Outcome], joint: Joint, say: Callable[[str], object], *, once: bool
+    run: int, outcomes: Mapping[int, Outcome], joint: Joint, say: Callable[[str], object]
 ) -> dict[str, Any]:
     """Return how the script runs again; nothing if it does not."""
     failure = joint.failure
-    if failure is None or joint.report is not None or once or run == MOST_RUNS:
+    if failure is None or joint.report is not None or run == MOST_RUNS:
         return {}
     last = run == MOST_RUNS - 1
     what = "every step" if last else "that step"
@@ -106,27 +106,26 @@ def _environment() -> dict[str, str]:
         return {"MASTER_PORT": str(free.getsockname()[1]), "TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 
-def _explained(first: Mapping[int, Outcome], joint: Joint, runs: int, size: int) -> Explained:
-    shown = _first(first, size)
+def _explained(
+    first: Mapping[int, Outcome], last: Mapping[int, Outcome], joint: Joint, runs: int
+) -> Explained:
+    shown = _of_all(first)
     if joint.report is not None:
         shown = replace(shown, failure=joint.failure)
         return Explained(shown, joint.report, runs, on_rank=joint.failed)
     if runs == 1:
         return Explained(shown, None, runs)
-    begun = join(first, size)
+    begun = join(first, len(first))
     shown = replace(shown, failure=begun.failure)
-    return Explained(shown, unreproduced(shown, shown), runs, on_rank=begun.failed)
+    return Explained(shown, unreproduced(shown, _of_all(last)), runs, on_rank=begun.failed)
 
 
-def _first(outcomes: Mapping[int, Outcome], size: int) -> Outcome:
-    """Return the outcome of rank 0, with the errors of the other ranks and with those that did not report."""
-    own = outcomes.get(0, Outcome())
-    failed = {r: o for r, o in outcomes.items() if o.exit_code and not o.cut_short}
-    silent = sorted(set(range(size)) - set(outcomes))
-    if failed:
-        rank, outcome = min(failed.items())
-        why = outcome.error or f"exit code {outcome.exit_code}"
-        own = replace(own, exit_code=outcome.exit_code, error=f"{why} on rank {rank}")
-    elif silent:
-        own = replace(own, exit_code=own.exit_code or 1, error=f"no report from {listed(silent)}")
-    return own
+def _of_all(outcomes: Mapping[int, Outcome]) -> Outcome:
+    """Return the outcome of rank 0, with an error that ended another rank, or that this one did not tell."""
+    own = outcomes.get(0) or Outcome(exit_code=1, error="no report from rank 0")
+    failed = {rank: o for rank, o in outcomes.items() if o.exit_code and not o.cut_short}
+    if not failed:
+        return own
+    rank, outcome = min(failed.items())
+    why = outcome.error or f"exit code {outcome.exit_code}"
+    return replace(own, exit_code=outcome.exit_code, error=f"{why} on rank {rank}")
