@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stablenum_torch._diagnosis.replay.collectives import local_of
 from stablenum_torch._diagnosis.replay.graph import nodes_below
+from stablenum_torch._diagnosis.replay.tensor_memory import is_freed
 
 __all__ = ["REPAIRS", "Gradients", "Graph", "finite", "graph_of", "tensors_of", "unwrapped"]
 
@@ -51,6 +53,8 @@ class Gradients:
 
     def hold(self, thing: Any) -> bool:
         """Return whether ``thing`` is one of the gradients."""
+        if isinstance(thing, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(thing):
+            thing = local_of(thing)
         return any(thing is t for t in self.tensors)
 
     def coped_with(self, stepped: Callable[[Tensor], bool]) -> bool:
@@ -61,7 +65,8 @@ class Gradients:
         if self.repaired or (self.good_since and (self.tested or self.differentiable)):
             return True
         return bool(self.leaves) and all(
-            stepped(leaf) or (finite(leaf) and not torch.equal(leaf, before)) for leaf, before in self.leaves
+            stepped(leaf) or (finite(leaf) and not torch.equal(unwrapped(leaf), unwrapped(before)))
+            for leaf, before in self.leaves
         )
 
 
@@ -82,16 +87,17 @@ def tensors_of(given: Any) -> list[Tensor]:
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
-    """Return the tensor that holds the numbers, below ``vmap`` and ``grad`` of torch.func."""
+    """Return the tensor that holds the numbers, below ``vmap`` and ``grad`` of torch.func; of a DTensor, this
+    rank's part."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor
+    return local_of(tensor)
 
 
 def finite(tensor: Tensor) -> bool:
     """Return whether no number in a tensor is NaN or inf; True if the numbers cannot be read here."""
     tensor = unwrapped(tensor).detach()
-    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta or is_freed(tensor):
         return True
     try:
         if tensor.layout is not torch.strided:

@@ -51,7 +51,8 @@ def explain_step(
     begun = int(optimizer.guard_state.step) > 0
     last = optimizer.last
     scaled = begun and optimizer.config.loss_scale is not None
-    for beginning in beginnings:
+    # Of several ranks, all must replay the step equally often.
+    for beginning in beginnings[:1] if several_ranks() else beginnings:
         report = replay(
             closure,
             model=model,

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from stablenum_torch._diagnosis.replay.collectives import local_of
+from stablenum_torch._diagnosis.replay.tensor_memory import is_freed
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["largest", "parameters_of", "rate_of", "will_skip"]
@@ -18,11 +20,18 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
 
 
 def largest(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """Return the largest magnitude of each tensor. The host waits once per device and format."""
+    """Return the largest magnitude of each tensor on this rank. The host waits once per device and format."""
     found = [0.0] * len(tensors)
+    tensors = [local_of(t) for t in tensors]
     groups: dict[Any, list[int]] = {}
     for i, t in enumerate(tensors):
-        if t.layout is torch.strided and t.is_floating_point() and not t.is_meta and t.numel():
+        if (
+            t.layout is torch.strided
+            and t.is_floating_point()
+            and not t.is_meta
+            and t.numel()
+            and not is_freed(t)
+        ):
             groups.setdefault((t.device, t.dtype), []).append(i)
     for members in groups.values():
         sizes = torch.stack([t.amax() for t in torch._foreach_abs([tensors[i].detach() for i in members])])

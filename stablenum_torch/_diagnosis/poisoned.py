@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stablenum_torch._diagnosis.by_hand import unwrapped
+from stablenum_torch._diagnosis.replay.tensor_memory import is_freed
 from stablenum_torch._diagnosis.script_recorder import existing_modules
 
 __all__ = ["Buffers", "Poisoned"]
@@ -81,4 +82,4 @@ def _has_nan(tensor: Tensor) -> bool:
     tensor = unwrapped(tensor).detach()
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
         return False
-    return tensor.layout is torch.strided and bool(_isnan(tensor).any())
+    return tensor.layout is torch.strided and not is_freed(tensor) and bool(_isnan(tensor).any())

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stablenum.diagnosis import Report
+from stablenum.diagnosis import Finding, Report
 from stablenum.diagnosis.replay.findings import finding_of, refusal_of
 from stablenum.diagnosis.replay.judge import Evidence
+from stablenum.diagnosis.replay.ranks import is_received, made_here, own_first, sent_through
 from stablenum.diagnosis.replay.trace import Value
-from stablenum.diagnosis.replay.walk import first_causes
+from stablenum.diagnosis.replay.walk import Origin, first_causes
+from stablenum_torch._diagnosis.by_hand import unwrapped
+from stablenum_torch._diagnosis.replay.collectives import as_rank, local_of, own_rank
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
 from stablenum_torch._diagnosis.replay.recorder import Recorder
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
@@ -53,6 +57,9 @@ class Window:
 
     def __init__(self, earlier: Window | None = None, *, most: int | None = None) -> None:
         names = roles_and_names()
+        self._parts = _with_parts(names)
+        # Where the findings of reports began.
+        self._origins: dict[tuple[object, ...], Origin] = {} if earlier is None else earlier._origins
         if earlier is None:
             self._recorder = recorder_of(names)
         else:
@@ -69,7 +76,7 @@ class Window:
 
     def report(self, bad: Sequence[Tensor], **evidence: Any) -> Report:
         """Return a report on where the values in ``bad``, which are not finite, come from."""
-        return self._report([self._recorder.values.of(t) for t in bad], evidence)
+        return self._report([self._recorder.values.of(unwrapped(t)) for t in bad], evidence)
 
     def report_of_failed(self, **evidence: Any) -> Report | None:
         """Report on what a failed operation read, if that was not finite."""
@@ -91,20 +98,57 @@ class Window:
         last = next((v for v in values if not v.finite and v.producer is not None), None)
         return self._report([last], evidence) if last is not None else None
 
-    def _report(self, bad: Sequence[Value], evidence: dict[str, Any]) -> Report:
+    def report_of_sent(self) -> tuple[int, Report] | None:
+        """Report on the first value that is not finite which this rank made and gave to a collective, with
+        the index of the collective; None if it gave none."""
+        trace = self._recorder.trace
+        for step in self._recorder.sent:
+            bad = made_here(trace, step)
+            if bad:
+                return step.index, self._report([trace.values[i] for i in bad], {})
+        return None
+
+    def with_spread(self, report: Report) -> Report:
+        """Return a report of this window with the collectives through which the value has gone to other
+        ranks since the report was made."""
+        if not report.findings or report.evidence.other_rank:
+            return report
+        first, *others = report.findings
+        origin = self._origins.get(_key(first))
         recorder = self._recorder
-        origins = first_causes(recorder.trace, [v.id for v in bad])
+        spread = () if origin is None else sent_through(recorder.trace, recorder.sent, origin, first.place)
+        if not spread:
+            return report
+        evidence = replace(report.evidence, findings=(replace(first, spread=spread), *others))
+        return Report.of(evidence, notes=report.notes, seconds=report.seconds)
+
+    @property
+    def recorded(self) -> int:
+        """The number of operations recorded so far."""
+        return len(self._recorder.trace.steps)
+
+    def _report(self, bad: Sequence[Value], evidence: dict[str, Any]) -> Report:
+        recorder, rank = self._recorder, own_rank()
+        origins = own_first(first_causes(recorder.trace, [v.id for v in bad]))
         steps = [None if o.step is None else o.step.index for o in origins]
         findings = tuple(
             finding_of(recorder.trace, o, wide_finite=None if i is None else recorder.wide.get(i))
             for o, i in zip(origins, steps, strict=True)
         )
+        if rank is not None:
+            findings = tuple(replace(f, shard=as_rank(rank), rank=rank) for f in findings)
+            evidence = {"other_rank": bool(origins) and is_received(origins[0]), **evidence}
+            self._origins.update({_key(f): o for f, o in zip(findings, origins, strict=True)})
         labels = next((recorder.labels[i] for i in steps if i in recorder.labels), "")
         found = Evidence(framework="torch", findings=findings, labels=labels, **evidence)
         first = origins[0].step if origins else None
         return Report.of(
             with_trial(found, None if first is None else recorder.kept.of_operation(recorder.trace, first))
         )
+
+
+def _key(finding: Finding) -> tuple[object, ...]:
+    return finding.operation, finding.phase, finding.kind, finding.place, finding.name
 
 
 def recorder_of(names: dict[int, tuple[str, str]], kind: type[Recorder] = Recorder) -> Recorder:
@@ -125,6 +169,21 @@ def roles_and_names() -> dict[int, tuple[str, str]]:
         names |= {id(b): ("buffer", name) for name, b in module.named_buffers()}
         names |= {id(p): ("parameter", name) for name, p in module.named_parameters()}
     return names
+
+
+def _with_parts(names: dict[int, tuple[str, str]]) -> list[Tensor]:
+    """Name this rank's parts of DTensors as these, and return the parts: an id is a name only as long as its
+    tensor exists."""
+    if own_rank() is None:
+        return []
+    parts = []
+    for module in existing_modules():
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            part = local_of(tensor)
+            if part is not tensor and id(tensor) in names:
+                names[id(part)] = names[id(tensor)]
+                parts.append(part)
+    return parts
 
 
 def names_in_modules(parameters: Sequence[Tensor]) -> tuple[str, ...]:

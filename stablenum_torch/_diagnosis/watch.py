@@ -16,7 +16,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from stablenum.commands.explain.frames import transparent
-from stablenum.commands.explain.plan import Failure
+from stablenum.commands.explain.plan import Failure, Sent
 from stablenum.commands.explain.session import FAILED, Doubt, Session
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.replay.descent import Descent
@@ -36,7 +36,9 @@ from stablenum_torch._diagnosis.by_hand import (
 from stablenum_torch._diagnosis.optimizers import largest, parameters_of, rate_of, will_skip
 from stablenum_torch._diagnosis.poisoned import Buffers
 from stablenum_torch._diagnosis.rates import Rates
+from stablenum_torch._diagnosis.replay.collectives import local_of, own_rank
 from stablenum_torch._diagnosis.replay.source_lines import is_user_file
+from stablenum_torch._diagnosis.replay.tensor_memory import is_freed
 from stablenum_torch._diagnosis.script_errors import bad_in_frames, is_about_a_closure, is_about_numbers
 from stablenum_torch._diagnosis.script_recorder import Window, names_by_id, names_in_modules
 from stablenum_torch._diagnosis.unseen import Unseen, outside_graphs
@@ -55,7 +57,7 @@ GOOD = 3
 
 def watch(session: Session) -> None:
     """Watch everything that this process trains from now on."""
-    torch.manual_seed(session.plan.seed)
+    torch.manual_seed(session.plan.seed + session.plan.rank)
     watcher = _Watcher(session)
     register_optimizer_step_pre_hook(watcher.before_step)
     register_optimizer_step_post_hook(watcher.after_step)
@@ -69,6 +71,7 @@ def watch(session: Session) -> None:
     for name in ("isnan", "isfinite", "isinf"):
         watcher.wrap(torch, name, watcher.before_look)
     session.on_error.append(watcher.on_error)
+    session.on_verdict.append(watcher.note_sent)
     watcher.open_window()
 
 
@@ -101,6 +104,7 @@ class _Watcher:
         self.window: Window | None = None
         self.preparation: Window | None = None  # what the script does before it trains
         self.opened = 0  # the number of steps completed when the window was opened
+        self.windows: list[tuple[int, int]] = []  # where each window begins: operations and steps before it
         self.state: tuple[str, ...] = ()  # what is wrong with the optimizer's state
         self.settings: tuple[str, ...] = ()  # and with its settings
         self.reproduced = True if session.plan.again else None
@@ -137,9 +141,25 @@ class _Watcher:
             if window is not FAILED:
                 self.preparation = self.preparation or window
                 self.window, self.opened = window, self.outcome.steps
+                self.windows.append((window.recorded, self.outcome.steps))
                 if self.session.plan.settings and self.step >= begin:
                     self.rates.begin(list(self.optimizers))
         self.unseen.recording = self.window is not None
+
+    def note_sent(self) -> None:
+        """Note how a bad value went from this rank to others, and what this rank gave them although nothing
+        fails here: with sharded parameters, the ranks that make a bad number may not be those that own the
+        parameters it reaches."""
+        window = self.preparation
+        if window is None or own_rank() is None:
+            return
+        if self.outcome.report is not None:
+            self.outcome.report = window.with_spread(Report.from_dict(self.outcome.report)).to_dict()
+        found = window.report_of_sent()
+        if found is not None:
+            at, report = found
+            step = max((step for begin, step in self.windows if begin <= at), default=0)
+            self.outcome.sent = Sent(step=step, report=window.with_spread(report).to_dict())
 
     def close_window(self) -> None:
         """Stop recording."""
@@ -251,6 +271,7 @@ class _Watcher:
 
     def note_loss(self, roots: Sequence[torch.Tensor]) -> None:
         """Note the loss from which a backward pass starts, if it is one number that can be read."""
+        roots = [local_of(t) for t in roots]
         known = [t.detach() for t in roots if t.numel() == 1 and t.is_floating_point() and not t.is_meta]
         if len(roots) == len(known) == 1 and known[0].layout is torch.strided:
             self.descent.note(_line(), self.step, float(known[0]))
@@ -523,8 +544,8 @@ def _several(result: Any) -> Sequence[Any]:
 
 
 def _copies(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return each tensor with a copy of its value."""
-    return [(t, t.detach().clone()) for t in tensors]
+    """Return each tensor with a copy of its value, except those whose memory was given back."""
+    return [(t, t.detach().clone()) for t in tensors if not is_freed(unwrapped(t))]
 
 
 def _line() -> _Line:

@@ -15,13 +15,17 @@ import os
 import random
 import runpy
 import sys
+import threading
+import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, TracebackType
 
 import stablenum
 from stablenum.commands.explain.frames import without_our_frames
 from stablenum.commands.explain.imports import AfterImport
+from stablenum.commands.explain.launch import GRACE
 from stablenum.commands.explain.plan import Plan
 from stablenum.commands.explain.session import Session, Stop
 from stablenum.files import write_text
@@ -33,7 +37,7 @@ def run(session: Session) -> None:
     """Run the script of a plan as ``__main__``; the outcome records its exceptions and exits."""
     plan, outcome = session.plan, session.outcome
     _as_python_would(plan)
-    random.seed(plan.seed)
+    random.seed(plan.seed + plan.rank)
     _watching(session).install()
     try:
         _run_main(plan)
@@ -42,6 +46,8 @@ def run(session: Session) -> None:
         pass
     except SystemExit as stop:
         outcome.exit_code = _exit_code(stop.code)
+        if outcome.exit_code:
+            session.mark_failed()
     except BaseException as error:  # noqa: BLE001  the script's own error, shown as Python shows it
         outcome.exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
         outcome.error = traceback.format_exception_only(error)[-1].strip()
@@ -49,8 +55,13 @@ def run(session: Session) -> None:
         error.__traceback__ = _own(error.__traceback__)
         for report in session.on_error if isinstance(error, Exception) and not session.over else ():
             session.sheltered(report, error)
-        without_our_frames(error)
-        sys.excepthook(type(error), error, error.__traceback__)
+        if session.is_left_alone():  # the error comes of that
+            outcome.cut_short = True
+        else:
+            session.mark_failed()
+            without_our_frames(error)
+            sys.excepthook(type(error), error, error.__traceback__)
+    session.ending.acquire()  # for good: the process ends
     session.conclude()
 
 
@@ -64,7 +75,7 @@ def _watching(session: Session) -> AfterImport:
                 importlib.import_module(f"stablenum_{framework}._diagnosis.{part}").watch(session)
 
     def numpy() -> None:
-        importlib.import_module("numpy").random.seed(plan.seed % 2**32)
+        importlib.import_module("numpy").random.seed((plan.seed + plan.rank) % 2**32)
         session.numpy.listen()
 
     return AfterImport(
@@ -123,6 +134,18 @@ def _own(tb: TracebackType | None) -> TracebackType | None:
     return tb
 
 
+def _leave_with_others(session: Session, leave: Callable[[], None]) -> None:
+    """End the process some time after another one has failed that trains with it, or after this one has: it
+    may wait in a collective for ever. What was recorded until then is told."""
+    while not (session.is_left_alone(within=0.0) or session.over):
+        time.sleep(0.2)
+    time.sleep(GRACE)
+    if session.ending.acquire(blocking=False):
+        session.outcome.cut_short = not session.over
+        session.conclude()
+        leave()
+
+
 def main() -> None:
     """Run the plan and write the outcome, even if the script fails."""
     plan, outcome = map(Path, sys.argv[1:3])
@@ -139,6 +162,8 @@ def main() -> None:
         os._exit(0)
 
     session.on_leave = leave
+    if session.plan.marks:
+        threading.Thread(target=_leave_with_others, args=(session, leave), daemon=True).start()
     run(session)
     write()
     sys.exit(session.outcome.exit_code or 0)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
+from stablenum.commands.explain.launch import Launch, LaunchError
 from stablenum.commands.explain.options import (
     Arguments,
     AsModule,
@@ -19,7 +23,9 @@ from stablenum.commands.explain.options import (
     show,
 )
 from stablenum.commands.explain.plan import Outcome, Plan
+from stablenum.commands.explain.runner import Explained
 from stablenum.commands.explain.runner import explain as run_and_explain
+from stablenum.commands.explain.together import explain_together
 from stablenum.commands.outputs import check_target
 
 __all__ = ["explain"]
@@ -54,6 +60,9 @@ def explain(
     If nothing fails, some of the steps have been measured as by `stablenum checkup`, and what keeps the
     training from learning is reported.
 
+    Under `torchrun --nproc-per-node 4 -m stablenum explain train.py`, every rank runs the script, and rank 0
+    writes one report: on which rank the value was born, and how it came to the others.
+
     The exit code is 1 if a value that is not finite did harm and 2 for a usage error; otherwise it is the
     script's own.
     """
@@ -69,7 +78,27 @@ def explain(
         record_from=0 if once else None,
         ignore=tuple(ignore or ()),
     )
-    explained = run_and_explain(plan, say)
+    launch = Launch.of(os.environ)
+    if launch is None:
+        _tell(run_and_explain(plan, say), json, html, say)
+    try:
+        launch.begin()
+    except LaunchError as error:
+        raise typer.BadParameter(str(error), param_hint="RANK") from None
+    try:
+        explained = explain_together(plan, say if launch.leads else _nothing, launch)
+        if explained is not None:
+            _tell(explained, json, html, say)
+    finally:
+        launch.end()
+
+
+def _nothing(text: str) -> None:
+    """Say nothing, because rank 0 says it."""
+
+
+def _tell(explained: Explained, json: Path | None, html: Path | None, say: Callable[[str], None]) -> NoReturn:
+    """Say and show what was found, and end with the exit code."""
     if explained.outcome.troubles:
         say(explained.outcome.unwatched())
     if explained.report is None:
@@ -84,7 +113,9 @@ def explain(
     if failure is not None and failure.reporter:
         say(f"{failure}; the report is that of {failure.reporter}")
         raise typer.Exit(0 if report.ok else 1)
-    say(f"{explained.outcome.failure}{f', recorded in run {explained.runs}' if explained.runs > 1 else ''}")
+    where = "" if explained.on_rank is None else f" on rank {explained.on_rank}"
+    recorded = f", recorded in run {explained.runs}" if explained.runs > 1 else ""
+    say(f"{failure}{where}{recorded}")
     show(report, json, html, say)
     raise typer.Exit(0 if report.ok else 1)
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Failure", "Outcome", "Plan"]
+__all__ = ["Failure", "Outcome", "Plan", "Sent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,8 @@ class Plan:
         finite: whether values that are not finite are looked for.
         steps: end the script after so many optimizer steps; None to run it to its end.
         remedy: a change to the training that is tried, as plain values; then only losses are noted.
+        rank: the number of this process among those that train together.
+        marks: a folder in which each of these notes that it has failed; "" if there are no others.
     """
 
     script: str
@@ -43,6 +45,8 @@ class Plan:
     finite: bool = True
     steps: int | None = None
     remedy: dict[str, Any] | None = None
+    rank: int = 0
+    marks: str = ""
 
     def write(self, path: Path) -> None:
         """Write the plan as JSON."""
@@ -92,6 +96,19 @@ class Failure:
         }[self.what]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """What a process gave to a collective that was not finite, although nothing failed in this process.
+
+    Attributes:
+        step: the number of the optimizer step, from 0.
+        report: where the value was born, as plain values.
+    """
+
+    step: int
+    report: dict[str, Any]
+
+
 @dataclass(slots=True, kw_only=True)
 class Outcome:
     """How a run ended.
@@ -113,6 +130,9 @@ class Outcome:
         remedy: the change to the training by which the first cure can be tried, as plain values.
         applied: whether the change that is tried was made.
         sizes: of a trial, the sizes of activations and gradients in the first step.
+        sent: what this process gave to the others that was not finite; None if it gave them nothing such.
+        cut_short: whether the script was ended because another process had failed.
+        lost: whether the process ended before it could say what it had seen.
     """
 
     steps: int = 0
@@ -131,6 +151,9 @@ class Outcome:
     remedy: dict[str, Any] | None = None
     applied: bool = False
     sizes: str = ""
+    sent: Sent | None = None
+    cut_short: bool = False
+    lost: bool = False
 
     def note_trouble(self, where: str, error: str) -> None:
         """Note an error of the watcher itself."""
@@ -153,4 +176,5 @@ class Outcome:
         failure = d["failure"]
         if failure is not None:
             failure = Failure(**{**failure, "names": tuple(failure["names"])})
-        return cls(**{**d, "failure": failure})
+        sent = d["sent"]
+        return cls(**{**d, "failure": failure, "sent": None if sent is None else Sent(**sent)})

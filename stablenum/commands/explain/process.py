@@ -62,6 +62,10 @@ class Running:
             self._ask()
         return self._started[0].wait()
 
+    def stop(self) -> None:
+        """End the process, from another thread than that which runs it."""
+        self._ask()
+
     def end(self) -> None:
         """End the process, remove the folder, and give the signals back. May be called again."""
         for process in self._started:

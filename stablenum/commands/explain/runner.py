@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from stablenum.commands.explain.plan import Outcome, Plan
+from stablenum.commands.explain.plan import Failure, Outcome, Plan
 from stablenum.commands.explain.process import Running
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.checkup.remedies import Remedy, outcome_of
@@ -18,7 +18,7 @@ from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum.interrupts import and_restore
 
-__all__ = ["Explained", "check_up", "explain"]
+__all__ = ["MOST_RUNS", "Explained", "again_from", "check_up", "explain", "run_once", "unreproduced"]
 
 # If the step at which the script fails changes from run to run, the last run records every step.
 MOST_RUNS = 3
@@ -32,12 +32,14 @@ class Explained(NamedTuple):
         report: why the script failed; None if nothing was found, or if the process ended abruptly.
         runs: the number of times the script ran.
         checkup: what may be wrong although nothing failed; None if nothing was measured.
+        on_rank: the rank on which it failed first, of several; None if there is only one process.
     """
 
     outcome: Outcome
     report: Report | None
     runs: int
     checkup: Checkup | None = None
+    on_rank: int | None = None
 
 
 def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
@@ -47,34 +49,39 @@ def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
         plan: what to run; with ``record_from``, there is only one run.
         say: called with messages about the progress.
     """
-    first = _run(replace(plan, checkup=plan.record_from is None), shown=True)
+    first = run_once(replace(plan, checkup=plan.record_from is None), shown=True)
     if first.failure is None or first.report is not None:
         return Explained(first, _report(first), 1, _checkup(first))
     outcome, runs = first, 1
     while runs < MOST_RUNS and outcome.failure is not None and outcome.report is None:
         last = runs == MOST_RUNS - 1
-        # The gradients of this step may have been computed before other optimizers took their steps.
-        begin = max(0, outcome.failure.step - max(0, outcome.optimizers - 1))
+        begin = again_from(outcome.failure, outcome.optimizers)
         say(f"{outcome.failure}; running the script again to record {'every step' if last else 'that step'}")
         settings = outcome.failure.what == "setting"
         again = replace(plan, record_from=0 if last else begin, again=True, settings=settings)
-        outcome = _run(again, shown=False)
+        outcome = run_once(again, shown=False)
         runs += 1
     if outcome.failure is not None:  # the script failed, but never in a step that was recorded
         return Explained(first, _report(outcome), runs)
-    return Explained(first, _unreproduced(first, outcome), runs)
+    return Explained(first, unreproduced(first, outcome), runs)
+
+
+def again_from(failure: Failure, optimizers: int) -> int:
+    """Return the number of the step from which another run records, to see a failure: its gradients may have
+    been computed before other optimizers took their steps."""
+    return max(0, failure.step - max(0, optimizers - 1))
 
 
 def check_up(plan: Plan, say: Callable[[str], object], *, once: bool) -> tuple[Checkup | None, Outcome]:
     """Run the script, and return what its checkup has found; None if nothing was measured. If the cure of the
     first finding can be tried, some steps of the script run once more with it, unless ``once`` is True."""
-    outcome = _run(plan, shown=True)
+    outcome = run_once(plan, shown=True)
     report = _checkup(outcome)
     if report is None or outcome.remedy is None or once:
         return report, outcome
     remedy = Remedy.from_dict(outcome.remedy)
     say(f"trying {remedy}, in {remedy.steps} steps of another run of the script")
-    trial = _run(replace(plan, remedy=outcome.remedy, steps=remedy.steps), shown=False)
+    trial = run_once(replace(plan, remedy=outcome.remedy, steps=remedy.steps), shown=False)
     if trial.troubles or not trial.applied:
         say("the cure could not be applied, so nothing is known about it")
         return report, outcome
@@ -90,7 +97,8 @@ def _report(outcome: Outcome) -> Report | None:
     return None if outcome.report is None else Report.from_dict(outcome.report)
 
 
-def _unreproduced(first: Outcome, second: Outcome) -> Report:
+def unreproduced(first: Outcome, second: Outcome) -> Report:
+    """Return the report on a failure that did not show in another run."""
     return Report.of(
         Evidence(
             framework=first.watched[0] if first.watched else "torch",
@@ -113,33 +121,44 @@ _DIFFERENCES = (
 )
 
 
-def _run(plan: Plan, *, shown: bool) -> Outcome:
-    """Run the script once, in a separate process. Its output is dropped unless ``shown`` is True.
+def run_once(
+    plan: Plan, *, shown: bool, environment: Mapping[str, str] | None = None, running: Running | None = None
+) -> Outcome:
+    """Run the script once, in a separate process.
+
+    Args:
+        plan: what to run.
+        shown: whether its output is shown.
+        environment: variables that it gets besides those of this process.
+        running: the process, for those who may have to end it.
 
     Raises:
         SystemExit: a signal asks this process to end; the script has ended.
     """
-    running = Running()
-    outcome = and_restore(lambda: _outcome(running, plan, shown=shown), running.end)
+    running = running or Running()
+    outcome = and_restore(lambda: _outcome(running, plan, environment or {}, shown=shown), running.end)
     running.exit_if_asked()
     return outcome
 
 
-def _outcome(running: Running, plan: Plan, *, shown: bool) -> Outcome:
+def _outcome(running: Running, plan: Plan, environment: Mapping[str, str], *, shown: bool) -> Outcome:
     folder = running.begin()
     planned, ended = folder / "plan.json", folder / "outcome.json"
     plan.write(planned)
     command = [sys.executable, "-m", "stablenum.commands.explain.child", str(planned), str(ended)]
     # Without a fixed hash seed, sets of strings have a different order in each process.
-    environment = {"PYTHONHASHSEED": str(plan.seed % 2**32), **os.environ}
-    code = running.run(command, environment, None if shown else subprocess.DEVNULL)
+    variables = {"PYTHONHASHSEED": str(plan.seed % 2**32), **os.environ, **environment}
+    code = running.run(command, variables, None if shown else subprocess.DEVNULL)
     if not ended.exists():
         code = 128 - code if code < 0 else code
-        return Outcome(exit_code=code or 1, error=f"a sudden exit of its process (exit code {code})")
+        error = f"a sudden exit of its process (exit code {code})"
+        return Outcome(exit_code=code or 1, error=error, lost=True)
     outcome = Outcome.from_dict(json.loads(ended.read_text(encoding="utf-8")))
     whole = os.path.abspath(plan.script)
     outcome.report = _as_given(outcome.report, whole, plan.script)
     outcome.checkup = _as_given(outcome.checkup, whole, plan.script)
+    if outcome.sent is not None:
+        outcome.sent = replace(outcome.sent, report=_as_given(outcome.sent.report, whole, plan.script))
     outcome.harmless = outcome.harmless.replace(whole, plan.script)
     return outcome
 

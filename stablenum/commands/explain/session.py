@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from stablenum.commands.explain.frames import raised_by_a_signal
+from stablenum.commands.explain.launch import has_failed, mark_failed
 from stablenum.commands.explain.numpy_errors import NumpyErrors
 from stablenum.commands.explain.plan import Failure, Outcome, Plan
 from stablenum.commands.explain.script_errors import is_about_numbers
@@ -52,9 +56,11 @@ class Session:
         outcome: what has been seen so far.
         on_error: called with an exception that ends the script.
         on_leave: ends the process.
-        on_end: called when the script has ended.
+        on_end: called when the script has ended without a doubt that it has not settled.
+        on_verdict: called in any case, at the very end.
         numpy: what NumPy has warned of.
         doubts: values that count as failures only if they are not settled when the script has ended.
+        ending: held by the thread that concludes.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -63,8 +69,10 @@ class Session:
         self.on_error: list[Callable[[BaseException], None]] = []
         self.on_leave: Callable[[], None] | None = None
         self.on_end: list[Callable[[], object]] = []
+        self.on_verdict: list[Callable[[], object]] = []
         self.numpy = NumpyErrors()
         self.doubts: list[Doubt] = []
+        self.ending = threading.Lock()
 
     @property
     def over(self) -> bool:
@@ -120,6 +128,11 @@ class Session:
 
     def conclude(self) -> None:
         """Record the first doubt that the script has not settled, because the script has ended."""
+        self._conclude()
+        for told in self.on_verdict:
+            self.sheltered(told)
+
+    def _conclude(self) -> None:
         for doubt in [] if self.over else self.doubts:
             if self.sheltered(doubt.settled) is not False:
                 self._pass_by(doubt)
@@ -192,6 +205,24 @@ class Session:
             self.outcome.failure = Failure(step=self.outcome.steps, what="error", names=(name,))
             self.outcome.report = report.to_dict()
 
+    def mark_failed(self) -> None:
+        """Note that this process fails, before it leaves others that train with it."""
+        if self.plan.marks:
+            mark_failed(Path(self.plan.marks), self.plan.rank)
+
+    def is_left_alone(self, within: float = 2.0) -> bool:
+        """Return whether another process has failed that trains with this one, or fails within so many
+        seconds: the command notes it a little after such a process has died."""
+        if not self.plan.marks:
+            return False
+        until = time.monotonic() + within
+        while not has_failed(Path(self.plan.marks), but=self.plan.rank):
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.1)
+        return True
+
     def _record(self, failure: Failure, report: Report | None) -> None:
+        self.mark_failed()
         self.outcome.failure = failure
         self.outcome.report = None if report is None else self.numpy.placed(report).to_dict()

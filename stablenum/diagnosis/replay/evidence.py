@@ -29,7 +29,8 @@ class Evidence:
         norm_overflow: whether the gradients are finite but the plain sum of their squares is not.
         state: descriptions of problems in the optimizer's state, the worst first.
         settings: descriptions of settings of the optimizer that are not numbers.
-        other_rank: whether another rank reported the failure.
+        other_rank: whether another rank reported the failure, or the first finding is a collective that
+            brought the value to this rank.
         differences: descriptions of what differs between the step and a replay that did not reproduce it.
         unjudged: why a step that is known to have failed could not be judged; "" if it was.
         exploded: a description of the earlier step in which the parameters grew out of proportion; "" if none

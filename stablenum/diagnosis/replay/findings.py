@@ -251,6 +251,8 @@ def _reader(trace: Trace, value: int) -> Step | None:
         if first is None or first.index < trace.begin:
             first = step
         prepares = step.index < trace.begin and step.operation in _CARRYING
+        if step.shards and step.operation in _CARRYING:  # split into shards, without its first axis perhaps
+            prepares |= value in step.inputs or step.place == first.place
         if prepares or step.operation in batching:
             moved.update(step.outputs)
         elif step.operation in MOVING - SELECTING:

@@ -80,6 +80,13 @@ def _transient(e: Evidence) -> str:
     return "it did not show in a run from the same state and seed"
 
 
+def _other_rank(e: Evidence) -> str:
+    f = e.first
+    if not e.other_rank or (f is None and e.bad):
+        return ""
+    return "another rank reported the failure" if f is None else f"{f.operation} brought in {_kind(f)}"
+
+
 def _low_precision(e: Evidence) -> str:
     f = e.first
     if f is None or not f.outputs or f.wide_finite is not True:
@@ -338,7 +345,7 @@ _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
     (Cause.OPTIMIZER_STATE, _settings),
     (Cause.BATCH, _before(("input", "constant"))),
     (Cause.LABELS, lambda e: e.labels),
-    (Cause.OTHER_RANK, lambda e: "another rank reported the failure" if e.other_rank and not e.bad else ""),
+    (Cause.OTHER_RANK, _other_rank),
     (Cause.TRANSIENT, _transient),
     (Cause.OVERFLOW, _constant),
     (Cause.LOSS_SCALE, _scale),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stablenum.diagnosis.replay.values import MOST_VALUES, TensorStats
+from stablenum_torch._diagnosis.replay.tensor_memory import is_freed
 
 __all__ = ["CLEAN", "Flags", "bad_positions", "flags_of", "stats_of"]
 
@@ -45,7 +46,8 @@ def stats_of(tensor: Tensor, *, name: str = "", at: Tensor | None = None) -> Ten
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
     x = _plain(tensor)
     if x is None:
-        readable = not (tensor.is_meta or tensor._is_zerotensor()) and tensor.layout is torch.strided
+        readable = not (tensor.is_meta or tensor._is_zerotensor() or is_freed(tensor))
+        readable = readable and tensor.layout is torch.strided
         if tensor.numel() and readable:
             x = tensor.double()  # torch has no minimum for some integer dtypes
             low, high = float(x.min()), float(x.max())
@@ -104,6 +106,8 @@ def _plain(tensor: Tensor) -> Tensor | None:
     if tensor.is_meta or tensor._is_zerotensor():
         return None
     if not (tensor.is_floating_point() or tensor.is_complex()):
+        return None
+    if is_freed(tensor):
         return None
     if tensor.layout is not torch.strided:
         tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()

@@ -25,7 +25,7 @@ class NodeMap:
         self._first = torch.autograd._get_sequence_nr()
         self._numbers: dict[int, list[int]] = {}
         self._steps: dict[int, dict[int, tuple[int, str]]] = {}
-        self._perhaps: dict[int, tuple[int, str]] = {}
+        self._perhaps: dict[int, dict[str, int]] = {}
 
     def record(self, step: int, aten: str, *, sure: bool = True) -> None:
         """Record that the running operation makes the newest node.
@@ -36,11 +36,11 @@ class NodeMap:
             step: index of the step that records the operation.
             aten: the operation's name.
             sure: whether the arguments require gradients at this level of torch.func; if not, they may at an
-                outer one.
+                outer one, or belong to a DTensor that does.
         """
         thread, number = threading.get_ident(), torch.autograd._get_sequence_nr() - 1
         if not sure:
-            self._perhaps.setdefault(number, (step, _letters(aten)))
+            self._perhaps.setdefault(number, {}).setdefault(_letters(aten), step)
             return
         steps = self._steps.setdefault(thread, {})
         if number not in steps:
@@ -53,8 +53,8 @@ class NodeMap:
         if number >= _NO_NUMBER:
             return None
         name = _letters(node.name())
-        outer = self._perhaps.get(number)
-        best = (True, outer[0]) if outer is not None and outer[1] in name else None
+        outer = {aten: step for aten, step in self._perhaps.get(number, {}).items() if aten in name}
+        best = (True, outer[max(outer, key=len)]) if outer else None
         for thread, steps in self._steps.items():
             exact = steps.get(number)
             if exact is not None:

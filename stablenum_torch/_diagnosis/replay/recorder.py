@@ -13,6 +13,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
+from stablenum_torch._diagnosis.replay.collectives import (
+    Collective,
+    collective_of,
+    faked,
+    wait_of,
+    wrapped,
+)
 from stablenum_torch._diagnosis.replay.contexts import Context, Contexts, last_of
 from stablenum_torch._diagnosis.replay.flags import CLEAN, Flags, bad_positions, flags_of, stats_of
 from stablenum_torch._diagnosis.replay.graph import nodes_below
@@ -80,6 +87,8 @@ class Recorder(TorchDispatchMode):
         public_options: the axis that it was given.
         roots: tensors from which backward passes started.
         most: after so many steps nothing more is recorded; None for no limit.
+        sent: collectives that took a value that is not finite from this rank.
+        received: the collectives among all steps, by index.
     """
 
     supports_higher_order_operators = True
@@ -104,6 +113,11 @@ class Recorder(TorchDispatchMode):
         self.public_options: dict[str, Any] = {}
         self.roots: list[Tensor] = []
         self.most: int | None = None
+        self.sent: list[Step] = []
+        self.received: dict[int, Collective] = {}
+        # An operation on a DTensor that requires a gradient, and whether the running one is its local part.
+        self._wrapped: Callable[..., Any] | None = None
+        self._below = False
         self._snapshot, self._names, self._paths, self._stop = snapshot, names, paths, stop
         self._grad, self._in_function = True, False
 
@@ -115,8 +129,16 @@ class Recorder(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self.most is not None and len(self.trace.steps) >= self.most:
+        if wrapped(types):  # the operations below follow
+            self._wrapped = func if torch.is_grad_enabled() and require_grad(args, kwargs) else None
+            return NotImplemented
+        if (self.most is not None and len(self.trace.steps) >= self.most) or faked():
             return func(*args, **kwargs)
+        if wait_of(func):  # what is waited for is read later
+            return func(*args, **kwargs)
+        collective = collective_of(func)
+        if collective is not None:
+            return self._communicate(func, collective, args, kwargs)
         self._grad = torch.is_grad_enabled()
         with torch.no_grad():
             operation = describe(func)
@@ -132,14 +154,52 @@ class Recorder(TorchDispatchMode):
                 self._failed(operation, context, before, args, error)
             raise
         makes_node = self._in_function or (self._grad and require_grad(args, kwargs))
+        self._below = func is self._wrapped
         with torch.no_grad():
             self._record(func, operation, context, before, (args, kwargs), result, makes_node=makes_node)
+        return result
+
+    def _communicate(
+        self,
+        func: Callable[..., Any],
+        collective: Collective,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Record a collective. What it writes is known when it is read, after the program has waited."""
+        with torch.no_grad():
+            read = collective.reads(args, kwargs)
+            inputs = [self.values.of(t) for t in read]
+            for value, tensor in zip(inputs, read, strict=True):
+                if not value.finite and value.stats is None:
+                    value.stats = stats_of(tensor, name=value.name, at=bad_positions(tensor))
+            seen = survey(self._stop)
+            context = self.contexts.of(describe(func), seen, "", grad=torch.is_grad_enabled())
+        result = func(*args, **kwargs)
+        frames = seen.frames or seen.outer or context.frames
+        step = self.trace.add_step(
+            collective.name,
+            inputs=[value.id for value in inputs],
+            outputs=(),
+            primitive=str(func),
+            phase="backward" if seen.engine else context.phase,
+            module=context.module,
+            place=last_of(frames),
+            frames=frames,
+        )
+        step.collective = True
+        self.received[step.index] = collective
+        for tensor in collective.writes(args, result):
+            self.values.note_pending(tensor, step)
+        if not all(value.finite for value in inputs):
+            self.sent.append(step)
         return result
 
     def begin_again(self, names: dict[int, tuple[str, str]]) -> None:
         """Prepare for recording after a pause: of what was seen before, tensors that are not finite are
         still known."""
         self.trace.begin = len(self.trace.steps)
+        self._names.clear()
         self._names.update(names)
         self.values.forget_good()
         self.failure = None
@@ -170,7 +230,8 @@ class Recorder(TorchDispatchMode):
         # Literals (torch.tensor(...)) pass through a separate operation; a list of numbers is data.
         literal = operation.name.startswith("lift") and all(t.numel() <= 1 for t in given)
         role = "constant" if literal else ""
-        inputs = [self.values.of(t, role=role).id for t in given if id(t) not in skipped]
+        asked = [t for t in given if id(t) not in skipped]
+        inputs = [self.values.of(t, role=role, reads=not operation.view).id for t in asked]
         before = _Before(inputs, written)
         for generator in (x for x in (*args, *kwargs.values()) if isinstance(x, torch.Generator)):
             self._snapshot.keep_generator(generator)
@@ -202,7 +263,7 @@ class Recorder(TorchDispatchMode):
         if operation.name == "where":
             self._join_logdet(step, outputs)
         news = not all(flag == CLEAN for flag in flags)
-        if (step.phase == "forward" and makes_node) or (step.phase != "backward" and news):
+        if (step.phase == "forward" and (makes_node or self._below)) or (step.phase != "backward" and news):
             self.kept.keep(step, before.inputs, tensors_in(call), before.clones)
         self.contexts.nodes.record(step.index, operation.name, sure=makes_node)
         self._describe(func, operation, step, before, call, outputs)
@@ -223,7 +284,7 @@ class Recorder(TorchDispatchMode):
             return [CLEAN] * len(outputs)
         if operation.view and not before.written and before.inputs:
             base = self.trace.values[before.inputs[0]]
-            if base.finite:
+            if base.finite or self.values.is_pending(outputs):
                 return [CLEAN] * len(outputs)
         return [flags_of(t) for t in outputs]
 

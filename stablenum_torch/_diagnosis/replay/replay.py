@@ -16,6 +16,7 @@ from stablenum.errors import bad_type
 from stablenum.formats import FLOAT32_MAX
 from stablenum.settings_checks import check_callable, check_flag, check_loss_scale
 from stablenum_torch._devices.generators import RngState, check_rng_state
+from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._diagnosis.audit import setting_problems, state_problems
 from stablenum_torch._diagnosis.replay.inputs import look_around
 from stablenum_torch._diagnosis.replay.run import Call, Run, run
@@ -40,6 +41,10 @@ def replay(
     reduction per result. A loss, gradient or updated parameter that is not finite is traced back to the first
     operation at fault. A step that fails is run a second time and, if it has a loss scale, a third time
     without the scale.
+
+    Of several ranks, all must replay the step at the same time, because it waits for their collectives; then
+    it is run once. The report says whether the value was made on this rank or came from another one.
+
     Afterwards parameters, buffers, gradients, optimizer state, random generators, modes and hooks are what
     they were, bit for bit, even if ``step_fn`` raises. Compiled modules run eagerly.
 
@@ -110,14 +115,17 @@ def _evidence(
 ) -> tuple[Evidence, tuple[str, ...]]:
     first = run(call, loss_scale=loss_scale, rng=rng)
     shown, reproduced = first, None
-    if first.went_wrong and not _raised(first):
+    if several_ranks():  # all of them run the step equally often, whatever each of them finds
+        reproduced = first.went_wrong if known_bad and not first.unjudged else None
+    elif first.went_wrong and not _raised(first):
         reproduced = run(call, loss_scale=loss_scale, rng=rng).went_wrong
     elif known_bad and not first.went_wrong and not first.unjudged:
         second = run(call, loss_scale=loss_scale, rng=rng)
         shown, reproduced = (second if second.went_wrong else first), False
     unscaled = None
     scales = [loss_scale or 1.0, *(scaler.get_scale() for scaler in call.around.scalers)]
-    if shown.bad_gradients and shown.loss_finite is not False and max(scales) > 1.0:
+    scaled = max(scales) > 1.0 and not several_ranks()
+    if shown.bad_gradients and shown.loss_finite is not False and scaled:
         unscaled = not run(call, loss_scale=1.0, rng=rng).went_wrong
     evidence = Evidence(
         framework="torch",
@@ -131,6 +139,7 @@ def _evidence(
         loss_scale=max(scales),
         unscaled_finite=unscaled,
         norm_overflow=not shown.went_wrong and shown.norm / scales[0] > FLOAT32_MAX**0.5,
+        other_rank=shown.received,
         state=_state(call),
         settings=_settings(call),
         left=shown.left,

@@ -7,7 +7,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,12 +15,14 @@ from torch import Tensor
 
 from stablenum.diagnosis import Finding
 from stablenum.diagnosis.replay.findings import finding_of, places_left, refusal_of
+from stablenum.diagnosis.replay.ranks import is_received, made_here, own_first, sent_through
 from stablenum.diagnosis.replay.trace import Trace, Value
 from stablenum.diagnosis.replay.trials import Read
 from stablenum.diagnosis.replay.walk import first_causes, on_the_way
 from stablenum.errors import NonFiniteError
 from stablenum.interrupts import and_restore
 from stablenum_torch._devices.generators import RngState, set_rng_state
+from stablenum_torch._diagnosis.replay.collectives import as_rank, local_of, own_rank
 from stablenum_torch._diagnosis.replay.inputs import Surroundings
 from stablenum_torch._diagnosis.replay.labels import BadLabelsError
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
@@ -55,6 +57,7 @@ class Run:
         labels: what is wrong with the labels.
         read: what the operation of the first finding read; for a derivative, what the user's operation read.
         left: further places that give NaN or inf of their own.
+        received: whether a collective brought the first bad value in.
         norm: the norm of all gradients, in float64.
         backward: whether any gradient was computed.
         unjudged: whether the step returned nothing and computed no gradient, which leaves nothing to judge.
@@ -71,6 +74,7 @@ class Run:
     labels: str = ""
     read: Read | None = None
     left: tuple[str, ...] = ()
+    received: bool = False
     norm: float = 0.0
     backward: bool = False
     unjudged: bool = False
@@ -230,7 +234,7 @@ class _Judge:
             self.result.backward = True
             value = self.recorder.values.of(p.grad)
             if value.finite:
-                squares += _square(p.grad)
+                squares += _square(local_of(p.grad))
             else:
                 self.result.bad.append(value.id)
                 self.result.bad_gradients.append(name)
@@ -278,16 +282,36 @@ class _Judge:
         """Trace the bad values back to their origins."""
         if self.result.findings:
             return
-        trace, recorder = self.recorder.trace, self.recorder
-        origins = first_causes(trace, self.result.bad)
+        trace, recorder, rank = self.recorder.trace, self.recorder, own_rank()
+        if not self.result.bad:
+            self._look_at_what_was_sent()
+        origins = own_first(first_causes(trace, self.result.bad))
+        self.result.received = rank is not None and bool(origins) and is_received(origins[0])
         for origin in origins:
             wide = recorder.wide.get(origin.step.index) if origin.step else None
-            self.result.findings.append(finding_of(trace, origin, wide_finite=wide))
+            finding = finding_of(trace, origin, wide_finite=wide)
+            if rank is not None:
+                spread = (
+                    () if is_received(origin) else sent_through(trace, recorder.sent, origin, finding.place)
+                )
+                finding = replace(finding, shard=as_rank(rank), rank=rank, spread=spread)
+            self.result.findings.append(finding)
         if origins and origins[0].step is not None:
             steps = on_the_way(trace, self.result.bad, recorder.kept.at_edge)
             self.result.left = places_left(self.result.findings, steps)
             self.result.read = recorder.kept.of_operation(trace, origins[0].step)
             self.result.labels = recorder.labels.get(origins[0].step.index, "")
+
+    def _look_at_what_was_sent(self) -> None:
+        """Blame what this rank made and gave to a collective, although its own part of the gradients is
+        finite."""
+        trace = self.recorder.trace
+        for step in self.recorder.sent:
+            bad = made_here(trace, step)
+            if bad:
+                self.result.bad += bad
+                self.result.notes.append(f"a value went to other ranks through {step.operation}")
+                return
 
 
 def _square(tensor: Tensor) -> float:

@@ -17,7 +17,7 @@ from stablenum.guard.decide import GuardState
 from stablenum_torch._devices.generators import rng_state, set_rng_state
 from stablenum_torch._devices.waits import HaltWatch
 from stablenum_torch._diagnosis.replay.modes import Modes
-from stablenum_torch._diagnosis.replay.tensor_memory import view_key
+from stablenum_torch._diagnosis.replay.tensor_memory import is_freed, view_key
 from stablenum_torch._step.guard import Guard
 from stablenum_torch._step.parameters import TrackedParameters
 
@@ -69,6 +69,8 @@ class Snapshot:
         self._modes.restore()  # first, so that nothing of the following is recorded
         torch.set_grad_enabled(False)
         for target, saved in reversed(self._memory):
+            if is_freed(target):  # a parameter that ``fully_shard`` puts together only while it is used
+                continue
             with torch.inference_mode(target.is_inference()):
                 target.copy_(saved)
         for obj in self._objects:

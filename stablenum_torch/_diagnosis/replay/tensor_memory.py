@@ -15,7 +15,9 @@ from typing import Any
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-__all__ = ["Memory", "Storage", "view_key"]
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["Memory", "Storage", "is_freed", "view_key"]
 
 View = tuple[Any, ...]
 
@@ -32,6 +34,7 @@ class Storage:
         writes: (epoch, value) of each write.
         unwritten: the value of the memory while it is uninitialised.
         doubtful: whether it may have been written while nothing was recorded.
+        pending: the collectives that write to it and may not have ended, each with the tensor that it writes.
     """
 
     reference: Any
@@ -41,6 +44,7 @@ class Storage:
     writes: list[tuple[int, int]] = field(default_factory=list)
     unwritten: int | None = None
     doubtful: bool = False
+    pending: list[tuple[Step, Tensor]] = field(default_factory=list)
 
     def current(self, view: View) -> int | None:
         """Return the value at a place; None if the storage has changed since, or the place was never read."""
@@ -89,6 +93,15 @@ def view_key(tensor: Tensor) -> View:
         return (x.storage_offset(), tuple(x.shape), x.stride(), x.dtype)
     except (RuntimeError, NotImplementedError):  # a layout without strides
         return (0, tuple(x.shape), None, x.dtype)
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Return whether the memory of a dense tensor was given back, as ``fully_shard`` does with parameters
+    between their uses; to read it would end the process."""
+    try:
+        return bool(tensor.numel()) and not tensor.untyped_storage().nbytes() and not tensor.is_meta
+    except (RuntimeError, NotImplementedError):  # no storage
+        return False
 
 
 def _dense(tensor: Tensor) -> Tensor:

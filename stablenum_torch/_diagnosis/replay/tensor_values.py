@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
-from stablenum.diagnosis.replay.trace import Trace, Value
+from stablenum.diagnosis.replay.trace import Step, Trace, Value
+from stablenum_torch._diagnosis.replay.collectives import local_of
 from stablenum_torch._diagnosis.replay.flags import bad_positions, flags_of, stats_of
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
-from stablenum_torch._diagnosis.replay.tensor_memory import Memory, Storage, view_key
+from stablenum_torch._diagnosis.replay.tensor_memory import Memory, Storage, is_freed, view_key
 
 __all__ = ["TensorValues"]
 
@@ -28,11 +31,27 @@ class TensorValues:
     def __init__(self, trace: Trace, snapshot: Snapshot, names: dict[int, tuple[str, str]]) -> None:
         self.leaves: dict[int, Tensor] = {}
         self.memory = Memory()
+        self._parts: list[Tensor] = []  # of DTensors; they are kept, so that their ids stay theirs
         self._trace, self._snapshot, self._names = trace, snapshot, names
 
-    def of(self, tensor: Tensor, *, role: str = "") -> Value:
-        """Return the value that a tensor has now; ``role`` is for a tensor that is not known yet."""
+    def of(self, tensor: Tensor, *, role: str = "", reads: bool = True) -> Value:
+        """Return the value that a tensor has now.
+
+        Args:
+            tensor: any tensor; of a DTensor, this rank's part has the value.
+            role: that of a tensor that is not known yet.
+            reads: whether its elements are read, which is so only after collectives that write them have
+                ended.
+        """
+        whole, tensor = tensor, local_of(tensor)
+        if whole is not tensor:
+            self.note_leaf(whole)
+            if id(whole) in self._names:
+                self._names[id(tensor)] = self._names[id(whole)]
+                self._parts.append(tensor)
         storage = self.memory.find(tensor)
+        if storage is not None and storage.pending and reads:
+            self._settle(storage)
         if storage is None:
             return self._from_outside(tensor, self.memory.add(tensor, outside=True), role)
         key = view_key(tensor)
@@ -69,7 +88,33 @@ class TensorValues:
             return any(not self._trace.values[value].finite for value in seen)
 
         self.leaves.clear()
+        self._parts.clear()
         self.memory.keep(is_bad)
+
+    def note_pending(self, tensor: Tensor, step: Step) -> None:
+        """Note that a collective writes a tensor, which must not be read before the program has waited."""
+        storage = self.memory.find(tensor) or self.memory.add(tensor, outside=False)
+        storage.pending.append((step, tensor))
+
+    def is_pending(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether a collective may still be writing one of these."""
+        found = [self.memory.find(t) for t in tensors]
+        return any(storage is not None and storage.pending for storage in found)
+
+    def _settle(self, storage: Storage) -> None:
+        """Note the values that collectives have given to tensors."""
+        pending, storage.pending = storage.pending, []
+        for step, tensor in pending:
+            if is_freed(tensor):
+                continue
+            flags = flags_of(tensor)
+            stats = stats_of(tensor, at=bad_positions(tensor)) if any(flags) else None
+            value = self._trace.add_value(flags=flags, stats=stats)
+            self._trace.values[value].producer = step.index
+            step.outputs = (*step.outputs, value)
+            storage.epoch += 1
+            storage.writes.append((storage.epoch, value))
+            storage.views[view_key(tensor)] = (value, storage.epoch)
 
     def note_leaf(self, tensor: Tensor) -> None:
         """Note a parameter that was not known, so that its gradient is kept like those of the others."""

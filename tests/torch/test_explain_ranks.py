@@ -1,0 +1,116 @@
+"""One of four ranks makes a number that is not finite: which rank it was, on which line, and what follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+
+from stablenum.commands.explain.plan import Outcome
+from stablenum.commands.explain.verdicts import Joint, join
+from stablenum.diagnosis import Report
+from tests.selection import only
+from tests.torch.rank_faults import FAULTS, PROGRAMS, SIZE, Program, bad_line
+
+ROOT = Path(__file__).parents[2]
+
+
+class Pool:
+    """Processes that run one program after another.
+
+    Args:
+        size: how many ranks there are.
+        store: a file that does not exist.
+    """
+
+    def __init__(self, size: int, store: Path) -> None:
+        env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        worker = [sys.executable, "-W", "ignore", "-m", "tests.torch.rank_worker"]
+        self.ranks = [
+            subprocess.Popen(
+                [*worker, str(rank), str(size), str(store)],
+                cwd=ROOT,
+                env=env,
+                text=True,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+            )
+            for rank in range(size)
+        ]
+
+    def outcomes(self, program: Program) -> dict[int, Outcome]:
+        """How the program ended on each rank."""
+        for process in self.ranks:
+            process.stdin.write(json.dumps([program.layout, program.fault, program.rank]) + "\n")
+            process.stdin.flush()
+        return {rank: self._outcome(process) for rank, process in enumerate(self.ranks)}
+
+    @staticmethod
+    def _outcome(process: subprocess.Popen[str]) -> Outcome:
+        for line in process.stdout:
+            if line.startswith("OUTCOME "):
+                return Outcome.from_dict(json.loads(line.removeprefix("OUTCOME ")))
+        raise AssertionError(process.communicate()[1][-3000:])
+
+    def close(self) -> None:
+        for process in self.ranks:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> Iterator[Pool]:
+    pool = Pool(SIZE, tmp_path_factory.mktemp("ranks") / "store")
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Iterator[dict[str, Report]]:
+    """The report on each fault in one process."""
+    pool = Pool(1, tmp_path_factory.mktemp("alone") / "store")
+    found: dict[str, Report] = {}
+
+    class Reports(dict[str, Report]):
+        def __missing__(self, fault: str) -> Report:
+            outcome = pool.outcomes(Program("alone", fault, 0))[0]
+            self[fault] = Report.from_dict(outcome.report)
+            return self[fault]
+
+    yield Reports(found)
+    pool.close()
+
+
+def joined(outcomes: dict[int, Outcome]) -> Joint:
+    for outcome in outcomes.values():
+        assert not outcome.troubles, outcome.trouble
+        assert not outcome.error
+    return join(outcomes, SIZE)
+
+
+ALWAYS = [Program("DDP", "sqrt", 2), Program("FSDP2+TP", "exp", 1), Program("pipeline", "div", 3)]
+
+
+@pytest.mark.parametrize("program", only(ALWAYS, PROGRAMS), ids=str)
+def test_the_rank_and_the_line_are_named_as_on_one_rank(ranks, alone, program):
+    joint = joined(ranks.outcomes(program))
+    first, same = joint.report.findings[0], alone[program.fault]
+    assert (first.rank, first.shard) == (program.rank, f"rank {program.rank}")
+    assert first.place.line == bad_line(program)
+    assert first.place.code == same.findings[0].place.code
+    assert first.operation == same.findings[0].operation
+    assert joint.report.verdict.cause == same.verdict.cause
+    assert f"on rank {program.rank}" in str(joint.report)
+
+
+def test_there_are_30_programs_of_every_layout_and_fault() -> None:
+    assert len(PROGRAMS) >= 30
+    assert {p.fault for p in PROGRAMS} == set(FAULTS)
+    assert {p.rank for p in PROGRAMS} == set(range(SIZE))
