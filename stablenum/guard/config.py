@@ -67,6 +67,11 @@ class GuardConfig:
         max_skips_in_a_row: stop with ``NonFiniteError`` when this many steps in a row have been skipped
             because they were not finite; None never stops. A skipped step is never applied later, whatever
             the count.
+        check_replicas_every: in PyTorch, compare the bits of the parameters and of the optimizer's state
+            among the ranks that hold copies of them, after every so many steps, and raise
+            :class:`stablenum.ReplicasPartedError` if they differ; None never compares. A check is one
+            collective and one wait for the device; other steps have neither. Where no rank holds a copy it
+            does nothing, and logs that once. In JAX, call :func:`stablenum_jax.check_replicas` instead.
 
     Raises:
         ValueError: a field has none of the values listed above; the message names the field.
@@ -85,6 +90,7 @@ class GuardConfig:
     escalate: EscalatePrecision | None = None
     on_nonfinite: Literal["skip", "raise"] = "skip"
     max_skips_in_a_row: int | None = None
+    check_replicas_every: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clip", as_clip_rules(self.clip))
@@ -93,9 +99,14 @@ class GuardConfig:
         if self.escalate is not None and not isinstance(self.escalate, EscalatePrecision):
             raise bad_field("escalate", "None or an EscalatePrecision", self.escalate)
         check_choice("on_nonfinite", self.on_nonfinite, ("skip", "raise"))
-        if self.max_skips_in_a_row is not None:
-            limit = check_int("max_skips_in_a_row", self.max_skips_in_a_row, at_least=1)
-            object.__setattr__(self, "max_skips_in_a_row", limit)
+        for name in ("max_skips_in_a_row", "check_replicas_every"):
+            if (count := getattr(self, name)) is not None:
+                object.__setattr__(self, name, check_int(name, count, at_least=1))
+
+    def __setstate__(self, values: Sequence[Any]) -> None:
+        # Pickles of earlier versions have fewer fields: those that were added have their defaults.
+        for i, field in enumerate(dataclasses.fields(self)):
+            object.__setattr__(self, field.name, values[i] if i < len(values) else field.default)
 
     @property
     def clip_rules(self) -> tuple[ClipRule, ...]:
@@ -183,6 +194,7 @@ class GuardConfig:
             "escalate": self.escalate and _rule_to_dict(self.escalate),
             "on_nonfinite": self.on_nonfinite,
             "max_skips_in_a_row": self.max_skips_in_a_row,
+            "check_replicas_every": self.check_replicas_every,
         }
         return {name: value for name, value in plain.items() if value is not None}
 
@@ -261,6 +273,7 @@ class Settings(TypedDict, total=False):
     escalate: EscalatePrecision | None
     on_nonfinite: Literal["skip", "raise"]
     max_skips_in_a_row: int | None
+    check_replicas_every: int | None
 
 
 def make_config(config: GuardConfig | None, overrides: Settings) -> GuardConfig:

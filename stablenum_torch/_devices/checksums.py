@@ -1,0 +1,65 @@
+"""Checksums of the bits of tensors, computed where the tensors are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import array_api_compat.torch as torch_namespace
+import torch
+from torch import Tensor
+
+from stablenum.guard.replicas import BLOCK, block_sums, checksum, key_of_places
+from stablenum_torch._devices.ranks import is_dtensor, local_part
+
+__all__ = ["checksums"]
+
+# Other sizes are read as several 32-bit words.
+_WORDS = {1: torch.int8, 2: torch.int16}
+_BLOCKS_ON_ACCELERATOR = (
+    256  # of which the products take 128 MB; on a CPU those of one block stay in the cache
+)
+
+
+@torch.no_grad()
+def checksums(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the checksum of each tensor's bits; of DTensors, of this rank's part. The host waits, once per
+    device.
+
+    Equal values with other bits (0.0 and -0.0, two NaNs) have other checksums.
+    """
+    by_device: dict[torch.device, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        by_device.setdefault(tensor.device, []).append(i)
+    found = [0] * len(tensors)
+    for indices in by_device.values():
+        values = torch.stack([_checksum(tensors[i]) for i in indices]).tolist()
+        for i, value in zip(indices, values, strict=True):
+            found[i] = value
+    return found
+
+
+def _checksum(tensor: Tensor) -> Tensor:
+    words = _words(tensor)
+    keys = _keys(words.device)
+    whole = len(words) // BLOCK * BLOCK
+    blocks = words[:whole].view(-1, BLOCK)
+    at_once = 1 if words.is_cpu else _BLOCKS_ON_ACCELERATOR
+    parts = [block_sums(some, keys, xp=torch_namespace) for some in blocks.split(at_once)]
+    if whole < len(words):
+        parts.append(block_sums(words[whole:], keys, xp=torch_namespace)[None])
+    return checksum(torch.cat(parts), xp=torch_namespace, device=words.device)
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """Return the bits of a tensor as a vector of integers of at most 32 bits."""
+    local = local_part(tensor.detach()) if is_dtensor(tensor) else tensor.detach()
+    dense = local.to_dense() if local.layout != torch.strided else local
+    # Lazily conjugated or negated tensors do not hold the bits that they stand for.
+    plain = dense.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return plain.view(_WORDS.get(plain.element_size(), torch.int32))
+
+
+@functools.cache
+def _keys(device: torch.device) -> Tensor:
+    return key_of_places(BLOCK, xp=torch_namespace, device=device)
