@@ -183,7 +183,7 @@ def parted_error(
     count = f" In all, {parameters} of {compared} compared parameters differ." if more else ""
     cause = _SEED if parameters == compared and compared > 1 else _PLACE
     good = next((r for part in found for r in part.held if r not in odd_ones(part.held)), None)
-    mend = remedy.format(good="of the one that you trust" if good is None else good)
+    mend = remedy.format(good=f"<the {kind} that you trust>" if good is None else good)
     return ReplicasPartedError(
         f"replicas have parted{when}: {shown}.{count} They must hold the same bits. {cause} {mend}",
         step=step,
@@ -205,7 +205,7 @@ def _described(part: Parted, kind: str) -> str:
 
 def _listed(kind: str, replicas: Sequence[int]) -> str:
     """Return "rank 2", or "ranks 0, 1, 3", with runs of more than two numbers as "4-7"."""
-    pieces = []
+    pieces: list[str] = []
     for _, run in itertools.groupby(enumerate(sorted(replicas)), lambda pair: pair[1] - pair[0]):
         numbers = [number for _, number in run]
         pieces += [f"{numbers[0]}-{numbers[-1]}"] if len(numbers) > 2 else map(str, numbers)
