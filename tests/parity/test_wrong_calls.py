@@ -82,6 +82,7 @@ def torch_calls() -> dict[str, Call]:
                 "escalate": ("x", 3, object()),
                 "on_nonfinite": ("x", 3, None),
                 "max_skips_in_a_row": ("x", -1, 0, 1.5, True),
+                "check_replicas_every": ("x", -1, 0, 1.5, True),
             },
         ),
         "audit": Call(
@@ -182,6 +183,7 @@ def jax_calls() -> dict[str, Call]:
                 "escalate": ("x", 3, object()),
                 "on_nonfinite": ("x", 3, None),
                 "max_skips_in_a_row": ("x", -1, 0, 1.5, True),
+                "check_replicas_every": ("x", -1, 0, 1.5, True),
             },
         ),
         "chain": Call(s.chain, {"transforms": (optax.sgd(0.1),)}, {"transforms": (("x",), (3,), (None,))}),
@@ -338,7 +340,15 @@ CASES = [
 ]
 # Where the message speaks of the thing and not of the argument.
 NAMED = {"plain": "guard state", "formats": "format", "policy": ""}
-SETTINGS = {"clip", "loss_scale", "spike", "escalate", "on_nonfinite", "max_skips_in_a_row"}
+SETTINGS = {
+    "clip",
+    "loss_scale",
+    "spike",
+    "escalate",
+    "on_nonfinite",
+    "max_skips_in_a_row",
+    "check_replicas_every",
+}
 
 
 def shown(value: Any) -> str:
