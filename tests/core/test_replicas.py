@@ -142,7 +142,7 @@ JAX_DTYPES = ["float16", "bfloat16", "float8_e5m2", "complex64", "int8", "uint32
 @pytest.mark.parametrize("dtype", JAX_DTYPES)
 def test_every_element_of_every_dtype_counts_in_jax(dtype):
     ones = jnp.ones((3, 5), dtype)
-    zeros = [ones.at[i, j].set(0) for i in range(3) for j in range(5)]
+    zeros = [ones.at[i, j].set(jnp.zeros((), dtype)) for i in range(3) for j in range(5)]
     with jax.enable_x64(True):
         one_by_one = jax.jit(in_jax._checksum)
         assert len({int(one_by_one(x)) for x in (ones, *zeros)}) == 16
