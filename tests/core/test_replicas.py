@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pickle
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import stablenum
 from stablenum.guard import replicas
 from stablenum.guard.replicas import ABSENT, BLOCK, PARAMETER, Parted, odd_ones, parted_slots
 from stablenum_jax._step import replicas as in_jax
+from stablenum_torch._devices import checksums as in_torch
 from stablenum_torch._devices.checksums import checksums
 from tests.oracles import checksums as oracle
 
@@ -37,10 +39,18 @@ def by_jax(words: np.ndarray) -> int:
         return int(jax.jit(in_jax._checksum)(jnp.asarray(words)))
 
 
+def by_torch_elsewhere(words: np.ndarray) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        in_general = functools.partial(replicas.block_sums, xp=array_api_compat.torch)
+        patch.setattr(in_torch, "_block_sums", in_general)
+        return in_torch.checksums([torch.from_numpy(words)])[0]
+
+
 WAYS: dict[str, Callable[[np.ndarray], int]] = {
     "core, NumPy": in_core,
     "core, torch": lambda words: in_core(words, array_api_compat.torch),
     "torch": lambda words: checksums([torch.from_numpy(words)])[0],
+    "torch, as on an accelerator": by_torch_elsewhere,
     "jax": by_jax,
 }
 
@@ -49,7 +59,7 @@ def random_words(n: int) -> np.ndarray:
     return RNG.integers(-(2**31), 2**31, n, dtype=np.int64).astype(np.int32)
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, BLOCK - 1, BLOCK, BLOCK + 3, 2 * BLOCK])
+@pytest.mark.parametrize("n", [1, 2, 7, BLOCK - 1, BLOCK, BLOCK + 3, 5 * BLOCK])
 def test_all_ways_agree_with_the_oracle(n):
     words = random_words(n)
     expected = oracle.checksum(words.tolist())

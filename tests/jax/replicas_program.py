@@ -161,13 +161,15 @@ def special_values() -> dict:
 
 
 def shards() -> dict:
-    """Along y there are two copies of each of four parts."""
+    """Two copies of each of four parts, along y, and four copies of each of two, along x."""
     seen = {}
     for kind in (AxisType.Auto, AxisType.Explicit):
         place = NamedSharding(mesh(kind), P("x"))
         w = jax.device_put(np.arange(16, dtype=np.float32), place)
         both = jax.device_put(np.ones((4, 4), np.float32), NamedSharding(mesh(kind), P("x", "y")))
         seen[str(kind)] = [found({"w": w, "both": both}), found({"w": flipped(w, 5, 1), "both": both})]
+        along_y = jax.device_put(np.ones((3, 4), np.float32), NamedSharding(mesh(kind), P(None, "y")))
+        seen[str(kind)].append(found({"v": flipped(along_y, 5, 1)}))
     return seen
 
 

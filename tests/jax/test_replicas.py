@@ -92,9 +92,11 @@ def test_bits_count_not_values(seen):
 
 def test_a_part_is_compared_with_its_copies_alone(seen):
     assert len(seen["shards"]) == 2, "both kinds of axes"
-    for healthy, flipped in seen["shards"].values():
+    for healthy, flipped, other in seen["shards"].values():
         assert healthy == 1, "of the other array there are no copies"
         assert flipped["parted"] == [["w", "parameter", [4, 5]]]
+        assert other["parted"] == [["v", "parameter", [5]]]
+        assert "device 5 differs from devices 1, 3, 7 in v" in other["text"]
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "bool", "complex64", "int8"])
