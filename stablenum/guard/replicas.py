@@ -83,14 +83,14 @@ def block_sums(words: Array, keys: Array, *, xp: Namespace) -> Array:
     return xp.sum(xp.astype(words, xp.int64) * keys[: words.shape[-1]], axis=-1)
 
 
-def checksum(sums: Array, *, xp: Namespace, device: Any = None) -> Array:
+def checksum(sums: Array, keys: Array, *, xp: Namespace) -> Array:
     """Return the checksum of a tensor from the sums of its blocks: () int64; 0 without blocks.
 
     Args:
         sums: (b,) int64 from :func:`block_sums`, in order; only the last block may be shorter than others.
-        device: of ``sums``.
+        keys: (b,) or longer, the keys of the blocks: ``key_of_places(b, first=BLOCK)``.
     """
-    return xp.sum(sums * key_of_places(sums.shape[0], xp=xp, first=BLOCK, device=device))
+    return xp.sum(sums * keys[: sums.shape[0]])
 
 
 def digest(tensors: Mapping[str, str]) -> int:

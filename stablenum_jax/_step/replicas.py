@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from stablenum.errors import bad_type
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.replicas import (
     BLOCK,
@@ -70,6 +71,7 @@ def check_replicas(params: PyTree, opt_state: PyTree = None) -> int:
     Raises:
         ReplicasPartedError: the copies of an array differ; on all processes alike. ``parted`` has the ids of
             devices.
+        TypeError: ``params`` or ``opt_state`` holds no arrays at all.
         ValueError: an array is traced: this function cannot be called under jit.
 
     Example:
@@ -80,6 +82,8 @@ def check_replicas(params: PyTree, opt_state: PyTree = None) -> int:
         >>> check_replicas(params)  # one device has no copies
         0
     """
+    _check_tree("params", params)
+    _check_tree("opt_state", opt_state)
     leaves = [leaf for leaf in _leaves(params, opt_state) if _copies(leaf.array) > 1]
     if not leaves:
         _tell_of_no_copies()
@@ -124,6 +128,17 @@ def _last_step(opt_state: PyTree) -> int | None:
 
 
 # --- what is compared ------------------------------------------------------------------------------
+
+
+def _check_tree(name: str, tree: PyTree) -> None:
+    """Check that an argument holds arrays, if it holds anything.
+
+    Raises:
+        TypeError: it does not.
+    """
+    leaves = jax.tree.leaves(tree)
+    if leaves and not any(hasattr(leaf, "dtype") for leaf in leaves):
+        raise bad_type(name, "a pytree of arrays", leaves[0] if len(leaves) == 1 else tree)
 
 
 def _leaves(params: PyTree, opt_state: PyTree) -> Iterator[_Leaf]:
@@ -212,7 +227,8 @@ def _checksum(array: jax.Array) -> jax.Array:
     sums = [block_sums(words[:whole].reshape(-1, BLOCK), keys, xp=jnp)] if whole else []
     if whole < len(words):
         sums.append(block_sums(words[whole:], keys, xp=jnp)[None])
-    return checksum(jnp.concatenate(sums), xp=jnp)
+    joined = jnp.concatenate(sums)
+    return checksum(joined, key_of_places(len(joined), xp=jnp, first=BLOCK), xp=jnp)
 
 
 def _words(array: jax.Array) -> jax.Array:

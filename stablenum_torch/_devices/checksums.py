@@ -16,6 +16,7 @@ __all__ = ["checksums"]
 
 # Other sizes are read as several 32-bit words.
 _WORDS = {1: torch.int8, 2: torch.int16}
+_KEYS = 1024  # of blocks, made and kept at once
 # Blocks at once: on a CPU as many as stay in its cache as int64; on an accelerator, 128 MB of products.
 _BLOCKS_ON_CPU, _BLOCKS_ON_ACCELERATOR = 4, 256
 
@@ -47,7 +48,8 @@ def _checksum(tensor: Tensor) -> Tensor:
     parts = [_block_sums(some, keys) for some in blocks.split(at_once)]
     if whole < len(words):
         parts.append(_block_sums(words[None, whole:], keys))
-    return checksum(torch.cat(parts), xp=torch_namespace, device=words.device)
+    of_blocks = _block_keys(words.device, -(-len(words) // BLOCK // _KEYS) * _KEYS)
+    return checksum(torch.cat(parts), of_blocks, xp=torch_namespace)
 
 
 def _block_sums(words: Tensor, keys: Tensor) -> Tensor:
@@ -68,3 +70,8 @@ def _words(tensor: Tensor) -> Tensor:
 @functools.cache
 def _keys(device: torch.device) -> Tensor:
     return key_of_places(BLOCK, xp=torch_namespace, device=device)
+
+
+@functools.cache
+def _block_keys(device: torch.device, count: int) -> Tensor:
+    return key_of_places(count, xp=torch_namespace, first=BLOCK, device=device)

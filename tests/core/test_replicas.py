@@ -31,7 +31,7 @@ def in_core(words: np.ndarray, xp=array_api_compat.numpy) -> int:
     rows = [words[i : i + BLOCK] for i in range(0, len(words), BLOCK)]
     sums = [replicas.block_sums(xp.asarray(row), keys, xp=xp) for row in rows]
     stacked = xp.stack(sums) if sums else xp.zeros(0, dtype=xp.int64)
-    return int(replicas.checksum(stacked, xp=xp))
+    return int(replicas.checksum(stacked, replicas.key_of_places(len(rows), xp=xp, first=BLOCK), xp=xp))
 
 
 def by_jax(words: np.ndarray) -> int:

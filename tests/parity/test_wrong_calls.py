@@ -294,6 +294,11 @@ def jax_calls() -> dict[str, Call]:
             {"opt_state": state, "plain": s.guard_state_dict(state)},
             {"opt_state": states, "plain": (*THINGS, None, {}, {"step": 1})},
         ),
+        "check_replicas": Call(
+            s.check_replicas,
+            {"params": params, "opt_state": state},
+            {"params": THINGS, "opt_state": THINGS},
+        ),
         "scalars": Call(s.scalars, {"opt_state": state}, {"opt_state": states, "prefix": (3, None)}),
         "metrics": Call(s.metrics, {"opt_state": state}, {"opt_state": states, "raise_if_halted": FLAGS}),
         **{

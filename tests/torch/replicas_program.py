@@ -312,9 +312,9 @@ def plain_shards() -> dict:
     return of_parameter(opt, w)
 
 
-def pipeline() -> dict:
+def pipeline(*, parts_known: bool) -> dict:
     """Two stages, of other parameters, on ranks 0 and 1, and on ranks 2 and 3."""
-    parts = groups_of([0, 2], [1, 3])
+    parts = groups_of([0, 2], [1, 3]) if parts_known else None
     stage = dist.get_rank() // 2
     w = torch.nn.Parameter(torch.full((3 + stage,), float(stage)))
     more = [(f"stage{stage}.b", torch.nn.Parameter(torch.zeros(2)))] * stage
@@ -341,6 +341,11 @@ def zero_redundancy() -> dict:
     make = functools.partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW, lr=0.01)
     loop = ddp(make)
     seen = {"healthy": [loop.found() for _ in range(3)]}
+    loop.inner.consolidate_state_dict(to=0)
+    saved = [loop.inner.state_dict() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(saved)
+    loop.inner.load_state_dict(saved[0])  # each rank keeps a part of it
+    seen["loaded"] = loop.found()
     flip(next(loop.net.parameters()), 7, 1, rank=1)
     return seen | {"flipped": loop.found(bad=True)}
 
@@ -383,7 +388,8 @@ CASES = {
     "fsdp2": lambda: nothing_to_compare("fsdp2"),
     "no group": lambda: nothing_to_compare("no group"),
     "plain shards": plain_shards,
-    "pipeline": pipeline,
+    "pipeline": functools.partial(pipeline, parts_known=True),
+    "other parameters": functools.partial(pipeline, parts_known=False),
     "zero": zero_redundancy,
     "master weights": master_weights,
     "on device": on_device,

@@ -59,8 +59,7 @@ def seen(ranks) -> dict:
 
 
 def test_all_ranks_raise_the_same_error(ranks):
-    parts = {"pipeline", "plain shards"}  # where the names are those of the ranks' own parameters
-    for name in ranks[0].keys() - parts:
+    for name in ranks[0]:
         assert all(rank[name] == ranks[0][name] for rank in ranks), name
 
 
@@ -168,13 +167,15 @@ def test_plain_shards_are_compared_with_those_of_the_other_copy(ranks):
     assert [rank["plain shards"] for rank in ranks] == [{"flipped": [["w", "parameter", [1, 3]]]}] * 4
 
 
-def test_stages_of_a_pipeline_are_compared_with_their_copies(ranks):
+@pytest.mark.parametrize("case", ["pipeline", "other parameters"])
+def test_stages_of_a_pipeline_are_compared_with_their_copies(ranks, case):
     found = {"flipped": [["stage0.w", "parameter", [0, 1]]]}
-    assert [rank["pipeline"] for rank in ranks] == [found] * 4
+    assert [rank[case] for rank in ranks] == [found] * 4
 
 
 def test_state_that_is_on_one_rank_by_design_is_not_compared(seen):
     assert seen["zero"]["healthy"] == [None] * 3
+    assert seen["zero"]["loaded"] is None
     assert seen["zero"]["flipped"]["parted"] == [[WEIGHT, "parameter", [1]]]
 
 
