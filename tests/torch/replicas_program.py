@@ -336,6 +336,17 @@ def of_parameter(opt: st.GuardedOptimizer, w: torch.nn.Parameter) -> dict:
     return seen
 
 
+def added_parameters() -> dict:
+    """A group that is added between two checks is compared, too."""
+    w, more = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(5))
+    inner = torch.optim.SGD([("w", w)], lr=0.1)
+    opt = st.wrap(inner, loss_group=dist.group.WORLD, check_replicas_every=1)
+    w.grad = torch.zeros(3)
+    opt.step()
+    opt.add_param_group({"params": [("more", more)]})
+    return of_parameter(opt, more)
+
+
 def zero_redundancy() -> dict:
     """The state of a parameter is on one rank, so only parameters are compared."""
     make = functools.partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW, lr=0.01)
@@ -390,6 +401,7 @@ CASES = {
     "plain shards": plain_shards,
     "pipeline": functools.partial(pipeline, parts_known=True),
     "other parameters": functools.partial(pipeline, parts_known=False),
+    "added parameters": added_parameters,
     "zero": zero_redundancy,
     "master weights": master_weights,
     "on device": on_device,

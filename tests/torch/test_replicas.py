@@ -173,6 +173,10 @@ def test_stages_of_a_pipeline_are_compared_with_their_copies(ranks, case):
     assert [rank[case] for rank in ranks] == [found] * 4
 
 
+def test_parameters_that_are_added_between_two_checks_are_compared(seen):
+    assert seen["added parameters"] == {"flipped": [["more", "parameter", [1]]]}
+
+
 def test_state_that_is_on_one_rank_by_design_is_not_compared(seen):
     assert seen["zero"]["healthy"] == [None] * 3
     assert seen["zero"]["loaded"] is None
