@@ -31,6 +31,7 @@ from benchmarks import (
     diff_cost,
     diff_peers,
     losses,
+    replicas,
     rule_steps,
     spike_detection,
     ulp,
@@ -154,6 +155,15 @@ def _ranks_table(row: dict[str, Any]) -> Table:
     return table
 
 
+def _measure_replicas(console: Console) -> None:
+    console.print("measuring: a comparison of replicas ...")
+    report = _facts() | {"rows": replicas.run(say=console.print)}
+    for row in report["rows"]:
+        times = {name: f"{v['median_ms']:.1f} ms" for name, v in row["variants"].items()}
+        console.print(row["framework"], times, f"x {row['variants']['checked']['ratio_to_bare']}")
+    _save(console, "replicas.json", report)
+
+
 def _measure_gpu(console: Console) -> None:
     import torch
 
@@ -270,6 +280,7 @@ def main() -> None:
 PARTS = {
     "steps": _measure_steps,
     "ranks": _measure_ranks,
+    "replicas": _measure_replicas,
     "gpu": _measure_gpu,
     "rules": _measure_rules,
     "losses": _measure_losses,

@@ -7,7 +7,7 @@ package loads no array library.
 
 from typing import TYPE_CHECKING
 
-from stablenum.errors import NonFiniteError, ProgramError
+from stablenum.errors import NonFiniteError, ProgramError, ReplicasPartedError
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, Observation, decide, init_guard
 from stablenum.guard.readout import Metrics, StepRecord, Worst
@@ -66,6 +66,7 @@ __all__ = [
     "PolicyRule",
     "ProgramError",
     "Reason",
+    "ReplicasPartedError",
     "SpikeGuard",
     "StaticLossScale",
     "StatisticsNotLoadedWarning",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["NonFiniteError", "ProgramError", "bad_field", "bad_type", "either"]
+__all__ = ["NonFiniteError", "ProgramError", "ReplicasPartedError", "bad_field", "bad_type", "either"]
 
 
 class NonFiniteError(ArithmeticError):
@@ -55,6 +55,42 @@ class ProgramError(RuntimeError):
         Traceback (most recent call last):
         stablenum.ProgramError: the left program failed at pair.py:12 (y = 1 / 0): ZeroDivisionError: ...
     """
+
+
+class ReplicasPartedError(RuntimeError):
+    """Raised when replicas of the parameters or of the optimizer's state no longer hold the same bits.
+
+    It is raised on all ranks alike, after the step, by ``check_replicas_every`` (PyTorch) and
+    ``check_replicas`` (JAX). The check changes nothing.
+
+    Attributes:
+        step: the number of the last step; None if it is not known.
+        parted: which tensors differ, and where: a list of (parameter, tensor, replicas). The replicas are
+            the ranks (PyTorch) or devices (JAX) that differ from the majority; all that hold the tensor, if
+            there is no majority.
+
+    Example:
+        >>> raise ReplicasPartedError("replicas have parted: rank 2 differs from ranks 0, 1, 3 in ...")
+        Traceback (most recent call last):
+        stablenum.ReplicasPartedError: replicas have parted: rank 2 differs from ranks 0, 1, 3 in ...
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        step: int | None = None,
+        parted: Sequence[tuple[str, str, tuple[int, ...]]] = (),
+    ) -> None:
+        super().__init__(message)
+        self.step, self.parted = step, list(parted)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild_parted, (str(self), self.step, self.parted))
+
+
+def _rebuild_parted(message: str, step: int | None, parted: list[Any]) -> ReplicasPartedError:
+    return ReplicasPartedError(message, step=step, parted=parted)
 
 
 def bad_field(field: str, allowed: str, got: object, *, hint: str = "") -> ValueError:

@@ -26,6 +26,7 @@ from stablenum_jax._step.readout import (
     scalars,
     unless_skipped,
 )
+from stablenum_jax._step.replicas import check_replicas
 from stablenum_jax._step.scaled_loss import scale_loss
 from stablenum_jax._step.training import step
 from stablenum_jax._step.transform import chain, guard
@@ -46,6 +47,7 @@ __all__ = [
     "NotATrueSkipWarning",
     "audit",
     "chain",
+    "check_replicas",
     "checkup",
     "fp8_dot",
     "guard",

@@ -44,7 +44,11 @@ BLOCKS = {
     for i, block in enumerate(blocks(page, "python"))
 }
 
-ON_TWO_RANKS = {"recipes/ddp.md:0", "recipes/fsdp2.md:0"}  # programs for torchrun
+ON_TWO_RANKS = {
+    "distributed-replicas.md:0",
+    "recipes/ddp.md:0",
+    "recipes/fsdp2.md:0",
+}  # programs for torchrun
 
 
 def test_the_pages_have_examples():
@@ -55,6 +59,7 @@ def test_the_pages_have_examples():
         "checkup.md",
         "diagnosis.md",
         "diff.md",
+        "distributed-replicas.md",
         "gpu.md",
         "how-it-works.md",
         "nan-and-cure.md",

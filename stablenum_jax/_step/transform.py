@@ -18,6 +18,7 @@ from stablenum_jax._step.eager import guarded_update
 from stablenum_jax._step.measure import AxisName, scalar_loss
 from stablenum_jax._step.observe import Watched, judge
 from stablenum_jax._step.plain_update import PlainUpdate
+from stablenum_jax._step.replicas import tell_of_setting
 from stablenum_jax._step.unscaled import warn_if_unscaled
 from stablenum_jax._trees.leaves import (
     check_gradients,
@@ -116,6 +117,7 @@ def guard(
             )
     _check_axis_name(axis_name)
     made = make_config(config, overrides)
+    tell_of_setting(made)
     if made.unit_rule is not None and axis_name is not None:
         raise ValueError(
             f"axis_name must be None with AdaptiveGradClip; got {axis_name!r}. A unit of a weight may lie on "

@@ -20,7 +20,7 @@ from torch import Tensor
 from stablenum_torch._devices.ranks import check_group, is_dtensor, mesh_ranks, replicas
 from stablenum_torch._devices.state import to_device
 
-__all__ = ["Groups", "Joint", "check_groups", "data_parallel_group", "joint_of"]
+__all__ = ["Groups", "Joint", "check_groups", "collective_device", "data_parallel_group", "joint_of"]
 
 
 class Groups(NamedTuple):
@@ -137,7 +137,7 @@ class Joint:
 
     def _all_reduced(self, values: Tensor, operation: Any = None) -> Tensor:
         if self._device is None:
-            self._device = _collective_device(self.group, values.device)
+            self._device = collective_device(self.group, values.device)
         there = values.to(self._device)
         dist.all_reduce(there, dist.ReduceOp.SUM if operation is None else operation, group=self.group)
         return there.to(values.device)
@@ -360,7 +360,7 @@ def _new_group(ranks: tuple[int, ...], _world: int) -> dist.ProcessGroup:
     return made
 
 
-def _collective_device(group: dist.ProcessGroup, device: torch.device) -> torch.device:
+def collective_device(group: dist.ProcessGroup, device: torch.device) -> torch.device:
     """Return the device on which the group can reduce values of ``device``."""
     backends = dict(part.split(":") for part in str(dist.get_backend_config(group)).split(",") if ":" in part)
     if not backends or device.type in backends or "cuda" not in backends:

@@ -14,6 +14,7 @@ __all__ = [
     "local_part",
     "local_window",
     "mesh_ranks",
+    "place_in_mesh",
     "replicas",
     "several_ranks",
 ]
@@ -79,6 +80,15 @@ def replicas(param: Any) -> int:
     for d, placement in enumerate(param.placements):
         count *= param.device_mesh.size(d) if placement.is_replicate() else 1
     return count
+
+
+def place_in_mesh(param: Any) -> int:
+    """Return which part of a DTensor this rank holds: a number from 0, the same on all its replicas."""
+    mesh, place = param.device_mesh, 0
+    for d, (placement, at) in enumerate(zip(param.placements, mesh.get_coordinate(), strict=True)):
+        if not placement.is_replicate():
+            place = place * mesh.size(d) + at
+    return place
 
 
 def is_sharded(param: Any) -> bool:

@@ -31,6 +31,7 @@ __all__ = [
     "check_state_dict",
     "check_unscaled",
     "given_names",
+    "keeps_state_on_one_rank",
     "needs_closure",
     "state_dict_of",
     "warn_of_forgotten_elements",
@@ -125,6 +126,11 @@ def _is_distributed(optimizer: Optimizer, name: str) -> bool:
         cls.__name__ == name and cls.__module__.startswith("torch.distributed.optim")
         for cls in type(optimizer).__mro__
     )
+
+
+def keeps_state_on_one_rank(optimizer: Optimizer) -> bool:
+    """Return whether each parameter's state is on one of the ranks that hold copies of the parameter."""
+    return _is_distributed(optimizer, "ZeroRedundancyOptimizer")
 
 
 def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object) -> None:

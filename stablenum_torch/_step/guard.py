@@ -46,6 +46,7 @@ from stablenum_torch._step.observe import Noted
 from stablenum_torch._step.on_device import step_on_device
 from stablenum_torch._step.on_host import step_on_host
 from stablenum_torch._step.parameters import TrackedParameters
+from stablenum_torch._step.replicas import ReplicaCheck
 from stablenum_torch._step.together import widths
 
 __all__ = ["Guard", "on_device_path"]
@@ -101,6 +102,7 @@ class Guard:
         self._joint: Joint | None = None
         self._joint_known = False  # the first step finds out, because ranks have to find out together
         self._lost_loss = False
+        self._replicas = ReplicaCheck()
         self._halted, self._level, self._watch = HaltWatch(), LevelWatch(), StepWatch()
         self.loss: Tensor | None = None
         self.found_inf: Tensor | None = None
@@ -168,6 +170,7 @@ class Guard:
 
         Raises:
             RuntimeError: there is a loss scale, but no loss was multiplied by it. Not with a process group.
+            ReplicasPartedError: replicas were compared after this step, and differ.
             NonFiniteError: the configured number of steps in a row could not be applied.
         """
         params, joint = self.fit(), self._ranks_together()
@@ -205,6 +208,8 @@ class Guard:
             step_on_device(self.optimizer, self.config, self.state, *arguments, commit)
         if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
             self._watch.after_step(self.state, self.names, decided_on_host=on_host)
+        if self.config.check_replicas_every is not None:
+            self._compare_replicas()
         if self.config.skip_limit is not None:
             self._raise_if_halted()
 
@@ -218,6 +223,18 @@ class Guard:
             self._joint = joint_of(self.groups, params, config, names, each)
             self._joint_known = True
         return self._joint
+
+    @uncompiled
+    def _compare_replicas(self) -> None:
+        self._replicas.after_step(
+            self.config.check_replicas_every,
+            self._joint,
+            self.groups,
+            self.optimizer,
+            self.parameters.now(),
+            self.parameters.names,
+            lambda: int(self.state.step) - 1,
+        )
 
     @uncompiled
     def _tell_of_lost_loss(self) -> None:

@@ -411,6 +411,8 @@ class GuardedOptimizer(Optimizer):
                 (neither :meth:`scale` nor :meth:`backward` was called), and a gradient is not 0. Nothing is
                 changed. Not with a ``process_group``, of which one rank alone may have a loss.
             NonFiniteError: the configured number of steps in a row was skipped, this one included.
+            ReplicasPartedError: with ``check_replicas_every``, the ranks that hold copies of a parameter or
+                of its state do not hold the same bits after the step.
         """
         if closure is not None:
             hint = "Call opt.backward(loss), then opt.step()."

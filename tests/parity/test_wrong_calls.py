@@ -75,6 +75,7 @@ def torch_calls() -> dict[str, Call]:
                 "config": (*THINGS, {"clip": 1.0}),
                 "names": (3, object(), [1, 2], {"w": 3}),
                 "process_group": THINGS,
+                "loss_group": THINGS,
                 "buffers": (*THINGS, {"a": batch}),
                 "clip": ("x", -1.0, 0.0, math.nan, True, object()),
                 "loss_scale": ("x", -1.0, 0.0, math.nan, math.inf, True, object()),
@@ -83,6 +84,7 @@ def torch_calls() -> dict[str, Call]:
                 "on_nonfinite": ("x", 3, None),
                 "max_skips_in_a_row": ("x", -1, 0, 1.5, True),
                 "exact_norms": ("x", 1, None),
+                "check_replicas_every": ("x", -1, 0, 1.5, True),
             },
         ),
         "audit": Call(
@@ -184,6 +186,7 @@ def jax_calls() -> dict[str, Call]:
                 "on_nonfinite": ("x", 3, None),
                 "max_skips_in_a_row": ("x", -1, 0, 1.5, True),
                 "exact_norms": ("x", 1, None),
+                "check_replicas_every": ("x", -1, 0, 1.5, True),
             },
         ),
         "chain": Call(s.chain, {"transforms": (optax.sgd(0.1),)}, {"transforms": (("x",), (3,), (None,))}),
@@ -294,6 +297,11 @@ def jax_calls() -> dict[str, Call]:
             {"opt_state": state, "plain": s.guard_state_dict(state)},
             {"opt_state": states, "plain": (*THINGS, None, {}, {"step": 1})},
         ),
+        "check_replicas": Call(
+            s.check_replicas,
+            {"params": params, "opt_state": state},
+            {"params": THINGS, "opt_state": THINGS},
+        ),
         "scalars": Call(s.scalars, {"opt_state": state}, {"opt_state": states, "prefix": (3, None)}),
         "metrics": Call(s.metrics, {"opt_state": state}, {"opt_state": states, "raise_if_halted": FLAGS}),
         **{
@@ -340,7 +348,16 @@ CASES = [
 ]
 # Where the message speaks of the thing and not of the argument.
 NAMED = {"plain": "guard state", "formats": "format", "policy": ""}
-SETTINGS = {"clip", "loss_scale", "spike", "escalate", "on_nonfinite", "max_skips_in_a_row", "exact_norms"}
+SETTINGS = {
+    "clip",
+    "loss_scale",
+    "spike",
+    "escalate",
+    "on_nonfinite",
+    "max_skips_in_a_row",
+    "exact_norms",
+    "check_replicas_every",
+}
 
 
 def shown(value: Any) -> str:
