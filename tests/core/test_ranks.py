@@ -111,3 +111,9 @@ def test_places_of_the_last_rank_and_parameter_fit_int32():
     place = (8191) * MAX_PARAMETERS + MAX_PARAMETERS - 1
     assert place < 2**31
     assert (rank_of(place), parameter_of(place)) == (8190, MAX_PARAMETERS - 1)
+
+
+def test_what_is_found_besides_the_ranks_skips_the_step(backend):
+    observation = seen(backend, [1.0, 1.0], [1.0, 1.0])
+    _, last = decided(backend, observation._replace(found_inf=backend.asarray(True, "bool")))
+    assert last["reason"] is Reason.FOUND_INF
