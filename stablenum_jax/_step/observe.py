@@ -180,7 +180,7 @@ def _norms(config: stablenum.GuardConfig, watched: Watched) -> Measured:
         found = leaf_norms(watched.others if exact else leaves)
     others = found.value[len(found.value) - len(watched.others) :]
     seen = Measured(
-        norms=Wide(*(part[:n] for part in found)),
+        norms=jax.tree.map(lambda part: part[:n], found),
         finite=jnp.isfinite(others).all() if watched.others else None,
         units=units,
     )
