@@ -75,7 +75,8 @@ def over_devices(
         row["sums"] = as_columns(sums if each else add(sums, xp=jnp), xp=jnp).ravel()
     elif each:
         row["norms"] = jnp.concatenate([parts.value, _float32(parts.power)])
-    return _joint(_gathered(row, axis_name), zeros=jnp.zeros(parts.value.shape, jnp.float32))
+    joint = _joint(_gathered(row, axis_name), zeros=jnp.zeros(parts.value.shape, jnp.float32))
+    return joint._replace(units=seen.units)  # whole, and the same on all devices
 
 
 def _own(seen: Measured, parts: Wide) -> Array:

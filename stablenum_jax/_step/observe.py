@@ -23,7 +23,7 @@ from stablenum_jax._step.joint import Measured, over_devices
 from stablenum_jax._step.measure import leaf_norms
 from stablenum_jax._step.measure_elements import Elements, elements, largest_element
 from stablenum_jax._step.measure_units import leaf_and_unit_norms, unit_axes
-from stablenum_jax._step.over_axes import AxisName, check_bound, is_first_copy
+from stablenum_jax._step.over_axes import AxisName, check_bound, is_copied, is_first_copy
 from stablenum_jax._trees.names import Path, path_name
 
 __all__ = ["Watched", "judge", "judge_finiteness"]
@@ -139,7 +139,7 @@ def _observe(
     """
     if axis_name is not None:
         check_bound(axis_name)
-    seen = _norms(config, watched)._replace(loss=loss)
+    seen = _norms(config, watched, axis_name)._replace(loss=loss)
     if measure_extremes and config.needs:
         seen = seen._replace(elements=_elements(config, watched, axis_name, scale))
     if axis_name is not None:
@@ -164,7 +164,7 @@ def _observe(
     )
 
 
-def _norms(config: stablenum.GuardConfig, watched: Watched) -> Measured:
+def _norms(config: stablenum.GuardConfig, watched: Watched, axis_name: AxisName | None) -> Measured:
     """Measure the norms of all gradients, and those of units if a rule needs them."""
     n = len(watched.gradients)
     exact = config.exact_norms and n > 0
@@ -173,8 +173,10 @@ def _norms(config: stablenum.GuardConfig, watched: Watched) -> Measured:
     if config.unit_rule is not None:
         names = [path_name(path) for path in watched.paths]
         axes = unit_axes(config.unit_rule, names, watched.gradients)
+        if axis_name is not None:
+            _check_units_are_whole(names, watched.gradients, axes, axis_name)
         extra = [None] * len(watched.others)
-        found, by_unit = leaf_and_unit_norms(leaves, [*watched.weights, *extra], [*axes, *extra])
+        found, by_unit = _with_units(leaves, [*watched.weights, *extra], [*axes, *extra], axis_name)
         units = Units(*(part[:n] for part in by_unit))
     else:
         found = leaf_norms(watched.others if exact else leaves)
@@ -188,6 +190,46 @@ def _norms(config: stablenum.GuardConfig, watched: Watched) -> Measured:
         return seen
     sums = leaf_sums(watched.gradients)
     return seen._replace(norms=norms(sums, xp=jnp), sums=sums)
+
+
+def _with_units(
+    leaves: Sequence[Any], weights: Sequence[Any], axes: Sequence[Any], axis_name: AxisName | None
+) -> tuple[Wide, Units]:
+    """Return the norms of leaves and of units.
+
+    Over mesh axes, leaves without units are measured by themselves: a sharded one would make the condition
+    under which all are measured again, and so the units' norms, vary over the axes.
+    """
+    if axis_name is None:
+        return leaf_and_unit_norms(leaves, weights, axes)
+    with_units = [None if of_unit is None else leaf for leaf, of_unit in zip(leaves, axes, strict=True)]
+    found, units = leaf_and_unit_norms(with_units, weights, axes)
+    rest = leaf_norms(
+        [None if part is not None else leaf for leaf, part in zip(leaves, with_units, strict=True)]
+    )
+    return jax.tree.map(jnp.add, found, rest), units
+
+
+def _check_units_are_whole(
+    names: Sequence[str], leaves: Sequence[Any], axes: Sequence[Any], axis_name: AxisName
+) -> None:
+    """Check that every device has all of each gradient whose units are clipped.
+
+    Inside ``shard_map`` a gradient's type says over which mesh axes it varies, but not which of its
+    dimensions they divide, so a unit of a sharded one may lie on several devices.
+
+    Raises:
+        ValueError: a gradient may be sharded.
+    """
+    for name, leaf, of_unit in zip(names, leaves, axes, strict=True):
+        if of_unit is not None and not is_copied(leaf, axis_name):
+            raise ValueError(
+                f"axis_name must be None with AdaptiveGradClip on a gradient that may be sharded; got "
+                f"{axis_name!r}, and {name!r} is not known to be the same on all devices. A unit of a weight "
+                "may lie on several shards, but the rule needs the norm of the whole unit. With sharded "
+                "arrays under jit, leave axis_name out: norms are global there. Or name the parameter in "
+                "AdaptiveGradClip(exclude=...)."
+            )
 
 
 def _elements(

@@ -20,7 +20,16 @@ from stablenum.guard.ranks import MAX_RANKS
 from stablenum.wide import Wide, join
 from stablenum_jax._trees.leaves import varying_axes
 
-__all__ = ["AxisName", "check_bound", "contributions", "gathered", "is_first_copy", "norms_over_axes"]
+__all__ = [
+    "AxisName",
+    "check_bound",
+    "contributions",
+    "gathered",
+    "is_copied",
+    "is_first_copy",
+    "joint_columns",
+    "norms_over_axes",
+]
 
 Array: TypeAlias = jax.Array
 AxisName: TypeAlias = Hashable | tuple[Hashable, ...]
@@ -94,9 +103,17 @@ def is_first_copy(leaves: Sequence[Any], axis_name: AxisName) -> list[Array]:
     return [first(leaf) for leaf in leaves]
 
 
+def is_copied(leaf: Any, axis_name: AxisName) -> bool:
+    """Return whether all devices along the axes are known to hold the same leaf."""
+    return len(_copied(leaf, axis_name)) == len(_names(axis_name))
+
+
+def _names(axis_name: AxisName) -> tuple[Hashable, ...]:
+    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
+
+
 def _copied(leaf: Any, axis_name: AxisName) -> list[Hashable]:
     """Return the axes along which all devices are known to hold the same leaf."""
-    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    known = [name for name in names if name in varying_axes(lax.axis_index(name))]
+    known = [name for name in _names(axis_name) if name in varying_axes(lax.axis_index(name))]
     varies = frozenset() if leaf is None else varying_axes(leaf)
     return [name for name in known if name not in varies]
