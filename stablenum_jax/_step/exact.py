@@ -48,11 +48,27 @@ def _of_leaf(leaf: Any) -> Sums:
         lax.bitcast_convert_type(saturating_float32(part), jnp.int32)
         for part in real_parts(jnp.atleast_1d(leaf))
     ]
-    largest = functools.reduce(jnp.maximum, [jnp.max(part & 0x7FFFFFFF) for part in parts])
-    top = window(largest, xp=jnp)
+    top = window(functools.reduce(jnp.maximum, map(_largest, parts)), xp=jnp)
     limbs = [_total([[piece] for piece in pieces(part, top, xp=jnp)]) for part in parts]
     # Of a complex leaf, the two parts are added up; a sum of two digits fits.
     return Sums(top, functools.reduce(jnp.add, limbs))
+
+
+def _largest(bits: Array) -> Array:
+    """Return the largest magnitude's bits.
+
+    This is one reduction of two operands, those of positive and of negative elements: for a reduction of one
+    integer operand XLA on a CPU would write the operand to memory first.
+    """
+    zero = jnp.zeros((), jnp.int32)
+    positive, negative = jnp.maximum(bits, 0), jnp.where(bits < 0, bits & 0x7FFFFFFF, 0)
+    found = lax.reduce(
+        (positive, negative),
+        (zero, zero),
+        lambda a, b: (lax.max(a[0], b[0]), lax.max(a[1], b[1])),
+        tuple(range(bits.ndim)),
+    )
+    return jnp.maximum(*found)
 
 
 def _total(limbs: list[list[Array]]) -> Array:
