@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,18 +33,23 @@ from tests.jax.mesh_layouts import (
 JOINED = [name for name, (kind, _, _) in LAYOUTS.items() if kind in {"shard_map", "pmap", "scan"}]
 
 
-@pytest.fixture(scope="module")
-def ran() -> Any:
-    """What eight devices recorded: one process for all cases."""
+def run(*arguments: str) -> Any:
+    """Run Python in a process with eight devices."""
     flags = f"--xla_force_host_platform_device_count={DEVICES}"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.jax.mesh_layouts"],
+    return subprocess.run(
+        [sys.executable, *arguments],
         env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def ran() -> Any:
+    """What eight devices recorded: one process for all cases."""
+    done = run("-m", "tests.jax.mesh_layouts")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -163,6 +170,16 @@ def test_xla_combines_the_all_reduces_of_all_norms(ran: Any, program: str, ordin
     """It makes one for each group of devices; as many again stand in the branch for extreme gradients."""
     found = ran["programs"][f"{program}: clip"]["collectives"]
     assert [kind for _, kind in found] == ["all-reduce"] * (ordinary + rare)
+
+
+def test_the_programs_of_the_page_run_on_eight_devices() -> None:
+    """On one device they are run by ``tests/test_docs.py``."""
+    page = Path(__file__).parents[2] / "docs" / "distributed-jax.md"
+    programs = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    assert len(programs) == 3
+    code = "".join(f"exec({program!r}, {{}})\n" for program in programs)
+    done = run("-c", f"import jax\nassert jax.device_count() == {DEVICES}\n" + code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_step_asks_the_host(ran: Any) -> None:
