@@ -65,7 +65,7 @@ def over_devices(
         leaves: the gradients, of which :func:`jax.shard_map` may know that several devices have copies.
         axis_name: the axes.
     """
-    each = config.per_tensor or len(config.clip_rules) > 1  # rules after the first need what it has left
+    each = config.needs_single_norms
     parts = Wide(seen.norms.value * contributions(leaves, axis_name), seen.norms.power)
     row = {"own": _own(seen, parts)}
     if seen.elements is not None:

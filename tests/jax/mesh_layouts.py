@@ -353,6 +353,8 @@ def main() -> None:
         "clip": {"clip": 1.0},
         "per tensor": {"clip": stablenum.ClipByNorm(1.0)},
         "exact": {"clip": 1.0, "exact_norms": True},
+        "two rules": {"clip": (stablenum.AutoClip(), 1.0)},
+        "update": {"clip": (1.0, stablenum.ClipUpdateRMS(1.0, per_lr=False))},
         "elements": {"loss_scale": stablenum.UnderflowAwareLossScale()},
     }
     joined = [("shard_map, FSDP", name) for name in rules] + [("shard_map, 2-D", "clip"), ("pmap", "clip")]

@@ -151,6 +151,7 @@ TENSORS = len(SHAPES)
         ("pmap: clip", 5),
         ("shard_map, FSDP: elements", 5 + 3),
         ("shard_map, FSDP: per tensor", 5 + 2 * TENSORS),
+        ("shard_map, FSDP: two rules", 5 + 2 * TENSORS),
         ("shard_map, FSDP: exact", 5 + exact_sums.COLUMNS),
     ],
 )
@@ -161,6 +162,13 @@ def test_a_joint_decision_is_one_collective(ran: Any, program: str, numbers: int
     assert len(found["collectives"]) == 1, found
     assert kind == "all-reduce"
     assert shape.startswith(f"f32[{DEVICES},{numbers}]")
+
+
+def test_clipping_the_update_is_one_more(ran: Any) -> None:
+    """It has two numbers for each update with elements."""
+    found = ran["programs"]["shard_map, FSDP: update"]["collectives"]
+    sizes = [shape.partition("{")[0] for shape, _ in found]
+    assert sorted(sizes) == [f"f32[{DEVICES},5]", f"f32[{DEVICES},{2 * (TENSORS - 1)}]"]
 
 
 @pytest.mark.parametrize(
