@@ -49,7 +49,7 @@ def run(*arguments: str) -> Any:
 @pytest.fixture(scope="module")
 def ran() -> Any:
     """What eight devices recorded: one process for all cases."""
-    done = run("-m", "tests.jax.mesh_layouts")
+    done = run("-m", "tests.jax.mesh_records")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
