@@ -113,7 +113,6 @@ class Layout:
     """One way to place the training on the devices; ``step`` runs one step of it."""
 
     def __init__(self, name: str) -> None:
-
         self.kind, sizes, self.places = LAYOUTS[name]
         self.names, self.axes = names_of(name), tuple(sizes)
         kind = jax.sharding.AxisType.Explicit if self.kind == "explicit" else jax.sharding.AxisType.Auto
@@ -125,12 +124,10 @@ class Layout:
         self.step = programs.get(self.kind, self._jit)()
 
     def spec(self, path: Any) -> Any:
-
         names = [getattr(key, "key", None) for key in path]
         return PartitionSpec(*next((self.places[name] for name in names if name in SHAPES), ()))
 
     def specs(self, tree: Any) -> Any:
-
         return jax.tree_util.tree_map_with_path(lambda path, _: self.spec(path), tree)
 
     def first(self) -> tuple[Any, Any]:
@@ -156,11 +153,9 @@ class Layout:
         return jax.device_put(made, jax.NamedSharding(self.mesh, by_device))
 
     def _update(self, params: Any, state: Any, grads: Any, loss: Any) -> Any:
-
         return stablenum_jax.step(self.tx, params, state, grads, value=loss)
 
     def _jit(self) -> Any:
-
         def step(params: Any, state: Any, made: Any) -> Any:
             grads = {name: _mean(made[name]) for name in self.names}
             if self.kind == "explicit":
@@ -201,7 +196,6 @@ class Layout:
         return self._update(params, state, grads, local["loss"])
 
     def _shard_map(self) -> Any:
-
         specs = self.specs(jax.eval_shape(self.first))
         return jax.jit(
             jax.shard_map(
@@ -213,7 +207,6 @@ class Layout:
         )
 
     def _pmap(self) -> Any:
-
         return jax.pmap(self._local, axis_name="d")
 
 
