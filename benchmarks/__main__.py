@@ -30,6 +30,7 @@ from benchmarks import (
     diagnosis,
     diff_cost,
     diff_peers,
+    exact_norms,
     losses,
     replicas,
     rule_steps,
@@ -191,6 +192,13 @@ def _measure_rules(console: Console) -> None:
     _save(console, "rules.json", report)
 
 
+def _measure_exact_norms(console: Console) -> None:
+    console.print("measuring: exact norms ...")
+    report = _facts() | {"steps": exact_norms.run()}
+    console.print_json(data=report["steps"])
+    _save(console, "exact-norms.json", report)
+
+
 def _measure_losses(console: Console) -> None:
     console.print("measuring: the losses ...")
     report = _facts() | losses.run()
@@ -283,6 +291,7 @@ PARTS = {
     "replicas": _measure_replicas,
     "gpu": _measure_gpu,
     "rules": _measure_rules,
+    "exact-norms": _measure_exact_norms,
     "losses": _measure_losses,
     "accuracy": _measure_accuracy,
     "diagnosis": _measure_diagnosis,

@@ -59,6 +59,7 @@ def test_the_pages_have_examples():
         "checkup.md",
         "diagnosis.md",
         "diff.md",
+        "distributed-jax.md",
         "distributed-replicas.md",
         "gpu.md",
         "how-it-works.md",

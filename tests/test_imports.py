@@ -137,7 +137,7 @@ BREACHES = [
     ("stablenum_torch/_diagnosis/replay/flags.py", "import stablenum_torch._diagnosis.replay.recorder"),
     ("stablenum_jax/_step/training.py", "def f():\n    import stablenum_jax._precision.policy"),
     ("stablenum_jax/_step/readout.py", "import stablenum_jax._diagnosis.audit"),
-    ("stablenum_jax/_trees/names.py", "from stablenum_jax._step.measure import AxisName"),
+    ("stablenum_jax/_trees/names.py", "from stablenum_jax._step.over_axes import AxisName"),
     ("stablenum_jax/_precision/module_formats.py", "import stablenum_jax._diagnosis.ranges"),
     ("stablenum_jax/_step/measure.py", "import stablenum_jax._step.observe"),
     ("stablenum_jax/_diagnosis/replay/cells.py", "import stablenum_jax._diagnosis.replay.interpreter"),

@@ -135,6 +135,13 @@ class GuardConfig:
         return any(rule.per_tensor for rule in self.clip_rules)
 
     @property
+    def needs_single_norms(self) -> bool:
+        """Whether a rule needs the norms of single parameters, and not only the joint one: it treats each by
+        itself, or follows :class:`AdaptiveGradClip`."""
+        on_norms = [rule for rule in self.clip_rules if not isinstance(rule, (ClipByValue, ClipUpdateRMS))]
+        return self.per_tensor or (self.unit_rule is not None and len(on_norms) > 1)
+
+    @property
     def max_value(self) -> float | None:
         """The bound on each element after unscaling and clipping by norm; None without a ``ClipByValue``."""
         return next(

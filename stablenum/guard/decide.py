@@ -198,11 +198,12 @@ def _joint(observation: Observation, like: Array, *, xp: Namespace) -> tuple[Obs
         worst = worst_index(norms, like, xp=xp)
     else:
         norms, worst = Wide(ranks.norms, ranks.exponents), worst_of_ranks(ranks, xp=xp)
+        found_inf = joint_found_inf(ranks, xp=xp)
         # Copied field by field, because torch.compile of torch 2.11 does not trace _replace.
         observation = Observation(
             norms=observation.norms,
             loss=joint_loss(ranks, xp=xp),
-            found_inf=joint_found_inf(ranks, xp=xp),
+            found_inf=found_inf if observation.found_inf is None else found_inf | observation.found_inf,
             units=observation.units,
             amax=observation.amax,
             tiny=observation.tiny,
@@ -327,6 +328,7 @@ def _clip(
         start=shortening(total, spike.limit, xp=xp) if spike is not None and shrinks else None,
         applied=applied,
         per_tensor=config.per_tensor,
+        partial=observation.ranks is not None,
         xp=xp,
     )
 

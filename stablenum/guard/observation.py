@@ -32,9 +32,10 @@ class Observation(NamedTuple):
             a norm in float32's range, and for one that is not finite; above that range it is the smallest
             for which the entry of ``norms`` is in that range. With None, norms and factors outside that range
             saturate, and ``Decision.shift`` is ().
-        ranks: where several ranks decide together, what each of them measured. The joint norm, the loss,
-            ``found_inf`` and the worst parameter are then taken from it, and ``norms`` counts only for rules
-            that treat each parameter by itself. None if ``norms`` are all there is.
+        ranks: where several ranks decide together, what each of them measured. The joint norm, the loss and
+            the worst parameter are then taken from it, its ``found_inf`` counts besides the one here, and
+            ``norms`` (of the joint gradients) counts only for rules that treat each parameter by itself, and
+            for a clip rule that follows another. None if ``norms`` are all there is.
         total: the joint norm, () float32 with its exponent, where it was computed without rounding; None to
             compute it from ``norms`` or ``ranks``.
     """

@@ -14,7 +14,8 @@ from jax import lax
 import stablenum
 from stablenum.wide import recorded
 from stablenum_jax._step.apply import times
-from stablenum_jax._step.measure import AxisName, norms_over_axis, ordinary_norms, saturating_float32
+from stablenum_jax._step.measure import ordinary_norms, saturating_float32
+from stablenum_jax._step.over_axes import AxisName, norms_over_axes
 from stablenum_jax._trees.leaves import is_measurable, real_parts
 from stablenum_jax._trees.names import Path
 from stablenum_jax._trees.state import injects_hyperparams
@@ -35,7 +36,7 @@ def clip_updates(
         updates: what ``tx.update`` returned.
         opt_state: the state that ``tx.update`` returned, with the learning rate of this update in it.
         axis_name: mesh axes along which updates are sharded; the factors are then computed for the whole
-            tensors.
+            tensors, with one collective of its own.
 
     Raises:
         ValueError: the rule's limit is relative to the learning rate, and ``opt_state`` does not contain
@@ -54,7 +55,7 @@ def clip_updates(
         # All shards of a leaf have the same size. The values are divided first, so that the joint norm does
         # not overflow.
         parts = saturating_float32(rms) / jnp.sqrt(jnp.float32(lax.psum(1, axis_name)))
-        rms = recorded(norms_over_axis(ordinary_norms(parts), axis_name), xp=jnp)
+        rms = recorded(norms_over_axes(ordinary_norms(parts), axis_name), xp=jnp)
     factors = rule.update_factors(rms, rate, xp=jnp)  # two, to be applied one after the other
     place = {path: i for i, path in enumerate(leaves)}
 

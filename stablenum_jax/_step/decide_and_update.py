@@ -34,8 +34,8 @@ from stablenum_jax._step.apply import (
 )
 from stablenum_jax._step.clip_update import clip_updates
 from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode, in_mode
-from stablenum_jax._step.measure import AxisName
 from stablenum_jax._step.observe import Watched, judge, judge_finiteness
+from stablenum_jax._step.over_axes import AxisName
 from stablenum_jax._step.unscaled import warn_if_unscaled
 from stablenum_jax._step.warnings import GuardPlacementWarning
 from stablenum_jax._trees.leaves import check_gradients, is_floating, is_measurable

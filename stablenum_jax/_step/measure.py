@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -18,25 +18,22 @@ from jax import lax
 
 from stablenum.errors import bad_type
 from stablenum.formats import FLOAT32_MAX
-from stablenum.wide import STEP, Wide, lower, narrow, settle
-from stablenum_jax._trees.leaves import real_parts, varying_axes
+from stablenum.wide import STEP, Wide, narrow, settle
+from stablenum_jax._trees.leaves import real_parts
 
 __all__ = [
     "SMALL",
     "leaf_norms",
-    "norms_over_axis",
     "ordinary_norms",
     "power_of_two",
     "saturating_float32",
     "scalar_loss",
-    "shares",
     "split",
     "with_room",
     "within_range",
 ]
 
 Array: TypeAlias = jax.Array
-AxisName: TypeAlias = Hashable | tuple[Hashable, ...]
 
 # Below this largest norm, squares that flush to zero could matter: 2**32 elements of 2**-63 (whose
 # squares are below float32's smallest normal number) have a norm of 2**-47.
@@ -93,56 +90,6 @@ def ordinary_norms(norms: Array) -> Wide:
     # Unlike a bare constant, these zeros vary over the same mesh axes as the norms.
     zero = jnp.zeros((), jnp.int32)
     return Wide(norms, jnp.where(jnp.isnan(norms), zero, zero))
-
-
-def norms_over_axis(norms: Wide, axis_name: AxisName, leaves: Sequence[Any] | None = None) -> Wide:
-    """Return the norms of leaves whose shards lie along a mesh axis, from the norms of the shards.
-
-    The norms are scaled by the largest shard's norm, so nothing overflows or flushes on the way.
-
-    Args:
-        norms: (n,), the norms of this shard.
-        axis_name: the axis or axes of ``shard_map`` or ``pmap``.
-        leaves: what the norms are of; those that ``shard_map`` knows to be copies are counted once.
-
-    Returns:
-        (n,), the same on every shard; NaN if a shard has NaN, else inf if one has inf.
-    """
-    values, powers = norms
-    assert powers is not None
-    top = lax.pmax(powers, axis_name)
-    finite = lower(jnp.where(jnp.isfinite(values), values, 0.0), powers - top, xp=jnp)
-    infinite = lax.pmax(jnp.isinf(values).astype(jnp.int32), axis_name) > 0
-    missing = lax.pmax(jnp.isnan(values).astype(jnp.int32), axis_name) > 0
-    # The values are multiplied by a power of two, not divided by the largest: to divide by an array, XLA
-    # multiplies by its reciprocal, which is flushed to zero from 8.5e37 on.
-    scale, inverse = power_of_two(lax.pmax(finite, axis_name))
-    # From 2**100 on, the joint norm of many shards may be outside float32's range.
-    scale, taken = with_room(scale)
-    squares = (finite * inverse) ** 2
-    if leaves:
-        squares = squares * jnp.stack(shares(leaves, axis_name))
-    total = scale * jnp.sqrt(lax.psum(squares, axis_name))
-    total = jnp.where(missing, jnp.nan, jnp.where(infinite, jnp.inf, total))
-    return settle(total, top + taken, xp=jnp)
-
-
-def shares(leaves: Sequence[Any], axis_name: AxisName) -> list[Array]:
-    """Return, for each leaf, whether this shard counts in a sum over mesh axes: () float32, 1 or 0.
-
-    All shards of a sharded leaf count, and one of the copies of a leaf that does not vary over an axis. Only
-    ``shard_map`` with its ``check_vma`` knows which leaves vary; elsewhere all are taken to be sharded.
-    """
-    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    index = {name: lax.axis_index(name) for name in names}
-    known = [name for name in names if name in varying_axes(index[name])]
-
-    def share(leaf: Any) -> Array:
-        varies = frozenset() if leaf is None else varying_axes(leaf)
-        counts = [index[name] == 0 for name in known if name not in varies]
-        return functools.reduce(jnp.logical_and, counts, jnp.asarray(True)).astype(jnp.float32)
-
-    return [share(leaf) for leaf in leaves]
 
 
 def saturating_float32(x: Any) -> Array:

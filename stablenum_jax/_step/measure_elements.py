@@ -4,68 +4,78 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from stablenum_jax._step.measure import AxisName, saturating_float32, shares
+from stablenum_jax._step.measure import saturating_float32
 from stablenum_jax._trees.leaves import real_parts
 
-__all__ = ["extremes", "largest_element"]
+__all__ = ["Elements", "elements", "largest_element"]
 
 Array: TypeAlias = jax.Array
 
 
-def largest_element(leaves: Sequence[Any], *, axis_name: AxisName | None = None) -> Array:
-    """Return the largest magnitude of an element: () float32; for complex numbers, of either part.
+class Elements(NamedTuple):
+    """What is counted of the elements: three () float32.
+
+    Attributes:
+        largest: the largest magnitude; for complex numbers, of either part. 0 if there are no elements; a
+            finite value beyond float32's range saturates at the largest float32. Undefined for leaves that
+            are not finite.
+        nonzero: how many elements are not 0. Numbers below float32's smallest normal number may count as 0,
+            because XLA may flush them to zero.
+        few: how many of these are at most the bound.
+    """
+
+    largest: Array
+    nonzero: Array
+    few: Array
+
+    @property
+    def tiny(self) -> Array:
+        """The fraction of the elements other than 0 that are at most the bound; 0 if all elements are 0."""
+        return self.few / jnp.maximum(self.nonzero, 1.0)
+
+
+def largest_element(leaves: Sequence[Any]) -> Array:
+    """Return the largest magnitude of an element, as in :class:`Elements`.
 
     Args:
         leaves: floating-point arrays, or None for a missing gradient.
-        axis_name: mesh axes along which the leaves are sharded.
-
-    Returns:
-        0 if there are no elements; a finite value beyond float32's range saturates at the largest float32.
-        The result is undefined for leaves that are not finite.
 
     Example:
         >>> largest_element([jnp.asarray([1.0, -4.0]), None])
         Array(4., dtype=float32)
     """
-    largest = [jnp.max(jnp.abs(part)) for part in _parts(leaves)]
-    return _joint_maximum(largest, axis_name)
+    return _maximum([jnp.max(jnp.abs(part)) for leaf in leaves for part in _parts(leaf)])
 
 
-def extremes(
-    leaves: Sequence[Any], bound: Array | float, *, axis_name: AxisName | None = None
-) -> tuple[Array, Array]:
-    """Return the largest magnitude, and the fraction of the elements other than 0 that are at most ``bound``.
+def elements(
+    leaves: Sequence[Any], bound: Array | float, *, counted: Sequence[Array] | None = None
+) -> Elements:
+    """Return the largest magnitude, and how many elements are not 0, and how many of these at most ``bound``.
 
     Args:
-        leaves: as for :func:`largest_element`. Numbers below float32's smallest normal number may count as
-            0, because XLA may flush them to zero.
+        leaves: as for :func:`largest_element`.
         bound: a magnitude, () float32 or a number.
-        axis_name: mesh axes along which the leaves are sharded.
-
-    Returns:
-        Two () float32; the fraction is 0 if all elements are 0.
+        counted: for each leaf, () bool: whether its elements are counted; None for yes.
 
     Example:
-        >>> extremes([jnp.asarray([0.0, 1e-9, -4.0]), None], 2.0**-24)
-        (Array(4., dtype=float32), Array(0.5, dtype=float32))
+        >>> elements([jnp.asarray([0.0, 1e-9, -4.0]), None], 2.0**-24).tiny
+        Array(0.5, dtype=float32)
     """
-    parts = _parts(leaves)
-    found = [_read_once(part, bound) for part in parts]
+    found = [(i, _read_once(part, bound)) for i, leaf in enumerate(leaves) for part in _parts(leaf)]
 
-    def total(counts: list[Array]) -> Array:
-        if axis_name is not None:
-            counts = [x * share for x, share in zip(counts, shares(parts, axis_name), strict=True)]
-        count = functools.reduce(jnp.add, [x.astype(jnp.float32) for x in counts], jnp.zeros((), jnp.float32))
-        return count if axis_name is None else lax.psum(count, axis_name)
+    def total(which: int) -> Array:
+        counts = [one[which].astype(jnp.float32) for _, one in found]
+        if counted is not None:
+            counts = [x * counted[i].astype(jnp.float32) for (i, _), x in zip(found, counts, strict=True)]
+        return functools.reduce(jnp.add, counts, jnp.zeros((), jnp.float32))
 
-    nonzero, tiny = total([one[1] for one in found]), total([one[2] for one in found])
-    return _joint_maximum([one[0] for one in found], axis_name), tiny / jnp.maximum(nonzero, 1.0)
+    return Elements(_maximum([one[0] for _, one in found]), total(1), total(2))
 
 
 def _read_once(part: Array, bound: Array | float) -> tuple[Array, Array, Array]:
@@ -87,11 +97,9 @@ def _read_once(part: Array, bound: Array | float) -> tuple[Array, Array, Array]:
     return largest, some, few
 
 
-def _joint_maximum(largest: list[Array], axis_name: AxisName | None) -> Array:
-    joint = functools.reduce(jnp.maximum, map(saturating_float32, largest), jnp.zeros((), jnp.float32))
-    return joint if axis_name is None else lax.pmax(joint, axis_name)
+def _maximum(largest: list[Array]) -> Array:
+    return functools.reduce(jnp.maximum, map(saturating_float32, largest), jnp.zeros((), jnp.float32))
 
 
-def _parts(leaves: Sequence[Any]) -> list[Array]:
-    present = [jnp.asarray(leaf) for leaf in leaves if leaf is not None and jnp.size(leaf)]
-    return [part for leaf in present for part in real_parts(leaf)]
+def _parts(leaf: Any) -> list[Array]:
+    return real_parts(jnp.asarray(leaf)) if leaf is not None and jnp.size(leaf) else []

@@ -13,13 +13,17 @@ import numpy as np
 from jax import lax
 
 import stablenum
+from stablenum.exact_sums import add, norms
 from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
 from stablenum.guard.restored import check_made_for, follow_config, foreign_scale
 from stablenum.rules.clipping import Units
 from stablenum.wide import Wide, times_scale
-from stablenum_jax._step.measure import AxisName, leaf_norms, norms_over_axis
-from stablenum_jax._step.measure_elements import extremes, largest_element
+from stablenum_jax._step.exact import leaf_sums
+from stablenum_jax._step.joint import Measured, over_devices
+from stablenum_jax._step.measure import leaf_norms
+from stablenum_jax._step.measure_elements import Elements, elements, largest_element
 from stablenum_jax._step.measure_units import leaf_and_unit_norms, unit_axes
+from stablenum_jax._step.over_axes import AxisName, check_bound, is_copied, is_first_copy
 from stablenum_jax._trees.names import Path, path_name
 
 __all__ = ["Watched", "judge", "judge_finiteness"]
@@ -58,13 +62,15 @@ def judge(
         config: the guard's settings.
         state: the guard's state, which may have been restored from a guard with another loss scale.
         watched: the gradients.
-        loss: the unscaled loss or None; with ``axis_name``, that of this shard, which is averaged.
+        loss: the unscaled loss or None; with ``axis_name``, that of this device, and the decision is about
+            the mean.
         axis_name: mesh axes along which gradients are sharded.
         unscaled: whether the gradients have already been divided by the loss scale, so that the
             multipliers contain only clipping.
 
     Raises:
-        ValueError: the state has the statistics of other rules than those of ``config``.
+        ValueError: the state has the statistics of other rules than those of ``config``; ``axis_name`` names
+            axes that are not bound.
     """
     scale = state.loss_scale.scale if unscaled else None
     check_made_for(config, state, _first_state(config))
@@ -131,48 +137,127 @@ def _observe(
 
     Without ``measure_extremes`` the extremes are 0, which is enough for a step that is skipped.
     """
-    norms, others, units = _norms(config, watched)
     if axis_name is not None:
-        norms = norms_over_axis(norms, axis_name, watched.gradients)
-        others = norms_over_axis(others, axis_name, watched.others) if others.value.size else others
-        loss = None if loss is None else lax.psum(loss / lax.psum(1, axis_name), axis_name)
-    amax = tiny = jnp.zeros((), jnp.float32)
-    if measure_extremes and "tiny" in config.needs:
-        bound = SMALLEST_FLOAT16 if scale is None else SMALLEST_FLOAT16 / scale
-        amax, tiny = extremes(watched.gradients, bound, axis_name=axis_name)
-    elif measure_extremes and "amax" in config.needs:
-        amax = largest_element(watched.gradients, axis_name=axis_name)
+        check_bound(axis_name)
+    seen = _norms(config, watched, axis_name)._replace(loss=loss)
+    if measure_extremes and config.needs:
+        seen = seen._replace(elements=_elements(config, watched, axis_name, scale))
+    if axis_name is not None:
+        seen = over_devices(config, seen, watched.gradients, axis_name)
+    elif seen.sums is not None:
+        seen = seen._replace(total=norms(add(seen.sums, xp=jnp), xp=jnp))
+    elements = seen.elements or Elements(*[jnp.zeros((), jnp.float32)] * 3)
+    amax = elements.largest
     if scale is not None:
-        norms = times_scale(norms, scale, xp=jnp)
+        seen = _scaled(seen, scale)
         amax = jnp.minimum(amax * scale, FLOAT32_MAX)
-        units = units and _times_scale(units, scale)
     return stablenum.Observation(
-        norms=norms.value,
-        exponents=norms.power,
-        loss=loss,
-        found_inf=~jnp.isfinite(others.value).all() if others.value.size else None,
-        units=units,
+        norms=seen.norms.value,
+        exponents=seen.norms.power,
+        loss=seen.loss,
+        found_inf=None if seen.finite is None else ~seen.finite,
+        units=seen.units,
         amax=amax if "amax" in config.needs else None,
-        tiny=tiny if "tiny" in config.needs else None,
+        tiny=elements.tiny if "tiny" in config.needs else None,
+        ranks=seen.ranks,
+        total=seen.total,
     )
 
 
-def _norms(config: stablenum.GuardConfig, watched: Watched) -> tuple[Wide, Wide, Units | None]:
-    """Return norms of the watched gradients and of the others, and of the units if a rule needs them."""
+def _norms(config: stablenum.GuardConfig, watched: Watched, axis_name: AxisName | None) -> Measured:
+    """Measure the norms of all gradients, and those of units if a rule needs them."""
     n = len(watched.gradients)
+    exact = config.exact_norms and n > 0
     leaves: Sequence[Any] = [*watched.gradients, *watched.others]
-    if config.unit_rule is None:
-        norms = leaf_norms(leaves)
-        return *_divided(norms, n), None
-    names = [path_name(path) for path in watched.paths]
-    axes = unit_axes(config.unit_rule, names, watched.gradients)
-    extra = [None] * len(watched.others)
-    norms, units = leaf_and_unit_norms(leaves, [*watched.weights, *extra], [*axes, *extra])
-    return *_divided(norms, n), Units(*(part[:n] for part in units))
+    units = None
+    if config.unit_rule is not None:
+        names = [path_name(path) for path in watched.paths]
+        axes = unit_axes(config.unit_rule, names, watched.gradients)
+        if axis_name is not None:
+            _check_units_are_whole(names, watched.gradients, axes, axis_name)
+        extra = [None] * len(watched.others)
+        found, by_unit = _with_units(leaves, [*watched.weights, *extra], [*axes, *extra], axis_name)
+        units = Units(*(part[:n] for part in by_unit))
+    else:
+        found = leaf_norms(watched.others if exact else leaves)
+    others = found.value[len(found.value) - len(watched.others) :]
+    seen = Measured(
+        norms=jax.tree.map(lambda part: part[:n], found),
+        finite=jnp.isfinite(others).all() if watched.others else None,
+        units=units,
+    )
+    if not exact:
+        return seen
+    sums = leaf_sums(watched.gradients)
+    return seen._replace(norms=norms(sums, xp=jnp), sums=sums)
 
 
-def _divided(norms: Wide, n: int) -> tuple[Wide, Wide]:
-    return jax.tree.map(lambda part: part[:n], norms), jax.tree.map(lambda part: part[n:], norms)
+def _with_units(
+    leaves: Sequence[Any], weights: Sequence[Any], axes: Sequence[Any], axis_name: AxisName | None
+) -> tuple[Wide, Units]:
+    """Return the norms of leaves and of units.
+
+    Over mesh axes, leaves without units are measured by themselves: a sharded one would make the condition
+    under which all are measured again, and so the units' norms, vary over the axes.
+    """
+    if axis_name is None:
+        return leaf_and_unit_norms(leaves, weights, axes)
+    with_units = [None if of_unit is None else leaf for leaf, of_unit in zip(leaves, axes, strict=True)]
+    found, units = leaf_and_unit_norms(with_units, weights, axes)
+    rest = leaf_norms(
+        [None if part is not None else leaf for leaf, part in zip(leaves, with_units, strict=True)]
+    )
+    return jax.tree.map(jnp.add, found, rest), units
+
+
+def _check_units_are_whole(
+    names: Sequence[str], leaves: Sequence[Any], axes: Sequence[Any], axis_name: AxisName
+) -> None:
+    """Check that every device has all of each gradient whose units are clipped.
+
+    Inside ``shard_map`` a gradient's type says over which mesh axes it varies, but not which of its
+    dimensions they divide, so a unit of a sharded one may lie on several devices.
+
+    Raises:
+        ValueError: a gradient may be sharded.
+    """
+    for name, leaf, of_unit in zip(names, leaves, axes, strict=True):
+        if of_unit is not None and not is_copied(leaf, axis_name):
+            raise ValueError(
+                f"axis_name must be None with AdaptiveGradClip on a gradient that may be sharded; got "
+                f"{axis_name!r}, and {name!r} is not known to be the same on all devices. A unit of a weight "
+                "may lie on several shards, but the rule needs the norm of the whole unit. With sharded "
+                "arrays under jit, leave axis_name out: norms are global there. Or name the parameter in "
+                "AdaptiveGradClip(exclude=...)."
+            )
+
+
+def _elements(
+    config: stablenum.GuardConfig, watched: Watched, axis_name: AxisName | None, scale: Array | None
+) -> Elements:
+    """Measure what loss-scale rules need of the elements."""
+    if "tiny" not in config.needs:
+        zero = jnp.zeros((), jnp.float32)
+        return Elements(largest_element(watched.gradients), zero, zero)
+    return elements(
+        watched.gradients,
+        SMALLEST_FLOAT16 if scale is None else SMALLEST_FLOAT16 / scale,
+        counted=None if axis_name is None else is_first_copy(watched.gradients, axis_name),
+    )
+
+
+def _scaled(seen: Measured, scale: Array) -> Measured:
+    """Return what would have been measured before the gradients were divided by the scale."""
+    ranks = seen.ranks
+    if ranks is not None:
+        wide = times_scale(Wide(ranks.norms, ranks.exponents), scale, xp=jnp)
+        ranks = ranks._replace(norms=wide.value, exponents=wide.power)
+    return seen._replace(
+        norms=times_scale(seen.norms, scale, xp=jnp),
+        units=seen.units and _times_scale(seen.units, scale),
+        ranks=ranks,
+        total=seen.total and times_scale(seen.total, scale, xp=jnp),
+    )
 
 
 def _times_scale(units: Units, scale: Array) -> Units:

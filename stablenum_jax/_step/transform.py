@@ -15,8 +15,9 @@ from stablenum_jax._step.apply import apply_multiplier, zeros_unless
 from stablenum_jax._step.decide_and_update import without_unsupported_value
 from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode
 from stablenum_jax._step.eager import guarded_update
-from stablenum_jax._step.measure import AxisName, scalar_loss
+from stablenum_jax._step.measure import scalar_loss
 from stablenum_jax._step.observe import Watched, judge
+from stablenum_jax._step.over_axes import AxisName
 from stablenum_jax._step.plain_update import PlainUpdate
 from stablenum_jax._step.replicas import tell_of_setting
 from stablenum_jax._step.unscaled import warn_if_unscaled
@@ -83,19 +84,22 @@ def guard(
         inner: None for the chain form, or the optimizer to wrap: ``guard(inner)`` is
             ``chain(guard(), inner)``.
         config: the settings; the default skips and records, and changes nothing else.
-        axis_name: under ``shard_map`` or ``pmap``, the axis (or axes) along which each gradient is
-            *sharded*: norms are then computed over the whole gradients, and all shards make the same
-            decision. Leave it out if gradients have been averaged over the axis, and under jit with sharded
-            arrays. A leaf that does not vary over the axis counts once; with ``check_vma=False``, as in
-            ``pmap``, this is unknown, and every leaf is taken to be sharded.
+        axis_name: under ``shard_map`` or ``pmap``, the axis (or axes) along which gradients are *sharded*, or
+            along which each device has a loss of its own. All devices along it then make the same decision,
+            from the norms of the whole gradients and the mean of the losses, with one collective, and
+            ``metrics`` names the worst device. Leave it out if gradients and loss have been averaged over the
+            axis, and under jit with sharded arrays. A leaf that does not vary over the axis counts once; with
+            ``check_vma=False``, as in ``pmap``, this is unknown, and every leaf is taken to be sharded.
         **overrides: fields of :class:`stablenum.GuardConfig`, such as ``clip=1.0`` or
             ``loss_scale="dynamic"``.
 
     Raises:
         TypeError: ``inner`` is not an optax transformation, ``config`` is not a GuardConfig, or an
             override is unknown or a traced array.
-        ValueError: a setting has a wrong value; ``axis_name`` is given with ``AdaptiveGradClip``. `init`
-            raises it too, if a pattern in `exclude` matches no parameter.
+        ValueError: a setting has a wrong value, or ``axis_name`` names an axis twice. `init` raises it too,
+            if a pattern in `exclude` matches no parameter; and the first step, before anything is computed,
+            if ``axis_name`` is not bound by ``shard_map`` or ``pmap``, or if ``AdaptiveGradClip`` is to clip
+            units of a gradient that may be sharded along it.
 
     Example:
         >>> params = {"w": jnp.ones(2)}
@@ -116,14 +120,9 @@ def guard(
                 "list the argument in static_args."
             )
     _check_axis_name(axis_name)
+    _check_named_once(axis_name)
     made = make_config(config, overrides)
     tell_of_setting(made)
-    if made.unit_rule is not None and axis_name is not None:
-        raise ValueError(
-            f"axis_name must be None with AdaptiveGradClip; got {axis_name!r}. A unit of a weight may lie on "
-            "several shards, but the rule needs the norm of the whole unit. With sharded arrays under jit, "
-            "leave axis_name out: norms are global there."
-        )
     return _Guard(made, axis_name).as_transformation()
 
 
@@ -139,6 +138,16 @@ def _check_axis_name(axis_name: object) -> None:
             f"axis_name must be the name of an axis of shard_map or pmap, a tuple of names, or None; "
             f"got {axis_name!r}."
         )
+
+
+def _check_named_once(axis_name: AxisName | None) -> None:
+    """Check that a tuple does not name an axis twice: its devices would be counted twice.
+
+    Raises:
+        ValueError: it does.
+    """
+    if isinstance(axis_name, tuple) and len(set(axis_name)) < len(axis_name):
+        raise ValueError(f"axis_name must name each axis once; got {axis_name!r}.")
 
 
 def _is_name(name: object) -> bool:

@@ -55,7 +55,7 @@ class Together(NamedTuple):
 
 def needs_rows(config: GuardConfig) -> bool:
     """Return whether a rule needs values of each parameter."""
-    return config.per_tensor or config.unit_rule is not None
+    return config.needs_single_norms or config.unit_rule is not None
 
 
 def widths(config: GuardConfig, params: Sequence[Tensor], included: Sequence[bool]) -> list[int]:

@@ -567,3 +567,19 @@ LADDER = EscalatePrecision(formats=("float8", "bf16", "f32"))
 )
 def test_the_format_of_a_level(settings, level, own, expected):
     assert GuardConfig(**settings).compute_format(level, own) == expected
+
+
+@pytest.mark.parametrize(
+    ("clip", "needed"),
+    [
+        (None, False),
+        (1.0, False),
+        ((1.0, ClipByValue(1.0), ClipUpdateRMS(1.0)), False),
+        (ClipByNorm(1.0), True),
+        ((AutoClip(), 1.0), False),
+        (AdaptiveGradClip(), False),
+        ((AdaptiveGradClip(), 1.0), True),
+    ],
+)
+def test_the_norms_of_single_parameters_are_needed_by_some_rules(clip, needed):
+    assert GuardConfig(clip=clip).needs_single_norms == needed

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from stablenum import GuardConfig, Observation, Reason, SpikeGuard
+from stablenum import ClipByGlobalNorm, GuardConfig, Observation, Reason, SpikeGuard
 from stablenum.formats import FLOAT32_MAX, NO_LOSS
 from stablenum.guard.ranks import MAX_PARAMETERS, Ranks, parameter_of, rank_of
 from stablenum.guard.readout import history, metrics
@@ -112,3 +112,16 @@ def test_places_of_the_last_rank_and_parameter_fit_int32():
     place = (8191) * MAX_PARAMETERS + MAX_PARAMETERS - 1
     assert place < 2**31
     assert (rank_of(place), parameter_of(place)) == (8190, MAX_PARAMETERS - 1)
+
+
+def test_what_is_found_besides_the_ranks_skips_the_step(backend):
+    observation = seen(backend, [1.0, 1.0], [1.0, 1.0])
+    _, last = decided(backend, observation._replace(found_inf=backend.asarray(True, "bool")))
+    assert last["reason"] is Reason.FOUND_INF
+
+
+def test_a_second_clip_rule_sees_the_joint_norm_and_not_this_ranks(backend):
+    """A stage of a pipeline measures its own parameters only."""
+    config = GuardConfig(clip=(ClipByGlobalNorm(2.0), ClipByGlobalNorm(1.0)))
+    decision, _ = decided(backend, seen(backend, [6.0, 8.0]), config)
+    assert float(decision.multiplier) == pytest.approx(0.1, rel=1e-6)

@@ -13,7 +13,8 @@ import pytest
 import stablenum
 import stablenum_jax
 from stablenum import AdaptiveGradClip, ClipByNorm
-from stablenum_jax._step.measure import norms_over_axis, ordinary_norms
+from stablenum_jax._step.measure import ordinary_norms
+from stablenum_jax._step.over_axes import norms_over_axes
 from tests.huge_gradients import HUGE_GRADIENTS, recorded_norm
 from tests.jax.helpers import every_mode
 from tests.selection import only
@@ -103,7 +104,7 @@ def test_shards_are_joined_beyond_float32():
 @pytest.mark.parametrize("each", [3e38, 3e30])
 def test_the_joint_norm_of_shards_may_be_beyond_float32(each):
     shards = jnp.full((4, 1), each)
-    joint = jax.vmap(lambda n: norms_over_axis(ordinary_norms(n), "shards"), axis_name="shards")(shards)
+    joint = jax.vmap(lambda n: norms_over_axes(ordinary_norms(n), "shards"), axis_name="shards")(shards)
     assert joint.power is not None
     found = np.asarray(joint.value, np.float64) * 2.0 ** np.asarray(joint.power)
     np.testing.assert_allclose(found, 2 * each, rtol=1e-6)

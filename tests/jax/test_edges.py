@@ -186,3 +186,23 @@ def test_over_a_mesh_axis_the_loss_is_the_mean_of_the_shards(losses, applied):
     assert apply.tolist() == [applied] * 2
     assert norm.tolist() == [5.0] * 2
     np.testing.assert_array_equal(floats[:, 0], np.full(2, np.mean(losses)))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("clip", [1.0, stablenum.ClipByNorm(1.0)])
+def test_over_a_mesh_axis_unscaled_gradients_are_judged_as_scaled_ones(clip, exact):
+    """So it is in ``MultiSteps``, which has divided them by the scale."""
+    config = stablenum.GuardConfig(clip=clip, loss_scale=1024.0, exact_norms=exact)
+
+    def local(grad, axis_name, unscaled):
+        state = init_guard(config, 1, xp=jnp)
+        watched = Watched((("w",),), (grad,))
+        decision, _ = judge(config, state, watched, loss=None, axis_name=axis_name, unscaled=unscaled)
+        return decision.grad_norm, jnp.squeeze(decision.multiplier)
+
+    shards = jnp.asarray([[3.0], [4.0]])
+    norm, multiplier = jax.vmap(lambda g: local(g, "i", True), axis_name="i")(shards)
+    np.testing.assert_allclose(norm, [5.0] * 2, rtol=1e-6)
+    np.testing.assert_allclose(multiplier, [0.2] * 2, rtol=1e-6)
+    norm, multiplier = local(1024 * shards, None, False)
+    np.testing.assert_allclose([norm, multiplier], [5.0, 0.2 / 1024], rtol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -492,3 +493,35 @@ def test_reading_with_wrong_arguments() -> None:
         ):
             with pytest.raises(ValueError, match="opt_state must hold exactly one guard's state; got none"):
                 read(wrong)
+
+
+@pytest.mark.parametrize("how", ["eager", "jit", "plain update", "another mesh axis"])
+def test_an_axis_that_is_not_bound(how: str) -> None:
+    tx = stablenum_jax.guard(optax.sgd(0.1), axis_name="data", clip=1.0)
+    params = {"w": jnp.ones(2)}
+    run: Any = functools.partial(stablenum_jax.step, tx)
+    if how == "plain update":
+        run = lambda p, s, g: tx.update(g, s, p)  # noqa: E731
+    elif how == "jit":
+        run = jax.jit(run)
+    elif how == "another mesh axis":
+        mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+        run = jax.shard_map(run, mesh=mesh, in_specs=jax.P(), out_specs=jax.P())
+    with pytest.raises(
+        ValueError, match=r"axis_name must name axes that shard_map or pmap binds.*got 'data'"
+    ):
+        run(params, tx.init(params), params)
+
+
+def test_an_axis_that_is_named_twice() -> None:
+    with pytest.raises(ValueError, match=r"axis_name must name each axis once; got \('x', 'x'\)"):
+        stablenum_jax.guard(axis_name=("x", "x"))
+
+
+def test_more_devices_than_a_record_tells_apart() -> None:
+    tx = stablenum_jax.guard(optax.sgd(0.1), axis_name="data")
+    params = {"w": jnp.ones(2)}
+    many = jax.ShapeDtypeStruct((8192, 2), jnp.float32)
+    update = lambda g: tx.update({"w": g}, tx.init(params), params)[0]  # noqa: E731
+    with pytest.raises(ValueError, match="axis_name must span at most 8191 devices; got 'data', 8192"):
+        jax.eval_shape(jax.vmap(update, axis_name="data"), many)

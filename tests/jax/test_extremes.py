@@ -17,11 +17,17 @@ import stablenum_jax as sj
 import stablenum_jax._step.observe as observe
 from stablenum.formats import SMALLEST_FLOAT16
 from stablenum.reference.guarded import measure_extremes
-from stablenum_jax._step.measure_elements import extremes, largest_element
+from stablenum_jax._step.measure_elements import elements, largest_element
 from tests.jax.helpers import make_params
 from tests.selection import REPEATS
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def extremes(leaves: Any, bound: Any) -> tuple[jax.Array, jax.Array]:
+    """The largest element, and the fraction of tiny ones."""
+    found = elements(leaves, bound)
+    return found.largest, found.tiny
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.complex64])
@@ -57,12 +63,18 @@ def test_float64_saturates() -> None:
         assert amax.dtype == tiny.dtype == jnp.float32
 
 
-def test_over_a_mesh_axis_the_extremes_cover_all_shards() -> None:
+@pytest.mark.parametrize("rule", [stablenum.LogMaxLossScale(), stablenum.UnderflowAwareLossScale()])
+def test_over_a_mesh_axis_the_extremes_cover_all_shards(rule: Any) -> None:
+    """The loss scale after a step is that of the whole gradient."""
     x = jnp.asarray([[0.0, 1e-9, 1.0], [0.0, 0.0, -7.0]])
-    whole = [float(value) for value in extremes([x], SMALLEST_FLOAT16)]
-    sharded = jax.vmap(lambda x: extremes([x], SMALLEST_FLOAT16, axis_name="i"), axis_name="i")(x)
-    assert [value.tolist() for value in sharded] == [[value] * 2 for value in whole]
-    assert jax.vmap(lambda x: largest_element([x], axis_name="i"), axis_name="i")(x).tolist() == [7.0, 7.0]
+
+    def scale(x: Any, axis_name: Any = None) -> Any:
+        tx = sj.guard(optax.sgd(1.0), loss_scale=rule, axis_name=axis_name)
+        return sj.loss_scale(tx.update([x], tx.init([x]), [x])[1])
+
+    over_shards = jax.vmap(functools.partial(scale, axis_name="i"), axis_name="i")(x)
+    assert over_shards.tolist() == [float(scale(x))] * 2
+    assert float(scale(x)) != rule.init_scale
 
 
 @pytest.mark.parametrize(
@@ -108,7 +120,7 @@ def test_extremes_are_measured_once_and_only_if_a_rule_needs_them(k: int) -> Non
 def test_extremes_are_measured_only_for_a_rule_that_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Out of jit, each measurement costs a pass over the gradients."""
     seen: list[str] = []
-    for name in ("extremes", "largest_element"):
+    for name in ("elements", "largest_element"):
         honest = getattr(observe, name)
         monkeypatch.setattr(
             observe, name, lambda *a, name=name, honest=honest, **k: (seen.append(name), honest(*a, **k))[1]
@@ -118,7 +130,7 @@ def test_extremes_are_measured_only_for_a_rule_that_needs_them(monkeypatch: pyte
         (None, []),
         ("dynamic", []),
         (stablenum.LogMaxLossScale(), ["largest_element"]),
-        (stablenum.UnderflowAwareLossScale(), ["extremes"]),
+        (stablenum.UnderflowAwareLossScale(), ["elements"]),
     ]:
         seen.clear()
         tx = optax.chain(sj.guard(clip=1.0, loss_scale=rule), optax.sgd(0.1))

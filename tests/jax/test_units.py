@@ -136,9 +136,39 @@ def test_parameters_of_other_shapes_are_an_error() -> None:
         tx.update({**grads, "more": jnp.ones(2)}, state, params)
 
 
-def test_sharded_gradients_are_rejected() -> None:
-    with pytest.raises(ValueError, match=r"axis_name must be None with AdaptiveGradClip; got 'data'"):
-        sj.guard(clip=(stablenum.AdaptiveGradClip(), 1.0), axis_name="data")
+@pytest.mark.parametrize("checked", [True, False])
+def test_units_over_a_mesh_axis_must_be_whole(checked: bool) -> None:
+    """One device is enough: the types of the arrays say what is sharded."""
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    params = {"sharded": jnp.ones((2, 3)), "whole": jnp.ones((2, 3))}
+    grads = jax.tree.map(lambda p: 5 * p, params)
+    specs = {"sharded": jax.P("data"), "whole": jax.P()}
+
+    def run(exclude: Any) -> Any:
+        rule = stablenum.AdaptiveGradClip(exclude=exclude)
+        tx = optax.chain(sj.guard(clip=(rule, 1e6), axis_name="data"), optax.sgd(1.0))
+        step = jax.shard_map(
+            lambda p, s, g: sj.step(tx, p, s, g),
+            mesh=mesh,
+            in_specs=(specs, jax.P(), specs),
+            out_specs=(specs, jax.P()),
+            check_vma=checked,
+        )
+        return jax.jit(step)(params, tx.init(params), grads)[0]
+
+    with pytest.raises(
+        ValueError, match=r"axis_name must be None with AdaptiveGradClip.*got 'data'.*'sharded'"
+    ):
+        run(())
+    if not checked:
+        with pytest.raises(ValueError, match="'whole' is not known to be the same on all devices"):
+            run(("sharded",))
+        return
+    after = run(("sharded",))
+    tx = _agc()
+    expected, _ = sj.step(tx, params, tx.init(params), grads)
+    np.testing.assert_allclose(after["whole"], expected["whole"], rtol=1e-6)
+    np.testing.assert_allclose(after["sharded"], params["sharded"] - grads["sharded"], rtol=1e-6)
 
 
 @every_mode

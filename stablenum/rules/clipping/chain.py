@@ -90,6 +90,7 @@ def clip_in_order(
     start: Wide | None,
     applied: Array,
     per_tensor: bool,
+    partial: bool = False,
     xp: Namespace,
 ) -> Clipped:
     """Apply the rules in order and combine their factors.
@@ -102,9 +103,11 @@ def clip_in_order(
         start: (), a factor to apply before all rules, or None for 1.
         applied: () bool, whether the step enters the rules' statistics.
         per_tensor: whether there is one factor per parameter instead of one for all.
+        partial: whether ``total`` may be that of more than ``norms``, of which other ranks have others.
         xp: the array namespace.
     """
     coefficient, left, after = no_change(norms if per_tensor else total, xp=xp), norms, []
+    whole = total
     if start is not None:
         start = multiply(no_change(start, xp=xp), start, xp=xp)
         coefficient = multiply(coefficient, start, xp=xp)
@@ -116,7 +119,8 @@ def clip_in_order(
             if shrinking is not None and units is not None:
                 left = _left_of_units(norms, units, shrinking, xp=xp)
             left = shrink(left, coefficient, xp=xp)
-            total = join(left, xp=xp)
+            alike = partial and not per_tensor and shrinking is None  # all parameters have one factor so far
+            total = shrink(whole, coefficient, xp=xp) if alike else join(left, xp=xp)
         if isinstance(rule, AdaptiveGradClip):
             if units is not None:
                 seen = shrink(units.norms, units.spread(coefficient, xp=xp), xp=xp)

@@ -1,0 +1,194 @@
+"""Guarded training on eight devices, in each layout and with each fault, decides as one process does."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stablenum import exact_sums
+from stablenum.reference import guarded
+from tests.jax.mesh_layouts import (
+    BAD_ROW,
+    DEVICES,
+    FAULTS,
+    GOOD_STEPS,
+    LAYOUTS,
+    SHAPES,
+    batch,
+    names_of,
+    settings,
+    spoiled,
+    start,
+)
+
+JOINED = [name for name, (kind, _, _) in LAYOUTS.items() if kind in {"shard_map", "pmap", "scan"}]
+
+
+def run(*arguments: str) -> Any:
+    """Run Python in a process with eight devices."""
+    flags = f"--xla_force_host_platform_device_count={DEVICES}"
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def ran() -> Any:
+    """What eight devices recorded: one process for all cases."""
+    done = run("-m", "tests.jax.mesh_records")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def mean(made: Any, names: Any) -> tuple[dict[str, Any], float]:
+    """The gradients of a batch and its loss, in one process."""
+    grads = {name: np.mean(made[name].astype(np.float64), axis=0).astype(np.float32) for name in names}
+    return grads, float(np.mean(made["loss"].astype(np.float64)))
+
+
+def expected(layout: str, fault: str) -> tuple[Any, Any]:
+    """What one process records of the fault, and where its parameters are one step later."""
+    names = names_of(layout)
+    train = guarded.Guarded(
+        {name: start()[name] for name in names}, guarded.SGD(lr=0.1, momentum=0.9), **settings()
+    )
+    for i in range(GOOD_STEPS):
+        train.step(*mean(batch(i), names))
+    last = train.step(*mean(spoiled(fault), names))
+    train.step(*mean(batch(GOOD_STEPS + 1), names))
+    return last, dict(zip(names, train.params.values(), strict=True))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_devices_decide_as_one_process_does(ran: Any, layout: str, fault: str) -> None:
+    found = ran["records"][layout][fault]
+    last, params = expected(layout, fault)
+    assert (found["applied"], found["reason"]) == (last["applied"], last["reason"].name)
+    np.testing.assert_allclose(found["grad_norm"], last["grad_norm"], rtol=2e-6)
+    np.testing.assert_allclose(found["loss"], last["loss"], rtol=2e-6)
+    assert found["unchanged"] == (not last["applied"])
+    assert found["replicas agree"]
+    assert set(found["params"]) == set(params)
+    for name, whole in params.items():
+        part = np.asarray(found["params"][name]).reshape(SHAPES[name])
+        np.testing.assert_allclose(part, whole, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_the_faults_have_the_outcomes_that_they_are_there_for() -> None:
+    reasons = {fault: expected("jit, data", fault)[0]["reason"].name for fault in FAULTS}
+    assert reasons == {
+        "healthy": "CLIPPED",
+        "inf on one device": "INF_GRADIENT",
+        "NaN loss on one device": "NONFINITE_LOSS",
+        "loss spike on one device": "SPIKE_LOSS",
+        "two devices at once": "NONFINITE_LOSS",
+        "huge finite": "CLIPPED",
+        "zeros on one device": "CLIPPED",
+    }
+
+
+def norms_by_device(layout: str, fault: str) -> list[float]:
+    """The part that each device contributes to the norm, by its position."""
+    _, sizes, places = LAYOUTS[layout]
+    grads, _ = mean(spoiled(fault), names_of(layout))
+    squares = np.zeros(tuple(sizes.values()))
+    for at in np.ndindex(*squares.shape):
+        index = dict(zip(sizes, at, strict=True))
+        for name, whole in grads.items():
+            part, copies = whole.astype(np.float64), math.prod(sizes.values())
+            for dim, axis in enumerate(places[name]):
+                part = np.split(part, sizes[axis], axis=dim)[index[axis]]
+                copies //= sizes[axis]
+            squares[at] += np.sum(part**2) / copies
+    return list(np.sqrt(squares).ravel())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("layout", JOINED)
+def test_the_worst_device_is_named(ran: Any, layout: str, fault: str) -> None:
+    found = ran["records"][layout][fault]
+    if "NaN loss" in fault or fault == "two devices at once":
+        rank = 3 if "NaN loss" in fault else 5  # two examples on each device
+    elif "inf" in fault:
+        kept_by_row = {"shard_map, data": 0, "shard_map, 2-D": 2 * (2 // 2) + BAD_ROW // 4}
+        rank = kept_by_row.get(layout, BAD_ROW)
+        assert found["worst"] == "v"
+    else:
+        by_device = norms_by_device(layout, fault)
+        # Devices with copies of everything differ in nothing.
+        rank = 0 if layout == "shard_map, data" else int(np.argmax(by_device))
+    assert found["worst_rank"] == rank
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in JOINED])
+def test_without_axis_name_no_device_is_named(ran: Any, layout: str) -> None:
+    assert {one["worst_rank"] for one in ran["records"][layout].values()} == {None}
+
+
+TENSORS = len(SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("program", "numbers"),
+    [
+        ("shard_map, FSDP: clip", 5),
+        ("shard_map, 2-D: clip", 5),
+        ("pmap: clip", 5),
+        ("shard_map, FSDP: elements", 5 + 3),
+        ("shard_map, FSDP: per tensor", 5 + 2 * TENSORS),
+        ("shard_map, FSDP: two rules", 5 + 2 * TENSORS),
+        ("shard_map, FSDP: exact", 5 + exact_sums.COLUMNS),
+    ],
+)
+def test_a_joint_decision_is_one_collective(ran: Any, program: str, numbers: int) -> None:
+    """Its bytes are 4 x devices x numbers; without rules for single parameters, for any number of these."""
+    found = ran["programs"][program]
+    (shape, kind) = found["collectives"][0]
+    assert len(found["collectives"]) == 1, found
+    assert kind == "all-reduce"
+    assert shape.startswith(f"f32[{DEVICES},{numbers}]")
+
+
+def test_clipping_the_update_is_one_more(ran: Any) -> None:
+    """It has two numbers for each update with elements."""
+    found = ran["programs"]["shard_map, FSDP: update"]["collectives"]
+    sizes = [shape.partition("{")[0] for shape, _ in found]
+    assert sorted(sizes) == [f"f32[{DEVICES},5]", f"f32[{DEVICES},{2 * (TENSORS - 1)}]"]
+
+
+@pytest.mark.parametrize(
+    ("program", "ordinary", "rare"), [("jit, data", 0, 0), ("jit, FSDP", 1, 1), ("jit, 2-D", 3, 3)]
+)
+def test_xla_combines_the_all_reduces_of_all_norms(ran: Any, program: str, ordinary: int, rare: int) -> None:
+    """It makes one for each group of devices; as many again stand in the branch for extreme gradients."""
+    found = ran["programs"][f"{program}: clip"]["collectives"]
+    assert [kind for _, kind in found] == ["all-reduce"] * (ordinary + rare)
+
+
+def test_the_programs_of_the_page_run_on_eight_devices() -> None:
+    """On one device they are run by ``tests/test_docs.py``."""
+    page = Path(__file__).parents[2] / "docs" / "distributed-jax.md"
+    programs = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    assert len(programs) == 3
+    code = "".join(f"exec({program!r}, {{}})\n" for program in programs)
+    done = run("-c", f"import jax\nassert jax.device_count() == {DEVICES}\n" + code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_step_asks_the_host(ran: Any) -> None:
+    assert not any(one["asks the host"] for one in ran["programs"].values())
