@@ -270,6 +270,17 @@ def tensor_parallel_by_dtensors(fault: Fault, rank: int, *, bad: bool) -> None:
     trained(net, net.middle, bad=bad, data=0)
 
 
+def sum_of_halves(fault: Fault, rank: int, *, bad: bool) -> None:
+    """Gradients that float16 can hold, but not their sum over four ranks."""
+    w = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([w], lr=0.01)
+    (w * 3e4).sum().backward()
+    narrow = w.grad.half()
+    torch.distributed.all_reduce(narrow)
+    w.grad = narrow.float()
+    optimizer.step()
+
+
 LAYOUTS: dict[str, Callable[..., None]] = {
     "DDP": ddp,
     "FSDP2": fsdp2,
@@ -278,6 +289,7 @@ LAYOUTS: dict[str, Callable[..., None]] = {
     "pipeline": pipeline,
     "FSDP2 rows": fsdp2_rows,
     "TP by DTensors": tensor_parallel_by_dtensors,
+    "sum of halves": sum_of_halves,
 }
 
 

@@ -122,6 +122,14 @@ def test_there_are_30_programs_of_every_layout_and_fault() -> None:
     assert {p.rank for p in PROGRAMS} == set(range(SIZE))
 
 
+def test_a_sum_over_ranks_that_overflows_is_the_fault_of_none(ranks):
+    report = joined(ranks.outcomes(Program("sum of halves", "half", -1))).report
+    first = report.findings[0]
+    assert (first.operation, first.kind, first.rank) == ("all_reduce", "inf", None)
+    assert first.place.code == "torch.distributed.all_reduce(narrow)"
+    assert report.verdict.cause.value == "overflow"
+
+
 @pytest.mark.parametrize("layout", ["DDP", "FSDP2"])
 def test_all_ranks_replay_a_skipped_step_at_once_and_each_speaks_for_itself(ranks, layout):
     said = ranks.ask(Program(f"replay {layout}", "sqrt", 1))

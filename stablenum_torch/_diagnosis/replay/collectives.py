@@ -41,6 +41,11 @@ class Collective(NamedTuple):
     name: str
     kind: _Kind
 
+    @property
+    def adds(self) -> bool:
+        """Whether it adds up values of several ranks."""
+        return self.name in ("all_reduce", "dist.reduce", "reduce_scatter")
+
     def reads(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         """Return the tensors that it takes from this rank."""
         if self.kind is _Kind.RECEIVE or (self.kind is _Kind.FROM_ROOT and not _is_root(args)):

@@ -169,7 +169,8 @@ class Recorder(TorchDispatchMode):
             read = collective.reads(args, kwargs)
             inputs = [self.values.of(t) for t in read]
             for value, tensor in zip(inputs, read, strict=True):
-                if not value.finite and value.stats is None:
+                # A sum may overflow although no rank gives it a bad value.
+                if (not value.finite or collective.adds) and value.stats is None:
                     value.stats = stats_of(tensor, name=value.name, at=bad_positions(tensor))
             seen = survey(self._stop)
             context = self.contexts.of(describe(func), seen, "", grad=torch.is_grad_enabled())
