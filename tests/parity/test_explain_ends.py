@@ -114,7 +114,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[subprocess.
 @pytest.mark.parametrize("error", [InterruptError, signal.SIGTERM], ids=["exception", "signal"])
 def test_an_interrupt_at_any_line_leaves_no_process_and_no_folder(started, tmp_path, error):
     def call() -> None:
-        assert runner._run(Plan(script="any"), shown=False).exit_code == 0
+        assert runner.run_once(Plan(script="any"), shown=False).exit_code == 0
 
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
     lines = executed_lines(call)

@@ -20,7 +20,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["FAULTS", "LAYOUTS", "PROGRAMS", "Program", "bad_line", "run", "run_alone"]
+import stablenum_torch
+
+__all__ = ["FAULTS", "LAYOUTS", "PROGRAMS", "Program", "bad_line", "replayed", "run", "run_alone"]
 
 SIZE = 4
 WIDTH = 8
@@ -268,6 +270,17 @@ def tensor_parallel_by_dtensors(fault: Fault, rank: int, *, bad: bool) -> None:
     trained(net, net.middle, bad=bad, data=0)
 
 
+def sum_of_halves(fault: Fault, rank: int, *, bad: bool) -> None:
+    """Gradients that float16 can hold, but not their sum over four ranks."""
+    w = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([w], lr=0.01)
+    (w * 3e4).sum().backward()
+    narrow = w.grad.half()
+    torch.distributed.all_reduce(narrow)
+    w.grad = narrow.float()
+    optimizer.step()
+
+
 LAYOUTS: dict[str, Callable[..., None]] = {
     "DDP": ddp,
     "FSDP2": fsdp2,
@@ -276,6 +289,7 @@ LAYOUTS: dict[str, Callable[..., None]] = {
     "pipeline": pipeline,
     "FSDP2 rows": fsdp2_rows,
     "TP by DTensors": tensor_parallel_by_dtensors,
+    "sum of halves": sum_of_halves,
 }
 
 
@@ -303,6 +317,42 @@ PROGRAMS += [Program("FSDP2 rows", "sqrt", 3), Program("TP by DTensors", "log", 
 def run(program: Program, rank: int) -> None:
     """The program on this rank of four."""
     LAYOUTS[program.layout](FAULTS[program.fault], rank, bad=rank == program.rank)
+
+
+def replayed(layout: str, name: str, *, bad: bool) -> dict[str, Any]:
+    """A guarded step that is skipped, and explained on all ranks: the report, and whether all is as before.
+
+    Args:
+        layout: "DDP" or "FSDP2".
+        name: that of the fault.
+        bad: whether it fails here.
+    """
+    fault = FAULTS[name]
+    net = Net(fault)
+    model: nn.Module = net
+    if layout == "DDP":
+        model = DistributedDataParallel(net)
+    else:
+        for layer in (net.first, net.last, net):
+            fully_shard(layer)
+    optimizer = stablenum_torch.wrap(torch.optim.SGD(model.parameters(), lr=0.01), names=model)
+    net.middle.scale = torch.tensor(fault.scale if bad else 1.0)
+    x = batch(0, torch.distributed.get_rank(), bad=False)
+
+    def loss() -> Tensor:
+        return loss_of(model(x), torch.zeros(4, 2))
+
+    optimizer.zero_grad()
+    optimizer.backward(loss())
+    optimizer.step()
+    before = [_part(p).clone() for p in model.parameters()]
+    report = optimizer.explain(loss, model=model)
+    same = all(torch.equal(_part(p), kept) for p, kept in zip(model.parameters(), before, strict=True))
+    return {"report": report.to_dict(), "applied": optimizer.last["applied"], "same": same}
+
+
+def _part(p: Any) -> Tensor:
+    return (p.to_local() if isinstance(p, DTensor) else p).detach()
 
 
 def bad_line(program: Program) -> int:

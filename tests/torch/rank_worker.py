@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.torch.rank_faults import Program, run, run_alone
+from tests.torch.rank_faults import Program, replayed, run, run_alone
 from tests.torch.watched import ended, watching_with
 
 
@@ -40,9 +40,12 @@ def main(rank: int, size: int, store: str) -> None:
         dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
     for line in sys.stdin:
         layout, fault, bad = json.loads(line)
-        program = Program(layout, fault, bad)
-        alone = functools.partial(run_alone, fault)
-        found = outcome(alone if size == 1 else functools.partial(run, program, rank))
+        if layout.startswith("replay "):
+            found = replayed(layout.removeprefix("replay "), fault, bad=bad == rank)
+        elif size == 1:
+            found = outcome(functools.partial(run_alone, fault))
+        else:
+            found = outcome(functools.partial(run, Program(layout, fault, bad), rank))
         sys.stdout.write(f"OUTCOME {json.dumps(found)}\n")
         sys.stdout.flush()
     if size > 1:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 import pytest
 
@@ -47,16 +48,21 @@ class Pool:
 
     def outcomes(self, program: Program) -> dict[int, Outcome]:
         """How the program ended on each rank."""
+        return {rank: Outcome.from_dict(said) for rank, said in self.ask(program).items()}
+
+    def ask(self, program: Program) -> dict[int, dict[str, Any]]:
+        """What each rank says of the program."""
         for process in self.ranks:
             process.stdin.write(json.dumps([program.layout, program.fault, program.rank]) + "\n")
             process.stdin.flush()
-        return {rank: self._outcome(process) for rank, process in enumerate(self.ranks)}
+        return {rank: self._said(process) for rank, process in enumerate(self.ranks)}
 
     @staticmethod
-    def _outcome(process: subprocess.Popen[str]) -> Outcome:
+    def _said(process: subprocess.Popen[str]) -> dict[str, Any]:
         for line in process.stdout:
             if line.startswith("OUTCOME "):
-                return Outcome.from_dict(json.loads(line.removeprefix("OUTCOME ")))
+                said: dict[str, Any] = json.loads(line.removeprefix("OUTCOME "))
+                return said
         raise AssertionError(process.communicate()[1][-3000:])
 
     def close(self) -> None:
@@ -114,3 +120,29 @@ def test_there_are_30_programs_of_every_layout_and_fault() -> None:
     assert len(PROGRAMS) >= 30
     assert {p.fault for p in PROGRAMS} == set(FAULTS)
     assert {p.rank for p in PROGRAMS} == set(range(SIZE))
+
+
+def test_a_sum_over_ranks_that_overflows_is_the_fault_of_none(ranks):
+    report = joined(ranks.outcomes(Program("sum of halves", "half", -1))).report
+    first = report.findings[0]
+    assert (first.operation, first.kind, first.rank) == ("all_reduce", "inf", None)
+    assert first.place.code == "torch.distributed.all_reduce(narrow)"
+    assert report.verdict.cause.value == "overflow"
+
+
+@pytest.mark.parametrize("layout", ["DDP", "FSDP2"])
+def test_all_ranks_replay_a_skipped_step_at_once_and_each_speaks_for_itself(ranks, layout):
+    said = ranks.ask(Program(f"replay {layout}", "sqrt", 1))
+    for rank, found in said.items():
+        report = Report.from_dict(found["report"])
+        assert not found["applied"]
+        assert found["same"]
+        assert report.findings[0].shard == f"rank {rank}"
+        if rank == 1:
+            assert report.findings[0].operation == "sqrt"
+            assert report.verdict.cause.value == "boundary_derivative"
+            assert len(report.findings[0].spread) == 1
+        else:
+            assert report.findings[0].operation == {"DDP": "all_reduce", "FSDP2": "reduce_scatter"}[layout]
+            assert report.findings[0].phase == "backward"
+            assert report.verdict.cause.value == "other_rank"

@@ -36,12 +36,15 @@ class Collective(NamedTuple):
     Attributes:
         name: the name by which users know it.
         kind: which tensors it reads and writes.
-        adds: whether it adds values of several ranks up, which may overflow.
     """
 
     name: str
     kind: _Kind
-    adds: bool = False
+
+    @property
+    def adds(self) -> bool:
+        """Whether it adds up values of several ranks."""
+        return self.name in ("all_reduce", "dist.reduce", "reduce_scatter")
 
     def reads(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         """Return the tensors that it takes from this rank."""
@@ -59,23 +62,21 @@ class Collective(NamedTuple):
             return []
         if self.kind is _Kind.RESULT:
             return list(tensors_in(result))
-        written = list(tensors_in(args[0]))
-        # gloo reduces in its input before it copies a part of that.
-        return written + (list(tensors_in(args[1])) if self.name == "reduce_scatter" else [])
+        return list(tensors_in(args[0]))
 
 
 _C10D = {
-    "allreduce_": Collective("all_reduce", _Kind.IN_PLACE, adds=True),
-    "allreduce_coalesced_": Collective("all_reduce", _Kind.IN_PLACE, adds=True),
-    "reduce_": Collective("dist.reduce", _Kind.IN_PLACE, adds=True),
+    "allreduce_": Collective("all_reduce", _Kind.IN_PLACE),
+    "allreduce_coalesced_": Collective("all_reduce", _Kind.IN_PLACE),
+    "reduce_": Collective("dist.reduce", _Kind.IN_PLACE),
     "broadcast_": Collective("broadcast", _Kind.FROM_ROOT),
     "allgather_": Collective("all_gather", _Kind.INTO),
     "_allgather_base_": Collective("all_gather", _Kind.INTO),
     "allgather_coalesced_": Collective("all_gather", _Kind.INTO),
     "allgather_into_tensor_coalesced_": Collective("all_gather", _Kind.INTO),
-    "reduce_scatter_": Collective("reduce_scatter", _Kind.INTO, adds=True),
-    "_reduce_scatter_base_": Collective("reduce_scatter", _Kind.INTO, adds=True),
-    "reduce_scatter_tensor_coalesced_": Collective("reduce_scatter", _Kind.INTO, adds=True),
+    "reduce_scatter_": Collective("reduce_scatter", _Kind.INTO),
+    "_reduce_scatter_base_": Collective("reduce_scatter", _Kind.INTO),
+    "reduce_scatter_tensor_coalesced_": Collective("reduce_scatter", _Kind.INTO),
     "gather_": Collective("dist.gather", _Kind.INTO),
     "scatter_": Collective("dist.scatter", _Kind.INTO),
     "alltoall_": Collective("all_to_all", _Kind.INTO),
@@ -86,9 +87,9 @@ _C10D = {
 }
 # The beginnings of the names of functional collectives.
 _FUNCTIONAL = {
-    "all_reduce": Collective("all_reduce", _Kind.RESULT, adds=True),
+    "all_reduce": Collective("all_reduce", _Kind.RESULT),
     "all_gather": Collective("all_gather", _Kind.RESULT),
-    "reduce_scatter": Collective("reduce_scatter", _Kind.RESULT, adds=True),
+    "reduce_scatter": Collective("reduce_scatter", _Kind.RESULT),
     "all_to_all": Collective("all_to_all", _Kind.RESULT),
     "shard_dim_alltoall": Collective("all_to_all", _Kind.RESULT),
     "broadcast": Collective("broadcast", _Kind.RESULT),

@@ -88,7 +88,6 @@ class Recorder(TorchDispatchMode):
         roots: tensors from which backward passes started.
         most: after so many steps nothing more is recorded; None for no limit.
         sent: collectives that took a value that is not finite from this rank.
-        received: the collectives among all steps, by index.
     """
 
     supports_higher_order_operators = True
@@ -114,7 +113,6 @@ class Recorder(TorchDispatchMode):
         self.roots: list[Tensor] = []
         self.most: int | None = None
         self.sent: list[Step] = []
-        self.received: dict[int, Collective] = {}
         # An operation on a DTensor that requires a gradient, and whether the running one is its local part.
         self._wrapped: Callable[..., Any] | None = None
         self._below = False
@@ -171,7 +169,8 @@ class Recorder(TorchDispatchMode):
             read = collective.reads(args, kwargs)
             inputs = [self.values.of(t) for t in read]
             for value, tensor in zip(inputs, read, strict=True):
-                if not value.finite and value.stats is None:
+                # A sum may overflow although no rank gives it a bad value.
+                if (not value.finite or collective.adds) and value.stats is None:
                     value.stats = stats_of(tensor, name=value.name, at=bad_positions(tensor))
             seen = survey(self._stop)
             context = self.contexts.of(describe(func), seen, "", grad=torch.is_grad_enabled())
@@ -188,7 +187,6 @@ class Recorder(TorchDispatchMode):
             frames=frames,
         )
         step.collective = True
-        self.received[step.index] = collective
         for tensor in collective.writes(args, result):
             self.values.note_pending(tensor, step)
         if not all(value.finite for value in inputs):
