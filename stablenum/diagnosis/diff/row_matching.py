@@ -65,6 +65,8 @@ def rows_shared(
 
 def _follows(side: Side, value: int, known: set[int]) -> bool:
     """Return whether a value was computed, or moved from one that has a counterpart."""
+    if value >= len(side.trace.values):  # what a loop computes, put together
+        return True
     producer = side.trace.values[value].producer
     step = None if producer is None else side.trace.steps[producer]
     return step is None or not quiet(step) or bool(known.intersection(step.inputs))
