@@ -165,9 +165,9 @@ def run(case: Case) -> dict[str, Any]:
 def main(rank: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
     found = {name: run(case) for name, case in CASES.items()}
+    dist.barrier()  # not after the output, which is longer than a pipe and is read rank by rank
     sys.stdout.write("RESULT " + json.dumps(found))
     sys.stdout.flush()
-    dist.barrier()
     # Gloo's threads sometimes outlive their group and abort the interpreter at exit; the output is written.
     os._exit(0)
 

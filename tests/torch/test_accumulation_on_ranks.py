@@ -54,7 +54,7 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
         for rank in range(WORLD)
     ]
     try:
-        finished = [process.communicate(timeout=300) for process in started]
+        finished = [process.communicate(timeout=200) for process in started]
     finally:
         for process in started:
             process.kill()
