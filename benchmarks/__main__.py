@@ -36,6 +36,7 @@ from benchmarks import (
     ulp,
     watching,
 )
+from benchmarks.distributed import run as distributed
 from benchmarks.partners import table as partners
 from benchmarks.ranks import run as ranks
 from benchmarks.steps.errors import BenchmarkError
@@ -151,6 +152,27 @@ def _ranks_table(row: dict[str, Any]) -> Table:
         known = f"{v['uncertainty']:.1%}" if "uncertainty" in v else ""
         cells = [f"{v['median_ms']:.3f}", f"{v['ratio_to_bare']:.2f}", known]
         table.add_row(name, *cells, str(v["collectives"]), str(v["bytes"]))
+    return table
+
+
+def _measure_distributed(console: Console) -> None:
+    console.print("measuring: the guard beside clipping by hand, on several ranks (five minutes) ...")
+    report = _facts()
+    report["versions"] |= distributed.peer_versions()
+    report |= {"rows": distributed.run(say=console.print)}
+    for row in report["rows"]:
+        console.print(_distributed_table(row))
+    _save(console, "distributed.json", report)
+
+
+def _distributed_table(row: dict[str, Any]) -> Table:
+    table = Table(title=f"{row['layout']}, {row['ranks']} ranks")
+    for column in ("variant", "median ms", "extra ms", "+-", "x peer's", "+-", "collectives", "bytes"):
+        table.add_column(column, justify="left" if column == "variant" else "right")
+    keys = ("extra_ms", "extra_ms_within", "extra_over_peers", "extra_over_peers_within")
+    for name, v in row["variants"].items():
+        cells = ["" if v.get(key) is None else f"{v[key]:.3f}" for key in keys]
+        table.add_row(name, f"{v['median_ms']:.3f}", *cells, str(v["collectives"]), str(v["bytes"]))
     return table
 
 
@@ -270,6 +292,7 @@ def main() -> None:
 PARTS = {
     "steps": _measure_steps,
     "ranks": _measure_ranks,
+    "distributed": _measure_distributed,
     "gpu": _measure_gpu,
     "rules": _measure_rules,
     "losses": _measure_losses,

@@ -55,6 +55,7 @@ def test_the_pages_have_examples():
         "checkup.md",
         "diagnosis.md",
         "diff.md",
+        "distributed.md",
         "gpu.md",
         "how-it-works.md",
         "nan-and-cure.md",

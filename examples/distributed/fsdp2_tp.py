@@ -54,7 +54,9 @@ def main() -> None:
             if not row["applied"]:
                 worst = row["worst"].name
                 print(f"step {row['step']}: {row['reason'].name}, first on rank {row['worst_rank']}, {worst}")
-        print(f"{opt.last['skipped_total']} of {STEPS} steps skipped; the last loss is {opt.last['loss']:.2f}")
+        print(
+            f"{opt.last['skipped_total']} of {STEPS} steps skipped; the last loss is {opt.last['loss']:.2f}"
+        )
     dist.destroy_process_group()
 
 

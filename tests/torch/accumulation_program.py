@@ -37,6 +37,7 @@ class Case(NamedTuple):
         dtype: the format of the reduction.
         divided: whether gradients are divided before they are added up in that format.
         scale: the first loss scale.
+        views: whether gradients are views of the buckets that are reduced.
     """
 
     layout: str
@@ -45,6 +46,7 @@ class Case(NamedTuple):
     dtype: torch.dtype = torch.float32
     divided: bool = True
     scale: float = 2.0**8
+    views: bool = False
 
 
 # At this scale each rank's gradients in the first step are within float16's range, and their sum is not.
@@ -53,6 +55,7 @@ CASES = {
     "ddp": Case("ddp"),
     "ddp, sums of losses": Case("ddp", loss="sum"),
     "ddp, sums of gradients": Case("ddp", loss="sum", sums=True),
+    "ddp, views of buckets": Case("ddp", views=True),
     "ddp, bfloat16": Case("ddp", dtype=torch.bfloat16),
     "ddp, float16": Case("ddp", dtype=torch.float16, scale=HIGH),
     "ddp, float16, not divided before": Case("ddp", dtype=torch.float16, divided=False, scale=HIGH),
@@ -123,7 +126,7 @@ def summed(how, bucket):
 
 
 def on_ddp(case: Case) -> nn.Module:
-    model = DistributedDataParallel(net())
+    model = DistributedDataParallel(net(), gradient_as_bucket_view=case.views)
     if case.dtype == torch.float16 and case.divided:
         model.register_comm_hook(None, fp16_compress_hook)
     elif case.sums or case.dtype != torch.float32:  # torch's own hook for bfloat16 needs NCCL
