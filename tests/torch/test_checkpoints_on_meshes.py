@@ -16,9 +16,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+import stablenum
+import stablenum_torch as st
 from tests.torch.checkpoint_program import (
     BREAK,
+    CONFIG,
     KINDS,
     NAN,
     SPIKE,
@@ -26,6 +32,7 @@ from tests.torch.checkpoint_program import (
     WORLD,
     ending,
     load,
+    net,
     start,
     train,
 )
@@ -117,3 +124,28 @@ def test_the_steps_after_the_break_depend_on_what_was_saved(ranks, kind):
     alone = train(fresh, kind, range(BREAK, STEPS))
     assert alone[SPIKE - BREAK]["applied"], "a guard without statistics lets it pass"
     assert [row["loss_scale"] for row in alone] != [row["loss_scale"] for row in rows[BREAK:]]
+
+
+@pytest.fixture
+def alone():
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_statistics_saved_under_ddp_find_their_parameters_without_it(alone, recwarn):
+    """DistributedDataParallel puts "module." in front of the names of the model inside."""
+    states = []
+    for wrapper in (DistributedDataParallel, lambda model: model):
+        model = wrapper(net())
+        opt = st.wrap(torch.optim.SGD(model.parameters(), lr=0.1), CONFIG, names=model)
+        if states:
+            opt.load_guard_state_dict(states[0])
+        else:
+            opt.backward(model(torch.ones(2, 16)).square().mean())
+            opt.step()
+        states.append(opt.guard_state_dict())
+    assert states[0]["state"]["clip"][0]["seen"] == [1] * 4
+    assert states[1] == states[0]
+    assert not [w for w in recwarn if w.category is stablenum.StatisticsNotLoadedWarning]
