@@ -128,8 +128,8 @@ class SpikeGuard(_Settings):
         window: the number of applied steps to compare with, 2 to 100,000.
         threshold: in robust standard deviations, above 0.
         min_samples: the number of values needed for a verdict, 2 to ``window``.
-        watch: ``("loss", "grad_norm")``, or one of them. With several PyTorch ranks the loss is not
-            available.
+        watch: ``("loss", "grad_norm")``, or one of them. Where several ranks decide together, the loss is the
+            mean of theirs.
         action: ``"skip"`` skips the step entirely; ``"clip"`` applies it with its gradients shrunk to the
             median norm, and its values enter the windows.
         min_spread: the smallest spread, as a fraction of the median; 0 or more.

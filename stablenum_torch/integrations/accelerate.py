@@ -47,8 +47,8 @@ def guard(accelerator: A, config: GuardConfig | None = None, **settings: Unpack[
     Let the guard clip: ``accelerator.clip_grad_norm_`` still works, but clips before the guard measures.
 
     If several optimizers are prepared, it is not known which of them a loss belongs to: losses are then
-    neither checked nor recorded, and no loss scale is possible. If several processes train together, losses
-    are neither checked nor recorded either, as in plain PyTorch, but a loss scale is possible.
+    neither checked nor recorded, and no loss scale is possible. Processes that train together (DDP) decide
+    together: a step is judged by the mean of their losses.
 
     Args:
         accelerator: an ``accelerate.Accelerator`` that has not prepared an optimizer yet.
@@ -93,15 +93,22 @@ def guard(accelerator: A, config: GuardConfig | None = None, **settings: Unpack[
                 "guard's takes its place; got None. Write guard(..., loss_scale='dynamic')."
             )
         known.scaler = None
-    known.stablenum = _Guards(made)
+    # MULTI_CPU, MULTI_GPU...: DistributedDataParallel; under FSDP, parameters know their ranks themselves.
+    data_parallel = str(known.distributed_type.value).startswith("MULTI_")
+    known.stablenum = _Guards(made, data_parallel)
     return mix_in(_Guarding, accelerator)
 
 
 @dataclass
 class _Guards:
-    """What a guarded accelerator knows: settings, the models that it prepared, and the optimizers."""
+    """What a guarded accelerator knows: settings, the models that it prepared, and the optimizers.
+
+    Attributes:
+        data_parallel: whether all processes have the same parameters and step together.
+    """
 
     config: GuardConfig
+    data_parallel: bool = False
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[GuardedOptimizer] = field(default_factory=list)
 
@@ -121,7 +128,8 @@ class _Guards:
         steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
         mine = [model for model in self.models if any(id(p) in steps for p in model.parameters())]
         module = mine[0] if len(mine) == 1 else nn.ModuleList(mine) if mine else None
-        return wrap(optimizer, self.config, names=module, buffers=module)
+        together = torch.distributed.group.WORLD if self.data_parallel else None
+        return wrap(optimizer, self.config, names=module, buffers=module, loss_group=together)
 
 
 class GuardedAcceleratedOptimizer(_AcceleratedOptimizer):  # type: ignore[misc, valid-type]
@@ -176,7 +184,7 @@ class _Guarding(Mixin):
         return prepared
 
     def free_memory(self, *objects: Any) -> Any:
-        self.stablenum = _Guards(self.stablenum.config)
+        self.stablenum = _Guards(self.stablenum.config, self.stablenum.data_parallel)
         return super().free_memory(*objects)  # type: ignore[misc]
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:

@@ -34,8 +34,8 @@ class AdaptiveGradClip(Stateless):
 
     The norms of the units are computed in the same read of the gradients as the norms of the tensors; the
     weights are read once more. A unit whose weights are not finite is left unchanged; a zero gradient stays
-    zero. Gradients sharded over ranks or a mesh axis are rejected, because a unit may be spread over several
-    shards.
+    zero. Of gradients that are DTensors, whole units count, wherever their parts are; plain shards
+    (``process_group``, ``axis_name``) are rejected, because it is not known which part of a unit they hold.
 
     Args:
         clipping: the largest ratio of gradient norm to weight norm, above 0.
