@@ -35,13 +35,9 @@ def main() -> None:
         inner, clip=1.0, loss_scale="dynamic", names=model, process_group=dist.group.WORLD
     )
 
-    losses: list[torch.Tensor] = []
-
     def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The scaled loss of one micro-batch, whose share of the batch's loss is noted by the guard."""
-        loss = nn.functional.cross_entropy(output, target) / PARTS
-        losses.append(loss.detach())
-        return loss * opt.scale()
+        """The share of one micro-batch in the loss, times the loss scale."""
+        return nn.functional.cross_entropy(output, target) / PARTS * opt.scale()
 
     stage = PipelineStage(model, rank, last + 1, torch.device("cpu"))
     # The losses are divided by the number of micro-batches above, so the gradients need not be.
@@ -53,12 +49,12 @@ def main() -> None:
     for step in range(STEPS):
         rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(step))[:ROWS]
         opt.zero_grad()
-        losses.clear()
         if rank == 0:
             schedule.step(images[rows])
         else:
-            schedule.step(target=labels[rows])
-            opt.scale(torch.stack(losses).sum())  # tells the guard the loss of the whole batch
+            losses: list[torch.Tensor] = []
+            schedule.step(target=labels[rows], losses=losses)
+            opt.scale(torch.stack(losses).sum() / opt.scale())  # tells the guard the loss of the whole batch
             if step == BAD:
                 model[2].weight.grad[3, 0] = float("inf")  # as an overflow in this stage leaves it
         opt.step()
