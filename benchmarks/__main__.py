@@ -38,6 +38,7 @@ from benchmarks import (
     ulp,
     watching,
 )
+from benchmarks.distributed import run as distributed
 from benchmarks.partners import table as partners
 from benchmarks.ranks import run as ranks
 from benchmarks.steps.errors import BenchmarkError
@@ -165,6 +166,27 @@ def _measure_replicas(console: Console) -> None:
     _save(console, "replicas.json", report)
 
 
+def _measure_distributed(console: Console) -> None:
+    console.print("measuring: the guard beside clipping by hand, on several ranks (five minutes) ...")
+    report = _facts()
+    report["versions"] |= distributed.peer_versions()
+    report |= {"rows": distributed.run(say=console.print)}
+    for row in report["rows"]:
+        console.print(_distributed_table(row))
+    _save(console, "distributed.json", report)
+
+
+def _distributed_table(row: dict[str, Any]) -> Table:
+    table = Table(title=f"{row['layout']}, {row['ranks']} ranks")
+    for column in ("variant", "median ms", "extra ms", "+-", "x peer's", "+-", "collectives", "bytes"):
+        table.add_column(column, justify="left" if column == "variant" else "right")
+    keys = ("extra_ms", "extra_ms_within", "extra_over_peers", "extra_over_peers_within")
+    for name, v in row["variants"].items():
+        cells = ["" if v.get(key) is None else f"{v[key]:.3f}" for key in keys]
+        table.add_row(name, f"{v['median_ms']:.3f}", *cells, str(v["collectives"]), str(v["bytes"]))
+    return table
+
+
 def _measure_gpu(console: Console) -> None:
     import torch
 
@@ -289,6 +311,7 @@ PARTS = {
     "steps": _measure_steps,
     "ranks": _measure_ranks,
     "replicas": _measure_replicas,
+    "distributed": _measure_distributed,
     "gpu": _measure_gpu,
     "rules": _measure_rules,
     "exact-norms": _measure_exact_norms,

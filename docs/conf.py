@@ -46,6 +46,7 @@ def setup(app: object) -> None:
     import partners
     import poison
     import programs
+    import ranks
     import tables
     import updates
 
@@ -62,6 +63,8 @@ def setup(app: object) -> None:
     partners.write_partners(results / "partners.json", generated)
     costs.write_costs(results / "cpu.json", generated)
     costs.write_ranks(results / "ranks.json", generated)
+    ranks.write_distributed(results / "distributed.json", generated)
+    ranks.write_ranks_model(generated)
     diffs.write_diff_peers(results / "diff-peers.json", generated)
     cures.write_cures(generated)
     poison.write_poison(generated)

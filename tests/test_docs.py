@@ -61,6 +61,7 @@ def test_the_pages_have_examples():
         "diff.md",
         "distributed-jax.md",
         "distributed-replicas.md",
+        "distributed.md",
         "gpu.md",
         "how-it-works.md",
         "nan-and-cure.md",

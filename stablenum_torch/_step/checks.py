@@ -232,11 +232,16 @@ def given_names(
 ) -> dict[Tensor, str]:
     """Return the argument ``names`` of ``wrap`` as a mapping from parameter to name.
 
+    The names of a ``DistributedDataParallel`` model are those of the model inside, so that a state saved with
+    it fits the model without it, or under FSDP2.
+
     Raises:
         TypeError: ``names`` is not a module, a mapping of name to tensor, or (name, tensor) pairs.
     """
     if names is None:
         return {}
+    if isinstance(names, torch.nn.parallel.DistributedDataParallel):
+        names = names.module
     if isinstance(names, torch.nn.Module):
         names = names.named_parameters()
     pairs = names.items() if isinstance(names, Mapping) else names
