@@ -14,8 +14,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import optax
+import torch
 
 import stablenum_jax
+import stablenum_torch
 from benchmarks.jax_step import Compiled, make_gradients
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.timing import interleaved
@@ -63,6 +65,34 @@ def _compiled(grads: Any, shapes: list[tuple[int, ...]], *, exact_norms: bool) -
     return Compiled(tx, step, grads, shapes)
 
 
+def _torch(shapes: list[tuple[int, ...]], rounds: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    grads = [torch.randn(shape, generator=generator) for shape in shapes]
+    guards = {name: _guarded(grads, exact_norms=name == "exact") for name in ("plain", "exact")}
+    times = interleaved({name: opt.step for name, opt in guards.items()}, rounds=rounds)
+    true = float(torch.stack([g.double().square().sum() for g in grads]).sum().sqrt())
+    for name, opt in guards.items():
+        found = opt.last["grad_norm"]
+        if abs(found / true - 1) > (2.0**-23 if name == "exact" else 1e-4):
+            raise BenchmarkError(f"{name}: the norm was {found}; it should be {true}")
+    return {
+        "times": {name: one.as_dict() for name, one in times.items()},
+        "ratio": round(times["exact"].median_ratio_to(times["plain"]), 3),
+        "extra ns per element": round(
+            times["exact"].median_above(times["plain"]) * 1e6 / sum(np.prod(s) for s in shapes), 2
+        ),
+    }
+
+
+def _guarded(grads: list[torch.Tensor], *, exact_norms: bool) -> stablenum_torch.GuardedOptimizer:
+    params = [torch.nn.Parameter(torch.zeros_like(g)) for g in grads]
+    inner = torch.optim.AdamW(params, lr=LR, fused=True)
+    opt = stablenum_torch.wrap(inner, exact_norms=exact_norms)  # a clip would change the gradients
+    for p, g in zip(params, grads, strict=True):
+        p.grad = g.clone()
+    return opt
+
+
 MEASURE: Mapping[str, Callable[[list[tuple[int, ...]], int], dict[str, Any]]] = MappingProxyType(
-    {"JAX, step, adamw": _jax}
+    {"PyTorch, adamw fused": _torch, "JAX, step, adamw": _jax}
 )

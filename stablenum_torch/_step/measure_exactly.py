@@ -5,13 +5,14 @@ Each square is an integer, and integers are added up exactly in any order (``sta
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import array_api_compat.torch as torch_namespace
 import torch
 from torch import Tensor
 
-from stablenum.exact_sums import DIGITS, LIMBS, Sums, add, as_columns, digits_of, from_columns, norms, summed
+from stablenum.exact_sums import DIGITS, LIMBS, Sums, add, as_columns, digits_of, from_columns, norms, window
 from stablenum.formats import FLOAT32_MAX
 from stablenum.wide import Wide
 from stablenum_torch._devices.ranks import local_part
@@ -29,7 +30,8 @@ __all__ = [
     "whole_norms",
 ]
 
-_AT_A_TIME = 2**20  # elements; each takes about a hundred bytes of working memory
+_AT_A_TIME = 2**16  # elements whose squares stay in the cache
+_WINDOWS = 35  # of finite sums
 _ROWS = 2**7  # what `add` can add up at once
 _NOT_FINITE = 1000  # windows from here on
 
@@ -41,14 +43,44 @@ def exact_sums(grads: Sequence[Tensor | None], device: torch.device) -> Sums:
 
 
 def _sum_of(grad: Tensor | None, device: torch.device) -> Sums:
+    """Return the sum that ``stablenum.exact_sums.summed`` defines, with operations that are fast in torch.
+
+    float64 holds the square of a float32 number exactly, and each limb is the integer part of what is left.
+    """
     if grad is None:
         return _nothing(device)
     flat = dense_values(local_part(grad.detach())).reshape(-1)
     if not flat.numel():
         return _nothing(device)
-    parts = [summed(_bits(piece), xp=torch_namespace) for piece in flat.split(_AT_A_TIME)]
-    whole = total_of(Sums(torch.stack([p.window for p in parts]), torch.stack([p.digits for p in parts])))
-    return Sums(to_device(whole.window, device), to_device(whole.digits, device))
+    pieces = flat.split(_AT_A_TIME)
+    largest = torch.stack([_float32(piece).abs().amax() for piece in pieces]).amax()
+    top = window(largest.view(torch.int32), xp=torch_namespace)
+    finite = top < _NOT_FINITE
+    unit = _units(flat.device).index_select(0, torch.where(finite, top, 0).reshape(1))
+    limbs = torch.stack([_limbs(_float32(piece).double().square() * unit) for piece in pieces]).sum(0)
+    whole = torch.where(finite, limbs, 0.0).long()
+    digits = torch.stack([whole & 0xFFFF, (whole >> 16) & 0xFFFF, whole >> 32], -1).int()
+    return Sums(to_device(top, device), to_device(digits, device))
+
+
+def _limbs(squares: Tensor) -> Tensor:
+    """Return the sums of the limbs of squares, the highest first: (LIMBS,) float64, whole numbers.
+
+    Args:
+        squares: (k,) float64, in units of the highest limb, so that they are below 2**16.
+    """
+    found = []
+    for _ in range(LIMBS):
+        limb = squares.floor()
+        found.append(limb.sum())
+        squares = (squares - limb) * 2.0**16
+    return torch.stack(found)
+
+
+@functools.lru_cache(maxsize=16)
+def _units(device: torch.device) -> Tensor:
+    """Return what brings squares to the units of the highest limb, for each window: float64 powers of two."""
+    return torch.tensor([2.0 ** (298 - 16 * w) for w in range(_WINDOWS)], dtype=torch.float64).to(device)
 
 
 def _nothing(device: torch.device) -> Sums:
@@ -56,11 +88,11 @@ def _nothing(device: torch.device) -> Sums:
     return Sums(window, torch.zeros(LIMBS, DIGITS, dtype=torch.int32, device=device))
 
 
-def _bits(values: Tensor) -> Tensor:
-    """Return the bits of elements in float32. A finite float64 element beyond its range saturates."""
+def _float32(values: Tensor) -> Tensor:
+    """Return elements in float32. A finite float64 element beyond its range saturates."""
     if values.dtype == torch.float64:
         values = torch.where(torch.isfinite(values), values.clamp(-FLOAT32_MAX, FLOAT32_MAX), values)
-    return values.float().view(torch.int32)
+    return values.float()
 
 
 def total_of(sums: Sums) -> Sums:

@@ -95,3 +95,18 @@ def test_norms_of_parameters_are_exact_too():
             opt.step()
         opts.append([row["clip_coefficient"] for row in opt.history()])
     assert opts[0] == opts[1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sums_are_those_that_the_core_defines(seed):
+    """The core reads them from the bits of the elements, in integers."""
+    import array_api_compat.numpy as xp
+
+    from stablenum.exact_sums import summed
+    from stablenum_torch._step.measure_exactly import exact_sums
+
+    g = spread(seed, 3000)
+    g[:4] = torch.tensor([0.0, -0.0, 2.0**-149, -(2.0**-130)])
+    found, wanted = exact_sums([g], g.device), summed(g.numpy().view(np.int32), xp=xp)
+    assert int(found.window[0]) == int(wanted.window)
+    assert found.digits[0].tolist() == wanted.digits.tolist()
