@@ -109,11 +109,6 @@ class GuardConfig:
         if not isinstance(self.exact_norms, bool):
             raise bad_field("exact_norms", "True or False", self.exact_norms)
 
-    def __setstate__(self, values: Sequence[Any]) -> None:
-        # Pickles of earlier versions have fewer fields: those that were added have their defaults.
-        for i, field in enumerate(dataclasses.fields(self)):
-            object.__setattr__(self, field.name, values[i] if i < len(values) else field.default)
-
     @property
     def clip_rules(self) -> tuple[ClipRule, ...]:
         """``clip`` with the type of its stored form, a tuple of rules."""
@@ -276,6 +271,16 @@ class _JmpLossScale(Protocol):
     def scale(self, tree: Any, /) -> Any: ...
     def unscale(self, tree: Any, /) -> Any: ...
     def adjust(self, grads_finite: Any, /) -> Any: ...
+
+
+def _restore(config: GuardConfig, values: Sequence[Any]) -> None:
+    """Set the fields from a pickle. One of an earlier version has fewer; the others get their defaults."""
+    for i, field in enumerate(dataclasses.fields(config)):
+        object.__setattr__(config, field.name, values[i] if i < len(values) else field.default)
+
+
+# Set after the class is made, because some versions of Python 3.11 replace it in a frozen class with slots.
+GuardConfig.__setstate__ = _restore  # type: ignore[attr-defined]
 
 
 class Settings(TypedDict, total=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,9 @@ import stablenum_jax
 from stablenum.commands.explain.session import Session
 from tests.jax.watched import watched_with
 from tests.selection import REPEATS
+
+# Its tests need four devices; test_tracing_shards.py runs them in a process that has them.
+collect_ignore = [] if "device_count=4" in os.environ.get("XLA_FLAGS", "") else ["shards.py"]
 
 Step = Callable[..., tuple[Any, Any]]
 

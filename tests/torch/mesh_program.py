@@ -312,7 +312,7 @@ FAULTS: dict[str, Callable[[Layout], None]] = {
     "loss spike on one rank": lambda layout: bad_loss(layout, WORLD - 1, 1e6),
     "two ranks at once": lambda layout: [  # type: ignore[dict-item, return-value]
         fill(layout, layout.bad[0], float("nan")),
-        fill(layout, layout.bad[1], float("inf")),
+        fill(layout, layout.bad[1], float("inf"), last=True),
     ],
     "huge finite": lambda layout: fill(layout, layout.bad[0], 2e38),
     "all zero on one rank": lambda layout: zero(layout, layout.bad[0]),
