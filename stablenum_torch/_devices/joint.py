@@ -20,7 +20,19 @@ from torch import Tensor
 from stablenum_torch._devices.ranks import check_group, is_dtensor, mesh_ranks, replicas
 from stablenum_torch._devices.state import to_device
 
-__all__ = ["Groups", "Joint", "check_groups", "collective_device", "data_parallel_group", "joint_of"]
+__all__ = [
+    "Groups",
+    "Joint",
+    "check_groups",
+    "collective_device",
+    "data_parallel",
+    "data_parallel_group",
+    "joint_of",
+    "restored_group",
+    "saved_group",
+]
+
+_WORLD = "all ranks"
 
 
 class Groups(NamedTuple):
@@ -48,6 +60,7 @@ class Joint:
         first: for each parameter, whether this is the first of the ranks that hold this part of it.
         names: the names of the parameters on each rank, by its position in the group; None if they are the
             same on all ranks.
+        apart: whether ranks have other parameters than others, as the stages of a pipeline do.
 
     Attributes:
         ranks: the numbers of the ranks, by position.
@@ -62,8 +75,9 @@ class Joint:
         sharers: Sequence[int],
         first: Sequence[bool],
         names: Sequence[Sequence[str]] | None,
+        apart: bool = False,
     ) -> None:
-        self.group, self._names = group, names
+        self.group, self._names, self.apart = group, names, apart
         self.ranks: list[int] = dist.get_process_group_ranks(group)
         self.position = self.ranks.index(dist.get_rank())
         self.copies, (self.starts, self.length), self.sharers = copies, rows, sharers
@@ -114,26 +128,24 @@ class Joint:
 
     def largest_rows(self, values: Tensor) -> Tensor:
         """Return the maximum over ranks of a value for each parameter: (n,)."""
-        index = self.kept("starts", values.device, lambda: torch.tensor(list(self.starts)))
+        index = self._index(values.device)
         table = torch.zeros(self.length, dtype=torch.float32, device=values.device)
         table[index] = values.float()
         return self._all_reduced(table, dist.ReduceOp.MAX)[index]
 
-    def joined_rows(self, columns: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
-        """Return the sums over ranks of values per parameter: for each of the (m,) columns, (m,) float64.
+    def joined_rows(self, columns: Tensor) -> Tensor:
+        """Return the sums over ranks of values per parameter: (k, n) float64.
 
         Args:
-            columns: values of the parameters at ``places``, divided by the number of their sharers.
-            places: indices of parameters.
+            columns: (k, n) values, divided by the number of their sharers.
         """
-        device = columns[0].device
-        at = [self.starts[i] for i in places]
-        index = self.kept(f"rows {at}", device, lambda: torch.tensor(at, dtype=torch.int64))
-        table = torch.zeros(len(columns), self.length, dtype=torch.float64, device=device)
-        if places:
-            table[:, index] = torch.stack(list(columns)).double()
-        joined = self._all_reduced(table)
-        return [column[index] for column in joined]
+        index = self._index(columns.device)
+        table = torch.zeros(len(columns), self.length, dtype=torch.float64, device=columns.device)
+        table[:, index] = columns.double()
+        return self._all_reduced(table)[:, index]
+
+    def _index(self, device: torch.device) -> Tensor:
+        return self.kept("starts", device, lambda: torch.tensor(list(self.starts)))
 
     def _all_reduced(self, values: Tensor, operation: Any = None) -> Tensor:
         if self._device is None:
@@ -209,12 +221,31 @@ def _ranks_together(groups: Groups, params: Sequence[Tensor]) -> tuple[int, ...]
     return max(meshes, key=len) if meshes else None
 
 
+def data_parallel(names: object) -> torch.nn.parallel.DistributedDataParallel | None:
+    """Return the ``DistributedDataParallel`` module that this is, compiled or not; None for anything else."""
+    # torch.compile(model) has no public way to the model inside.
+    inside = getattr(names, "_orig_mod", names) if isinstance(names, torch.nn.Module) else names
+    return inside if isinstance(inside, torch.nn.parallel.DistributedDataParallel) else None
+
+
 def data_parallel_group(names: object) -> dist.ProcessGroup | None:
     """Return the group of a ``DistributedDataParallel`` module; None for anything else."""
-    if isinstance(names, torch.nn.parallel.DistributedDataParallel):
-        group: dist.ProcessGroup = names.process_group
-        return group
-    return None
+    model = data_parallel(names)
+    group: dist.ProcessGroup | None = None if model is None else model.process_group
+    return group
+
+
+def saved_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | str | None:
+    """Return what a copy or a pickle has in place of a group: a word for that of all ranks, which another
+    process has too. torch can neither copy nor pickle groups."""
+    return _WORLD if group is not None and group is dist.group.WORLD else group
+
+
+def restored_group(saved: dist.ProcessGroup | str | None) -> dist.ProcessGroup | None:
+    """Return the group that :func:`saved_group` stands for; None for all ranks in a process alone."""
+    if isinstance(saved, str):
+        return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    return saved
 
 
 def joint_of(
@@ -274,7 +305,8 @@ def joint_of(
     ]
     others = None if alike else _gathered(list(names), group)
     first = [_is_first(groups, p, together) for p in params]
-    return Joint(group, copies, ([starts[key] for key in keys], length), sharers, first, others)
+    rows, stages = ([starts[key] for key in keys], length), groups.parts is not None and not alike
+    return Joint(group, copies, rows, sharers, first, others, stages)
 
 
 def _is_first(groups: Groups, param: Any, together: Sequence[int]) -> bool:
@@ -351,11 +383,12 @@ def _group_of(groups: Groups, params: Sequence[Any], together: tuple[int, ...]) 
             return group
     if len(together) == dist.get_world_size() and dist.group.WORLD is not None:
         return dist.group.WORLD
-    return _new_group(together, id(dist.group.WORLD))
+    return _new_group(together, dist.group.WORLD)
 
 
 @functools.lru_cache(maxsize=64)
-def _new_group(ranks: tuple[int, ...], _world: int) -> dist.ProcessGroup:
+def _new_group(ranks: tuple[int, ...], _world: object) -> dist.ProcessGroup:
+    # The world is a part of the key, and not its id, which a later world may have.
     made: dist.ProcessGroup = dist.new_group(list(ranks), use_local_synchronization=True)
     return made
 

@@ -24,7 +24,13 @@ from stablenum.precision.policy import Policy
 from stablenum.settings_checks import check_callable
 from stablenum_torch._devices.generators import RngState
 from stablenum_torch._devices.generators import rng_state as read_generators
-from stablenum_torch._devices.joint import Groups, check_groups, data_parallel_group
+from stablenum_torch._devices.joint import (
+    Groups,
+    check_groups,
+    data_parallel_group,
+    restored_group,
+    saved_group,
+)
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._step.autocast import AppliedPolicy, autocast
@@ -181,12 +187,12 @@ class GuardedOptimizer(Optimizer):
         # The keys are a file format: pickles written by earlier versions have the same keys.
         guard = self._guard
         kept: dict[str, Any] = {} if guard.buffers is None else {"_buffers": guard.buffers}
-        kept |= {} if guard.groups.loss is None else {"_loss_group": guard.groups.loss}
+        kept |= {} if guard.groups.loss is None else {"_loss_group": saved_group(guard.groups.loss)}
         return kept | {
             "inner": self.inner,
             "config": guard.config,
             "_names": guard.parameters.given,
-            "_process_group": guard.groups.parts,
+            "_process_group": saved_group(guard.groups.parts),
             "_state": guard.state,
         }
 
@@ -196,7 +202,7 @@ class GuardedOptimizer(Optimizer):
             self.inner,
             state["config"],
             state["_names"],
-            Groups(state["_process_group"], state.get("_loss_group")),
+            Groups(restored_group(state["_process_group"]), restored_group(state.get("_loss_group"))),
             state.get("_state"),
             state.get("_buffers"),
         )

@@ -132,9 +132,8 @@ def measured_together(
 def _exact_norms(sums: Sums, joint: Joint) -> Tensor:
     """Return (n,) float64, the norms of whole parameters, each rounded once."""
     top = joint.largest_rows(sums.window).to(torch.int32)
-    digits = aligned(sums, top).flatten(1).unbind(1)
-    joined = joint.joined_rows(digits, range(len(top)))
-    found = whole_norms(top, torch.stack(joined, 1).view(len(top), LIMBS, DIGITS))
+    joined = joint.joined_rows(aligned(sums, top).flatten(1).T)
+    found = whole_norms(top, joined.T.reshape(len(top), LIMBS, DIGITS))
     return torch.ldexp(found.value.double(), found.power)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import math
 import os
+import pickle
 import sys
 import warnings
 
@@ -100,6 +102,42 @@ def replicated(mesh) -> dict:
     return {"w": w.detach().to_local().tolist(), "norm": opt.last["grad_norm"]}
 
 
+def stages() -> dict:
+    """Each rank has a parameter of its own, as the stages of a pipeline do, and rules in two orders."""
+    found, bound = {}, stablenum.ClipByGlobalNorm(1.0)
+    each = stablenum.AdaGC(max_norm=0.5)
+    for name, clip in (("joint first", (bound, each)), ("joint last", (each, bound))):
+        w = torch.nn.Parameter(torch.zeros(2, 1))
+        opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=clip, process_group=dist.group.WORLD)
+        w.grad = torch.tensor([[3.0], [0.0]] if dist.get_rank() == 0 else [[0.0], [4.0]])
+        before = opt.guard_state_dict()
+        try:
+            opt.step()
+        except ValueError as error:
+            found[name] = str(error)
+            found["unchanged"] = not w.any() and opt.guard_state_dict() == before
+        else:
+            found[name] = w.flatten().tolist()
+    return found
+
+
+def copies() -> dict:
+    """A guard that knows the group of its model is copied and pickled, and finds a compiled model's."""
+    net = DistributedDataParallel(model())
+    compiled = torch.compile(net, backend="eager")
+    found = {}
+    for name, names in (("ddp", net), ("compiled", compiled)):
+        opt = st.wrap(torch.optim.SGD(net.parameters(), lr=1.0), names=names)
+        twins = [opt, copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))]
+        for twin in twins:
+            for p in twin.param_groups[0]["params"]:
+                p.grad = torch.ones_like(p)
+            twin.scale(torch.tensor(1.0 + 2.0 * dist.get_rank()))
+            twin.step()
+        found[name] = [(twin.last["loss"], twin.last["worst"].name) for twin in twins]
+    return found
+
+
 def shards_of_updates() -> dict:
     """Halves of one parameter, of different lengths: one RMS, one fraction of lost elements."""
     w = torch.nn.Parameter(torch.zeros(1 if dist.get_rank() else 3))
@@ -119,6 +157,23 @@ def shards_of_updates() -> dict:
         w.grad.fill_(8.0)  # 3 of 4 are lost, though none of them here
     opt.step()
     return seen | {"raised": opt.loss_scale}
+
+
+def some_updates() -> dict:
+    """Halves of parameters, of which other ones move in each step."""
+    params = [torch.nn.Parameter(torch.zeros(2)) for _ in range(4)]
+    inner = torch.optim.SGD(params, lr=1.0)
+    opt = st.wrap(inner, clip=stablenum.ClipUpdateRMS(0.5), process_group=dist.group.WORLD)
+    kept, moved = [], []
+    for step in range(1, 15):
+        opt.zero_grad()
+        for i, p in enumerate(params):
+            p.grad = torch.full((2,), 4.0 * dist.get_rank() - 1.0) if step >> i & 1 else None
+        before = [p.detach().clone() for p in params]
+        opt.step()
+        moved.append([(p.detach() - b).abs().max().item() for p, b in zip(params, before, strict=True)])
+        kept.append(len(opt._guard._joint._tensors))
+    return {"kept": kept, "moved": moved}
 
 
 def narrow_weights(mesh) -> dict:
@@ -240,7 +295,9 @@ def main(rank: int, store: str) -> None:
     result["refused"] = [refused(sharded), refused(model(), process_group=dist.group.WORLD), refused(model())]
     result["replicated"] = replicated(mesh)
     result["narrow"] = narrow_weights(mesh)
+    result["stages"], result["copies"] = stages(), copies()
     result["update shards"] = shards_of_updates()
+    result["some updates"] = some_updates()
     for kind in ("fsdp2", "fsdp1"):
         result[f"checkpointed {kind}"] = checkpointed(kind, mesh, f"{store} {kind}")
     fused = model()
