@@ -98,7 +98,9 @@ def wrap(
             parameters' mesh; outside these they hold copies of the gradients. A step is judged by the mean of
             the losses of the ranks that have one, and a loss that is not finite on one rank skips the step
             on all. The group of a ``DistributedDataParallel`` model given as ``names`` is known without it.
-            Where no group is known, the loss of a rank has no say. All ranks of the group must step together.
+            Where no group is known, the loss of a rank has no say. All ranks of the group must step equally
+            often. In ``model.join()`` (uneven inputs) they do not: give ``names=model.module`` there, so that
+            each rank decides alone, by gradients that are equal on all.
         buffers: the model whose buffers a skipped step restores to what they were before the step's first
             forward pass. A bad batch makes batch norm's running statistics NaN in the forward pass, and they
             would stay so. Costs a copy of the buffers per step. Several optimizers of one model share the
@@ -119,7 +121,8 @@ def wrap(
             a group, or groups and meshes do not fit together; or a rule cannot work with this optimizer: a
             pattern of ``AdaptiveGradClip.exclude`` matches no parameter, gradients for that rule are plain
             shards, or a group lacks the learning rate that ``ClipUpdateRMS`` needs. The first step raises it
-            if ranks have different settings.
+            if ranks have different settings, or different parameters and a rule by the joint norm behind one
+            by the norms of single parameters.
 
     Warns:
         EpsTooSmallWarning: ``eps`` is 0 in the format of a parameter.

@@ -159,6 +159,16 @@ def shards_of_updates() -> dict:
     return seen | {"raised": opt.loss_scale}
 
 
+def huge() -> list[float]:
+    """A finite gradient whose square float64 does not hold, in halves."""
+    w = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=1.0, process_group=dist.group.WORLD)
+    opt._guard.on_host = True  # on the other path norms saturate in float32, as they do in one process
+    w.grad = torch.full_like(w, 4e200 if dist.get_rank() else 3e200)
+    opt.step()
+    return w.tolist()
+
+
 def some_updates() -> dict:
     """Halves of parameters, of which other ones move in each step."""
     params = [torch.nn.Parameter(torch.zeros(2)) for _ in range(4)]
@@ -297,6 +307,7 @@ def main(rank: int, store: str) -> None:
     result["narrow"] = narrow_weights(mesh)
     result["stages"], result["copies"] = stages(), copies()
     result["update shards"] = shards_of_updates()
+    result["huge"] = huge()
     result["some updates"] = some_updates()
     for kind in ("fsdp2", "fsdp1"):
         result[f"checkpointed {kind}"] = checkpointed(kind, mesh, f"{store} {kind}")

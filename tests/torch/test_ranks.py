@@ -120,6 +120,11 @@ def test_updates_of_changing_parameters_are_clipped_in_constant_memory(ranks):
         assert len(set(found["kept"][1:])) == 1
 
 
+def test_a_finite_gradient_beyond_the_squares_of_float64_is_clipped(ranks):
+    assert ranks[0]["huge"] == pytest.approx([-0.6])
+    assert ranks[1]["huge"] == pytest.approx([-0.8])
+
+
 def test_stages_are_clipped_by_their_joint_norm_or_the_step_raises(ranks):
     a, b = ranks[0]["stages"], ranks[1]["stages"]
     assert a["joint first"] == pytest.approx([-0.3, 0.0], rel=1e-5)
