@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ __all__ = [
     "check_groups",
     "collective_device",
     "data_parallel",
-    "data_parallel_group",
+    "groups_of",
     "joint_of",
     "restored_group",
     "saved_group",
@@ -228,11 +229,21 @@ def data_parallel(names: object) -> torch.nn.parallel.DistributedDataParallel | 
     return inside if isinstance(inside, torch.nn.parallel.DistributedDataParallel) else None
 
 
-def data_parallel_group(names: object) -> dist.ProcessGroup | None:
-    """Return the group of a ``DistributedDataParallel`` module; None for anything else."""
-    model = data_parallel(names)
-    group: dist.ProcessGroup | None = None if model is None else model.process_group
-    return group
+def groups_of(model: object) -> Groups:
+    """Return the groups of a ``DistributedDataParallel`` or ``FullyShardedDataParallel`` model; none for
+    anything else."""
+    copied = data_parallel(model)
+    if copied is not None:
+        return Groups(loss=copied.process_group)
+    # Not imported here: whoever has such a model has imported it.
+    module = sys.modules.get("torch.distributed.fsdp")
+    inside = getattr(model, "_orig_mod", model) if isinstance(model, torch.nn.Module) else None
+    if module is None or not isinstance(inside, module.FullyShardedDataParallel):
+        return Groups()
+    strategy, group = inside.sharding_strategy.name, inside.process_group
+    if strategy == "NO_SHARD":
+        return Groups(loss=group)
+    return Groups(group, dist.group.WORLD if strategy.startswith("HYBRID") else None)
 
 
 def saved_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | str | None:

@@ -27,7 +27,7 @@ from stablenum_torch._devices.generators import rng_state as read_generators
 from stablenum_torch._devices.joint import (
     Groups,
     check_groups,
-    data_parallel_group,
+    groups_of,
     restored_group,
     saved_group,
 )
@@ -92,8 +92,9 @@ def wrap(
             which optimizers made from ``named_parameters()`` have.
         process_group: the ranks over which gradients that are plain tensors are sharded (ZeRO-2, FSDP1), or
             that hold different parameters (the stages of a pipeline), so that all of them decide on the norm
-            of the whole gradient. Not for gradients that are equal on all ranks (DDP,
-            ZeroRedundancyOptimizer), nor for DTensors (FSDP2) alone, which have their own mesh.
+            of the whole gradient. The groups of an FSDP1 model given as ``names`` are known without it. Not
+            for gradients that are equal on all ranks (DDP, ZeroRedundancyOptimizer), nor for DTensors
+            (FSDP2) alone, which have their own mesh.
         loss_group: the ranks that decide together, if they are not those of ``process_group`` or of the
             parameters' mesh; outside these they hold copies of the gradients. A step is judged by the mean of
             the losses of the ranks that have one, and a loss that is not finite on one rank skips the step
@@ -145,9 +146,13 @@ def wrap(
         raise TypeError("optimizer is already guarded; wrap the original optimizer instead.")
     known = given_names(names)
     check_names(known, optimizer)
-    groups = Groups(process_group, data_parallel_group(names) if loss_group is None else loss_group)
+    of_model = groups_of(names)
+    groups = Groups(
+        of_model.parts if process_group is None else process_group,
+        of_model.loss if loss_group is None else loss_group,
+    )
     check_groups(groups, [p for group in optimizer.param_groups for p in group["params"]])
-    check_rules(made, optimizer, process_group)
+    check_rules(made, optimizer, groups.parts)
     warn_of_lost_eps(optimizer)
     kept = None if buffers is None else KeptBuffers(check_module("buffers", buffers))
     guarded = GuardedOptimizer(optimizer, made, known, groups, kept)

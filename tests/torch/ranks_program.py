@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as distributed
 from torch.distributed.checkpoint import state_dict as checkpoint
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -157,6 +157,22 @@ def shards_of_updates() -> dict:
         w.grad.fill_(8.0)  # 3 of 4 are lost, though none of them here
     opt.step()
     return seen | {"raised": opt.loss_scale}
+
+
+def named_fsdp1() -> list[float]:
+    """The norms of an FSDP1 model whose group is known from the model given as names."""
+    found = []
+    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD):
+        net = FullyShardedDataParallel(
+            model(), use_orig_params=True, device_id=torch.device("cpu"), sharding_strategy=strategy
+        )
+        opt = st.wrap(torch.optim.SGD(net.parameters(), lr=1.0), names=net)
+        opt.backward(net(batch(0, dist.get_rank())).square().mean())
+        opt.step()
+        found.append(opt.last["grad_norm"])
+    net = model()
+    torch.cat([net(batch(0, rank)) for rank in (0, 1)]).square().mean().backward()
+    return [*found, torch.nn.utils.get_total_norm([p.grad for p in net.parameters()]).item()]
 
 
 def huge() -> list[float]:
@@ -307,6 +323,7 @@ def main(rank: int, store: str) -> None:
     result["narrow"] = narrow_weights(mesh)
     result["stages"], result["copies"] = stages(), copies()
     result["update shards"] = shards_of_updates()
+    result["named fsdp1"] = named_fsdp1()
     result["huge"] = huge()
     result["some updates"] = some_updates()
     for kind in ("fsdp2", "fsdp1"):

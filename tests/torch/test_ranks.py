@@ -125,6 +125,13 @@ def test_a_finite_gradient_beyond_the_squares_of_float64_is_clipped(ranks):
     assert ranks[1]["huge"] == pytest.approx([-0.8])
 
 
+def test_the_group_of_an_fsdp1_model_is_known(ranks):
+    for rank in ranks:
+        full, copied, wanted = rank["named fsdp1"]
+        assert full == pytest.approx(wanted, rel=1e-5)
+        assert copied == pytest.approx(wanted, rel=1e-5)
+
+
 def test_stages_are_clipped_by_their_joint_norm_or_the_step_raises(ranks):
     a, b = ranks[0]["stages"], ranks[1]["stages"]
     assert a["joint first"] == pytest.approx([-0.3, 0.0], rel=1e-5)
