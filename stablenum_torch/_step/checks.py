@@ -16,7 +16,7 @@ from stablenum.formats import FORMATS, get_format
 from stablenum.guard.config import GuardConfig
 from stablenum.user_warnings import warn
 from stablenum_torch._devices.fused_optimizers import forgets_elements, is_fused
-from stablenum_torch._devices.joint import data_parallel
+from stablenum_torch._devices.groups import data_parallel
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._step.measure import dense_values

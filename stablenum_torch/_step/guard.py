@@ -25,8 +25,9 @@ from stablenum.guard.restored import follow_config, learning_rules
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum.interrupts import finish
 from stablenum.user_warnings import warn
+from stablenum_torch._devices.groups import Groups
 from stablenum_torch._devices.host_decide import HostGuard
-from stablenum_torch._devices.joint import Groups, Joint, joint_of
+from stablenum_torch._devices.joint import Joint, joint_of
 from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._devices.state import copy_into, in_memory_of, moved_to
 from stablenum_torch._devices.uncompiled import uncompiled

@@ -24,13 +24,8 @@ from stablenum.precision.policy import Policy
 from stablenum.settings_checks import check_callable
 from stablenum_torch._devices.generators import RngState
 from stablenum_torch._devices.generators import rng_state as read_generators
-from stablenum_torch._devices.joint import (
-    Groups,
-    check_groups,
-    groups_of,
-    restored_group,
-    saved_group,
-)
+from stablenum_torch._devices.groups import Groups, groups_of, restored_group, saved_group
+from stablenum_torch._devices.joint import check_groups
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._step.autocast import AppliedPolicy, autocast

@@ -15,7 +15,7 @@ from stablenum.partners import imported
 from stablenum.public_names import present
 from stablenum.rules.clipping import ClipByGlobalNorm, ClipByValue
 from stablenum.user_warnings import warn
-from stablenum_torch._devices.joint import Groups, groups_of
+from stablenum_torch._devices.groups import Groups, groups_of
 from stablenum_torch._step.optimizer import GuardedOptimizer, wrap
 
 __all__ = ["GuardCallback"]
