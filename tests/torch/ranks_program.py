@@ -175,6 +175,17 @@ def named_fsdp1() -> list[float]:
     return [*found, torch.nn.utils.get_total_norm([p.grad for p in net.parameters()]).item()]
 
 
+def no_gradients() -> list[int]:
+    """The steps that a guard counts: one without any gradient, and one with a gradient on rank 1 alone."""
+    w = torch.nn.Parameter(torch.zeros(2))
+    opt = st.wrap(torch.optim.SGD([w], lr=1.0), process_group=dist.group.WORLD)
+    opt.step()
+    counted = [int(opt.guard_state.step)]
+    w.grad = torch.ones(2) if dist.get_rank() else None
+    opt.step()
+    return [*counted, int(opt.guard_state.step)]
+
+
 def huge() -> list[float]:
     """A finite gradient whose square float64 does not hold, in halves."""
     w = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
@@ -324,6 +335,7 @@ def main(rank: int, store: str) -> None:
     result["stages"], result["copies"] = stages(), copies()
     result["update shards"] = shards_of_updates()
     result["named fsdp1"] = named_fsdp1()
+    result["no gradients"] = no_gradients()
     result["huge"] = huge()
     result["some updates"] = some_updates()
     for kind in ("fsdp2", "fsdp1"):

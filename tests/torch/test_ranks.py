@@ -132,6 +132,10 @@ def test_the_group_of_an_fsdp1_model_is_known(ranks):
         assert copied == pytest.approx(wanted, rel=1e-5)
 
 
+def test_a_step_without_any_gradient_is_none(ranks):
+    assert [rank["no gradients"] for rank in ranks] == [[0, 1]] * 2
+
+
 def test_stages_are_clipped_by_their_joint_norm_or_the_step_raises(ranks):
     a, b = ranks[0]["stages"], ranks[1]["stages"]
     assert a["joint first"] == pytest.approx([-0.3, 0.0], rel=1e-5)
