@@ -13,6 +13,7 @@ from stablenum.errors import bad_field, either
 from stablenum.rules.clipping import (
     CLIP_RULES,
     AdaptiveGradClip,
+    ClipByNorm,
     ClipByValue,
     ClipRule,
     ClipUpdateRMS,
@@ -135,6 +136,17 @@ class GuardConfig:
         itself, or follows :class:`AdaptiveGradClip`."""
         on_norms = [rule for rule in self.clip_rules if not isinstance(rule, (ClipByValue, ClipUpdateRMS))]
         return self.per_tensor or (self.unit_rule is not None and len(on_norms) > 1)
+
+    @property
+    def joins_again(self) -> bool:
+        """Whether a rule needs the joint norm that is left by a rule with several factors."""
+        apart = False
+        for rule in self.clip_rules:
+            alone = isinstance(rule, (ClipByNorm, ClipByValue, ClipUpdateRMS, AdaptiveGradClip))
+            if apart and not alone:
+                return True
+            apart = apart or rule.per_tensor or isinstance(rule, AdaptiveGradClip)
+        return False
 
     @property
     def max_value(self) -> float | None:

@@ -11,29 +11,17 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stablenum_torch._devices.groups import Groups
 from stablenum_torch._devices.ranks import check_group, is_dtensor, mesh_ranks, replicas
 from stablenum_torch._devices.state import to_device
 
-__all__ = ["Groups", "Joint", "check_groups", "collective_device", "data_parallel_group", "joint_of"]
-
-
-class Groups(NamedTuple):
-    """The groups that the user gave.
-
-    Attributes:
-        parts: the ranks that hold different parts of the gradients which are plain tensors, or different
-            parameters.
-        loss: the ranks that decide together. Outside ``parts`` and the meshes of DTensors they hold copies.
-    """
-
-    parts: dist.ProcessGroup | None = None
-    loss: dist.ProcessGroup | None = None
+__all__ = ["Joint", "check_groups", "collective_device", "joint_of"]
 
 
 class Joint:
@@ -48,6 +36,7 @@ class Joint:
         first: for each parameter, whether this is the first of the ranks that hold this part of it.
         names: the names of the parameters on each rank, by its position in the group; None if they are the
             same on all ranks.
+        apart: whether ranks have other parameters than others, as the stages of a pipeline do.
 
     Attributes:
         ranks: the numbers of the ranks, by position.
@@ -62,8 +51,9 @@ class Joint:
         sharers: Sequence[int],
         first: Sequence[bool],
         names: Sequence[Sequence[str]] | None,
+        apart: bool = False,
     ) -> None:
-        self.group, self._names = group, names
+        self.group, self._names, self.apart = group, names, apart
         self.ranks: list[int] = dist.get_process_group_ranks(group)
         self.position = self.ranks.index(dist.get_rank())
         self.copies, (self.starts, self.length), self.sharers = copies, rows, sharers
@@ -114,26 +104,24 @@ class Joint:
 
     def largest_rows(self, values: Tensor) -> Tensor:
         """Return the maximum over ranks of a value for each parameter: (n,)."""
-        index = self.kept("starts", values.device, lambda: torch.tensor(list(self.starts)))
+        index = self._index(values.device)
         table = torch.zeros(self.length, dtype=torch.float32, device=values.device)
         table[index] = values.float()
         return self._all_reduced(table, dist.ReduceOp.MAX)[index]
 
-    def joined_rows(self, columns: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
-        """Return the sums over ranks of values per parameter: for each of the (m,) columns, (m,) float64.
+    def joined_rows(self, columns: Tensor) -> Tensor:
+        """Return the sums over ranks of values per parameter: (k, n) float64.
 
         Args:
-            columns: values of the parameters at ``places``, divided by the number of their sharers.
-            places: indices of parameters.
+            columns: (k, n) values, divided by the number of their sharers.
         """
-        device = columns[0].device
-        at = [self.starts[i] for i in places]
-        index = self.kept(f"rows {at}", device, lambda: torch.tensor(at, dtype=torch.int64))
-        table = torch.zeros(len(columns), self.length, dtype=torch.float64, device=device)
-        if places:
-            table[:, index] = torch.stack(list(columns)).double()
-        joined = self._all_reduced(table)
-        return [column[index] for column in joined]
+        index = self._index(columns.device)
+        table = torch.zeros(len(columns), self.length, dtype=torch.float64, device=columns.device)
+        table[:, index] = columns.double()
+        return self._all_reduced(table)[:, index]
+
+    def _index(self, device: torch.device) -> Tensor:
+        return self.kept("starts", device, lambda: torch.tensor(list(self.starts)))
 
     def _all_reduced(self, values: Tensor, operation: Any = None) -> Tensor:
         if self._device is None:
@@ -209,14 +197,6 @@ def _ranks_together(groups: Groups, params: Sequence[Tensor]) -> tuple[int, ...]
     return max(meshes, key=len) if meshes else None
 
 
-def data_parallel_group(names: object) -> dist.ProcessGroup | None:
-    """Return the group of a ``DistributedDataParallel`` module; None for anything else."""
-    if isinstance(names, torch.nn.parallel.DistributedDataParallel):
-        group: dist.ProcessGroup = names.process_group
-        return group
-    return None
-
-
 def joint_of(
     groups: Groups,
     params: Sequence[Tensor],
@@ -274,7 +254,8 @@ def joint_of(
     ]
     others = None if alike else _gathered(list(names), group)
     first = [_is_first(groups, p, together) for p in params]
-    return Joint(group, copies, ([starts[key] for key in keys], length), sharers, first, others)
+    rows, stages = ([starts[key] for key in keys], length), groups.parts is not None and not alike
+    return Joint(group, copies, rows, sharers, first, others, stages)
 
 
 def _is_first(groups: Groups, param: Any, together: Sequence[int]) -> bool:
@@ -351,11 +332,12 @@ def _group_of(groups: Groups, params: Sequence[Any], together: tuple[int, ...]) 
             return group
     if len(together) == dist.get_world_size() and dist.group.WORLD is not None:
         return dist.group.WORLD
-    return _new_group(together, id(dist.group.WORLD))
+    return _new_group(together, dist.group.WORLD)
 
 
 @functools.lru_cache(maxsize=64)
-def _new_group(ranks: tuple[int, ...], _world: int) -> dist.ProcessGroup:
+def _new_group(ranks: tuple[int, ...], _world: object) -> dist.ProcessGroup:
+    # The world is a part of the key, and not its id, which a later world may have.
     made: dist.ProcessGroup = dist.new_group(list(ranks), use_local_synchronization=True)
     return made
 

@@ -16,6 +16,7 @@ from stablenum.formats import FORMATS, get_format
 from stablenum.guard.config import GuardConfig
 from stablenum.user_warnings import warn
 from stablenum_torch._devices.fused_optimizers import forgets_elements, is_fused
+from stablenum_torch._devices.groups import data_parallel
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._step.measure import dense_values
@@ -28,6 +29,7 @@ __all__ = [
     "check_optimizer",
     "check_parameters",
     "check_rules",
+    "check_stages",
     "check_state_dict",
     "check_unscaled",
     "given_names",
@@ -161,6 +163,20 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
                 )
 
 
+def check_stages(config: GuardConfig) -> None:
+    """Check that every rule can work where ranks have other parameters than others.
+
+    Raises:
+        ValueError: a rule would need what other ranks' parameters have left.
+    """
+    if config.joins_again:
+        raise ValueError(
+            "clip must not contain a rule by the joint norm behind AdaGC or ClipByNorm where the ranks of "
+            "process_group hold different parameters: no rank knows what the others clipped; got "
+            f"{config.clip}. Put the rule by the joint norm first. Nothing was changed."
+        )
+
+
 def check_can_unscale(params: Iterable[Tensor], scaled: bool, again: bool) -> None:
     """Check that gradients can be divided by the loss scale before the step.
 
@@ -232,18 +248,17 @@ def given_names(
 ) -> dict[Tensor, str]:
     """Return the argument ``names`` of ``wrap`` as a mapping from parameter to name.
 
-    The names of a ``DistributedDataParallel`` model are those of the model inside, so that a state saved with
-    it fits the model without it, or under FSDP2.
+    The names of a ``DistributedDataParallel`` model, compiled or not, are those of the model inside, so that
+    a state saved with it fits the model without it, or under FSDP2.
 
     Raises:
         TypeError: ``names`` is not a module, a mapping of name to tensor, or (name, tensor) pairs.
     """
     if names is None:
         return {}
-    if isinstance(names, torch.nn.parallel.DistributedDataParallel):
-        names = names.module
     if isinstance(names, torch.nn.Module):
-        names = names.named_parameters()
+        model = data_parallel(names)
+        names = (names if model is None else model.module).named_parameters()
     pairs = names.items() if isinstance(names, Mapping) else names
     found: dict[Tensor, str] = {}
     try:

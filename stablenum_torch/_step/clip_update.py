@@ -149,12 +149,10 @@ def _factors_without_wait(
     parts = [_wide_norms_without_wait(updates, device) for updates in _updates(after, before.values)]
     if not parts:
         parts = [torch.zeros(0, dtype=torch.float64, device=device)]
-    joined = torch.cat(parts)
-    if joint is None:
-        roots: Sequence[float | Tensor] = [math.sqrt(max(v.numel(), 1)) for v in after]
-    else:
-        joined, roots = _of_all_ranks(joined, before.params, params, after, joint)
-    norms = joined.unbind()
+    norms: Sequence[Tensor] = torch.cat(parts).unbind()
+    roots: Sequence[float | Tensor] = [math.sqrt(max(v.numel(), 1)) for v in after]
+    if joint is not None:
+        norms, roots = _of_all_ranks(torch.cat(parts), before.params, params, after, joint)
     found: list[Any] = []
     for members, rate in before.rates:
         rms = torch.stack([norms[i] / roots[i] for i in members])
@@ -207,15 +205,16 @@ def _wide(values: Tensor) -> Tensor:
 
 def _of_all_ranks(
     norms: Tensor, moved: Sequence[Tensor], params: Sequence[Tensor], after: Sequence[Tensor], joint: Joint
-) -> tuple[Tensor, Sequence[Tensor]]:
-    """Return (m,) norms of whole updates, and the square roots of the numbers of their real elements."""
-    places = {id(p): i for i, p in enumerate(params)}
-    own = [places[id(p)] for p in moved]
-    each = joint.row_shares(norms.device).unbind()
-    shares = torch.stack([each[i] for i in own]) if own else torch.zeros_like(norms)
-    squares = torch.where(torch.isfinite(norms), norms.clamp(max=1e150), norms).square()
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Return the norms of whole updates, and the square roots of the numbers of their real elements."""
+    moves = {id(p): i for i, p in enumerate(moved)}
+    finite = torch.where(torch.isfinite(norms), norms.clamp(max=1e150), norms).square()
+    squares, none = finite.unbind(), torch.zeros((), dtype=torch.float64, device=norms.device)
     # Made on the device, because numbers copied from the host would make it wait.
-    made = [torch.full((), v.numel(), dtype=torch.float64, device=norms.device) for v in after]
-    sizes = torch.stack(made) if made else torch.zeros_like(norms)
-    joined, whole = joint.joined_rows([squares * shares, sizes * shares], own)
-    return joined.sqrt(), whole.clamp(min=1.0).sqrt().float().unbind()
+    sizes = [torch.full_like(none, v.numel()) for v in after]
+    at = [moves.get(id(p)) for p in params]
+    rows = [torch.stack([none if i is None else of[i] for i in at]) for of in (squares, sizes)]
+    joined, whole = joint.joined_rows(torch.stack(rows) * joint.row_shares(norms.device))
+    own = [k for k, i in enumerate(at) if i is not None]  # in the order of `moved`
+    roots, counts = joined.sqrt().unbind(), whole.clamp(min=1.0).sqrt().float().unbind()
+    return [roots[k] for k in own], [counts[k] for k in own]

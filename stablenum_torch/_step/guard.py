@@ -25,8 +25,9 @@ from stablenum.guard.restored import follow_config, learning_rules
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum.interrupts import finish
 from stablenum.user_warnings import warn
+from stablenum_torch._devices.groups import Groups
 from stablenum_torch._devices.host_decide import HostGuard
-from stablenum_torch._devices.joint import Groups, Joint, joint_of
+from stablenum_torch._devices.joint import Joint, joint_of
 from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._devices.state import copy_into, in_memory_of, moved_to
 from stablenum_torch._devices.uncompiled import uncompiled
@@ -38,6 +39,7 @@ from stablenum_torch._step.checks import (
     check_can_unscale,
     check_parameters,
     check_rules,
+    check_stages,
     check_unscaled,
     warn_of_forgotten_elements,
 )
@@ -215,13 +217,19 @@ class Guard:
 
     @uncompiled
     def _ranks_together(self) -> Joint | None:
-        """Return the ranks that decide together; None if this process decides alone."""
+        """Return the ranks that decide together; None if this process decides alone.
+
+        Raises:
+            ValueError: ranks have different settings, or groups or rules do not fit the parameters.
+        """
         if not self._joint_known:
             params, included = self.parameters.now(), self.parameters.included
             each = widths(self.config, params, included)
             names, config = self.parameters.names(), self.config.to_dict()
-            self._joint = joint_of(self.groups, params, config, names, each)
-            self._joint_known = True
+            joint = joint_of(self.groups, params, config, names, each)
+            if joint is not None and joint.apart:
+                check_stages(self.config)
+            self._joint, self._joint_known = joint, True
         return self._joint
 
     @uncompiled

@@ -90,6 +90,8 @@ def decided_without_wait(
     decision, after = decide(config, state, seen, xp=torch_namespace)
     if still:
         after = _without_trace(decision, state, after)
+    if measured.rows is not None:  # no rank may have a gradient, which the host knows of its own alone
+        after = select((measured.rows[:, 1] < 0).all(), state, after, xp=torch_namespace)
     # The flag is exactly 1.0 or 0.0, because the kernels compare it with 1.
     return decision, after, 1.0 / decision.multiplier, torch.logical_not(decision.apply).float()
 

@@ -24,7 +24,8 @@ from stablenum.precision.policy import Policy
 from stablenum.settings_checks import check_callable
 from stablenum_torch._devices.generators import RngState
 from stablenum_torch._devices.generators import rng_state as read_generators
-from stablenum_torch._devices.joint import Groups, check_groups, data_parallel_group
+from stablenum_torch._devices.groups import Groups, groups_of, restored_group, saved_group
+from stablenum_torch._devices.joint import check_groups
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._step.autocast import AppliedPolicy, autocast
@@ -86,13 +87,16 @@ def wrap(
             which optimizers made from ``named_parameters()`` have.
         process_group: the ranks over which gradients that are plain tensors are sharded (ZeRO-2, FSDP1), or
             that hold different parameters (the stages of a pipeline), so that all of them decide on the norm
-            of the whole gradient. Not for gradients that are equal on all ranks (DDP,
-            ZeroRedundancyOptimizer), nor for DTensors (FSDP2) alone, which have their own mesh.
+            of the whole gradient. The groups of an FSDP1 model given as ``names`` are known without it. Not
+            for gradients that are equal on all ranks (DDP, ZeroRedundancyOptimizer), nor for DTensors
+            (FSDP2) alone, which have their own mesh.
         loss_group: the ranks that decide together, if they are not those of ``process_group`` or of the
             parameters' mesh; outside these they hold copies of the gradients. A step is judged by the mean of
             the losses of the ranks that have one, and a loss that is not finite on one rank skips the step
             on all. The group of a ``DistributedDataParallel`` model given as ``names`` is known without it.
-            Where no group is known, the loss of a rank has no say. All ranks of the group must step together.
+            Where no group is known, the loss of a rank has no say. All ranks of the group must step equally
+            often. In ``model.join()`` (uneven inputs) they do not: give ``names=model.module`` there, so that
+            each rank decides alone, by gradients that are equal on all.
         buffers: the model whose buffers a skipped step restores to what they were before the step's first
             forward pass. A bad batch makes batch norm's running statistics NaN in the forward pass, and they
             would stay so. Costs a copy of the buffers per step. Several optimizers of one model share the
@@ -113,7 +117,8 @@ def wrap(
             a group, or groups and meshes do not fit together; or a rule cannot work with this optimizer: a
             pattern of ``AdaptiveGradClip.exclude`` matches no parameter, gradients for that rule are plain
             shards, or a group lacks the learning rate that ``ClipUpdateRMS`` needs. The first step raises it
-            if ranks have different settings.
+            if ranks have different settings, or different parameters and a rule by the joint norm behind one
+            by the norms of single parameters.
 
     Warns:
         EpsTooSmallWarning: ``eps`` is 0 in the format of a parameter.
@@ -136,9 +141,13 @@ def wrap(
         raise TypeError("optimizer is already guarded; wrap the original optimizer instead.")
     known = given_names(names)
     check_names(known, optimizer)
-    groups = Groups(process_group, data_parallel_group(names) if loss_group is None else loss_group)
+    of_model = groups_of(names)
+    groups = Groups(
+        of_model.parts if process_group is None else process_group,
+        of_model.loss if loss_group is None else loss_group,
+    )
     check_groups(groups, [p for group in optimizer.param_groups for p in group["params"]])
-    check_rules(made, optimizer, process_group)
+    check_rules(made, optimizer, groups.parts)
     warn_of_lost_eps(optimizer)
     kept = None if buffers is None else KeptBuffers(check_module("buffers", buffers))
     guarded = GuardedOptimizer(optimizer, made, known, groups, kept)
@@ -181,12 +190,12 @@ class GuardedOptimizer(Optimizer):
         # The keys are a file format: pickles written by earlier versions have the same keys.
         guard = self._guard
         kept: dict[str, Any] = {} if guard.buffers is None else {"_buffers": guard.buffers}
-        kept |= {} if guard.groups.loss is None else {"_loss_group": guard.groups.loss}
+        kept |= {} if guard.groups.loss is None else {"_loss_group": saved_group(guard.groups.loss)}
         return kept | {
             "inner": self.inner,
             "config": guard.config,
             "_names": guard.parameters.given,
-            "_process_group": guard.groups.parts,
+            "_process_group": saved_group(guard.groups.parts),
             "_state": guard.state,
         }
 
@@ -196,7 +205,7 @@ class GuardedOptimizer(Optimizer):
             self.inner,
             state["config"],
             state["_names"],
-            Groups(state["_process_group"], state.get("_loss_group")),
+            Groups(restored_group(state["_process_group"]), restored_group(state.get("_loss_group"))),
             state.get("_state"),
             state.get("_buffers"),
         )

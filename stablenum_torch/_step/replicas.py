@@ -24,7 +24,8 @@ from stablenum.guard.replicas import (
     parted_slots,
 )
 from stablenum_torch._devices.checksums import checksums
-from stablenum_torch._devices.joint import Groups, Joint, collective_device
+from stablenum_torch._devices.groups import Groups
+from stablenum_torch._devices.joint import Joint, collective_device
 from stablenum_torch._devices.ranks import is_dtensor, mesh_ranks, place_in_mesh, replicas, several_ranks
 from stablenum_torch._devices.waits import capturing
 from stablenum_torch._step.checks import keeps_state_on_one_rank

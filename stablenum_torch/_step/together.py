@@ -95,10 +95,12 @@ def measured_together(
         wide: whether norms are exchanged in float64, as those beyond float32's range have to be.
     """
     norms = gradient_norms_without_wait(params, device)
-    # Only float64 gradients can have finite norms whose squares overflow float64; such norms saturate anyway.
+    # Only float64 gradients can have finite norms whose squares overflow float64.
     squares = torch.where(torch.isfinite(norms), norms.clamp(max=1e150), norms).square()
     extremes = extremes_without_wait(params, device, config.needs)
     part = (squares * joint.shares(device)).sum().sqrt()
+    if wide:
+        part = _beyond_squares(norms, joint.shares(device))
     rows = needs_rows(config)
     dtype = torch.float64 if wide or rows or config.needs else torch.float32
     columns = [
@@ -132,10 +134,15 @@ def measured_together(
 def _exact_norms(sums: Sums, joint: Joint) -> Tensor:
     """Return (n,) float64, the norms of whole parameters, each rounded once."""
     top = joint.largest_rows(sums.window).to(torch.int32)
-    digits = aligned(sums, top).flatten(1).unbind(1)
-    joined = joint.joined_rows(digits, range(len(top)))
-    found = whole_norms(top, torch.stack(joined, 1).view(len(top), LIMBS, DIGITS))
+    joined = joint.joined_rows(aligned(sums, top).flatten(1).T)
+    found = whole_norms(top, joined.T.reshape(len(top), LIMBS, DIGITS))
     return torch.ldexp(found.value.double(), found.power)
+
+
+def _beyond_squares(norms: Tensor, shares: Tensor) -> Tensor:
+    """Return the joint norm of finite norms whose squares may overflow float64."""
+    unit = norms.amax().clamp(min=torch.finfo(torch.float64).tiny)
+    return unit * ((norms / unit).square() * shares).sum().sqrt()
 
 
 def _saturated(norm: Tensor) -> Tensor:

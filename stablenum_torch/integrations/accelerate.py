@@ -48,7 +48,8 @@ def guard(accelerator: A, config: GuardConfig | None = None, **settings: Unpack[
 
     If several optimizers are prepared, it is not known which of them a loss belongs to: losses are then
     neither checked nor recorded, and no loss scale is possible. Processes that train together (DDP) decide
-    together: a step is judged by the mean of their losses.
+    together: a step is judged by the mean of their losses. They must therefore step equally often, which
+    rules out ``accelerator.join_uneven_inputs``.
 
     Args:
         accelerator: an ``accelerate.Accelerator`` that has not prepared an optimizer yet.

@@ -15,7 +15,7 @@ from stablenum.partners import imported
 from stablenum.public_names import present
 from stablenum.rules.clipping import ClipByGlobalNorm, ClipByValue
 from stablenum.user_warnings import warn
-from stablenum_torch._devices.joint import data_parallel_group
+from stablenum_torch._devices.groups import Groups, groups_of
 from stablenum_torch._step.optimizer import GuardedOptimizer, wrap
 
 __all__ = ["GuardCallback"]
@@ -74,8 +74,8 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
         """Guard the optimizers, hold the schedulers, and take clipping and loss scaling over."""
         _check_alone(trainer)
         config = _with_clip_of(trainer, self.config)
-        group = data_parallel_group(trainer.strategy.model)
-        optimizers = [self._guarded(optimizer, config, pl_module, group) for optimizer in trainer.optimizers]
+        groups = groups_of(trainer.strategy.model)
+        optimizers = [self._guarded(optimizer, config, pl_module, groups) for optimizer in trainer.optimizers]
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         automatic = pl_module.automatic_optimization
         _check_loss_scale(trainer, optimizers, scaler, automatic)
@@ -122,9 +122,18 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
         every = trainer.log_every_n_steps
         return every > 0 and count % every == 0 and trainer.global_step != before
 
-    def _guarded(self, optimizer: Any, config: GuardConfig, pl_module: Any, group: Any) -> GuardedOptimizer:
+    def _guarded(
+        self, optimizer: Any, config: GuardConfig, pl_module: Any, groups: Groups
+    ) -> GuardedOptimizer:
         if not isinstance(optimizer, GuardedOptimizer):
-            return wrap(optimizer, config, names=pl_module, buffers=pl_module, loss_group=group)
+            return wrap(
+                optimizer,
+                config,
+                names=pl_module,
+                buffers=pl_module,
+                process_group=groups.parts,
+                loss_group=groups.loss,
+            )
         if self._has_settings or config != self.config:
             raise ValueError(
                 "GuardCallback must have no settings, and the Trainer no gradient_clip_val, if "

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from stablenum import ClipByGlobalNorm, GuardConfig, Observation, Reason, SpikeGuard
+from stablenum import AdaGC, ClipByGlobalNorm, GuardConfig, Observation, Reason, SpikeGuard
 from stablenum.formats import FLOAT32_MAX, NO_LOSS
 from stablenum.guard.ranks import MAX_PARAMETERS, Ranks, parameter_of, rank_of
 from stablenum.guard.readout import history, metrics
@@ -125,3 +125,10 @@ def test_a_second_clip_rule_sees_the_joint_norm_and_not_this_ranks(backend):
     config = GuardConfig(clip=(ClipByGlobalNorm(2.0), ClipByGlobalNorm(1.0)))
     decision, _ = decided(backend, seen(backend, [6.0, 8.0]), config)
     assert float(decision.multiplier) == pytest.approx(0.1, rel=1e-6)
+
+
+def test_a_rule_per_tensor_behind_another_rule_gets_the_joint_norm(backend):
+    """In its warm-up, AdaGC clips by the joint norm, of which this rank holds a part."""
+    config = GuardConfig(clip=(ClipByGlobalNorm(1.0), AdaGC(max_norm=0.5)))
+    decision, _ = decided(backend, seen(backend, [3.0, 4.0]), config)
+    assert to_numpy(decision.multiplier).tolist() == pytest.approx([0.1, 0.1], rel=1e-5)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import math
 import os
+import pickle
 import sys
 import warnings
 
@@ -13,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as distributed
 from torch.distributed.checkpoint import state_dict as checkpoint
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -100,6 +102,42 @@ def replicated(mesh) -> dict:
     return {"w": w.detach().to_local().tolist(), "norm": opt.last["grad_norm"]}
 
 
+def stages() -> dict:
+    """Each rank has a parameter of its own, as the stages of a pipeline do, and rules in two orders."""
+    found, bound = {}, stablenum.ClipByGlobalNorm(1.0)
+    each = stablenum.AdaGC(max_norm=0.5)
+    for name, clip in (("joint first", (bound, each)), ("joint last", (each, bound))):
+        w = torch.nn.Parameter(torch.zeros(2, 1))
+        opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=clip, process_group=dist.group.WORLD)
+        w.grad = torch.tensor([[3.0], [0.0]] if dist.get_rank() == 0 else [[0.0], [4.0]])
+        before = opt.guard_state_dict()
+        try:
+            opt.step()
+        except ValueError as error:
+            found[name] = str(error)
+            found["unchanged"] = not w.any() and opt.guard_state_dict() == before
+        else:
+            found[name] = w.flatten().tolist()
+    return found
+
+
+def copies() -> dict:
+    """A guard that knows the group of its model is copied and pickled, and finds a compiled model's."""
+    net = DistributedDataParallel(model())
+    compiled = torch.compile(net, backend="eager")
+    found = {}
+    for name, names in (("ddp", net), ("compiled", compiled)):
+        opt = st.wrap(torch.optim.SGD(net.parameters(), lr=1.0), names=names)
+        twins = [opt, copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))]
+        for twin in twins:
+            for p in twin.param_groups[0]["params"]:
+                p.grad = torch.ones_like(p)
+            twin.scale(torch.tensor(1.0 + 2.0 * dist.get_rank()))
+            twin.step()
+        found[name] = [(twin.last["loss"], twin.last["worst"].name) for twin in twins]
+    return found
+
+
 def shards_of_updates() -> dict:
     """Halves of one parameter, of different lengths: one RMS, one fraction of lost elements."""
     w = torch.nn.Parameter(torch.zeros(1 if dist.get_rank() else 3))
@@ -119,6 +157,60 @@ def shards_of_updates() -> dict:
         w.grad.fill_(8.0)  # 3 of 4 are lost, though none of them here
     opt.step()
     return seen | {"raised": opt.loss_scale}
+
+
+def named_fsdp1() -> list[float]:
+    """The norms of an FSDP1 model whose group is known from the model given as names."""
+    found = []
+    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD):
+        net = FullyShardedDataParallel(
+            model(), use_orig_params=True, device_id=torch.device("cpu"), sharding_strategy=strategy
+        )
+        opt = st.wrap(torch.optim.SGD(net.parameters(), lr=1.0), names=net)
+        opt.backward(net(batch(0, dist.get_rank())).square().mean())
+        opt.step()
+        found.append(opt.last["grad_norm"])
+    net = model()
+    torch.cat([net(batch(0, rank)) for rank in (0, 1)]).square().mean().backward()
+    return [*found, torch.nn.utils.get_total_norm([p.grad for p in net.parameters()]).item()]
+
+
+def no_gradients() -> list[int]:
+    """The steps that a guard counts: one without any gradient, and one with a gradient on rank 1 alone."""
+    w = torch.nn.Parameter(torch.zeros(2))
+    opt = st.wrap(torch.optim.SGD([w], lr=1.0), process_group=dist.group.WORLD)
+    opt.step()
+    counted = [int(opt.guard_state.step)]
+    w.grad = torch.ones(2) if dist.get_rank() else None
+    opt.step()
+    return [*counted, int(opt.guard_state.step)]
+
+
+def huge() -> list[float]:
+    """A finite gradient whose square float64 does not hold, in halves."""
+    w = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=1.0, process_group=dist.group.WORLD)
+    opt._guard.on_host = True  # on the other path norms saturate in float32, as they do in one process
+    w.grad = torch.full_like(w, 4e200 if dist.get_rank() else 3e200)
+    opt.step()
+    return w.tolist()
+
+
+def some_updates() -> dict:
+    """Halves of parameters, of which other ones move in each step."""
+    params = [torch.nn.Parameter(torch.zeros(2)) for _ in range(4)]
+    inner = torch.optim.SGD(params, lr=1.0)
+    opt = st.wrap(inner, clip=stablenum.ClipUpdateRMS(0.5), process_group=dist.group.WORLD)
+    kept, moved = [], []
+    for step in range(1, 15):
+        opt.zero_grad()
+        for i, p in enumerate(params):
+            p.grad = torch.full((2,), 4.0 * dist.get_rank() - 1.0) if step >> i & 1 else None
+        before = [p.detach().clone() for p in params]
+        opt.step()
+        moved.append([(p.detach() - b).abs().max().item() for p, b in zip(params, before, strict=True)])
+        kept.append(len(opt._guard._joint._tensors))
+    return {"kept": kept, "moved": moved}
 
 
 def narrow_weights(mesh) -> dict:
@@ -240,7 +332,12 @@ def main(rank: int, store: str) -> None:
     result["refused"] = [refused(sharded), refused(model(), process_group=dist.group.WORLD), refused(model())]
     result["replicated"] = replicated(mesh)
     result["narrow"] = narrow_weights(mesh)
+    result["stages"], result["copies"] = stages(), copies()
     result["update shards"] = shards_of_updates()
+    result["named fsdp1"] = named_fsdp1()
+    result["no gradients"] = no_gradients()
+    result["huge"] = huge()
+    result["some updates"] = some_updates()
     for kind in ("fsdp2", "fsdp1"):
         result[f"checkpointed {kind}"] = checkpointed(kind, mesh, f"{store} {kind}")
     fused = model()

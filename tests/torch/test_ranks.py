@@ -110,6 +110,47 @@ def test_plain_shards_share_one_rms_and_one_fraction(ranks):
     assert b == {"w": [0.5], "kept": 1.0, "raised": 2.0}
 
 
+def test_updates_of_changing_parameters_are_clipped_in_constant_memory(ranks):
+    rms = math.sqrt((1.0 + 9.0) / 2)
+    for rank, size in ((0, 1.0), (1, 3.0)):
+        found = ranks[rank]["some updates"]
+        for step, moved in enumerate(found["moved"], 1):
+            wanted = [size * 0.5 / rms if step >> i & 1 else 0.0 for i in range(4)]
+            assert moved == pytest.approx(wanted, rel=1e-5)
+        assert len(set(found["kept"][1:])) == 1
+
+
+def test_a_finite_gradient_beyond_the_squares_of_float64_is_clipped(ranks):
+    assert ranks[0]["huge"] == pytest.approx([-0.6])
+    assert ranks[1]["huge"] == pytest.approx([-0.8])
+
+
+def test_the_group_of_an_fsdp1_model_is_known(ranks):
+    for rank in ranks:
+        full, copied, wanted = rank["named fsdp1"]
+        assert full == pytest.approx(wanted, rel=1e-5)
+        assert copied == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_step_without_any_gradient_is_none(ranks):
+    assert [rank["no gradients"] for rank in ranks] == [[0, 1]] * 2
+
+
+def test_stages_are_clipped_by_their_joint_norm_or_the_step_raises(ranks):
+    a, b = ranks[0]["stages"], ranks[1]["stages"]
+    assert a["joint first"] == pytest.approx([-0.3, 0.0], rel=1e-5)
+    assert b["joint first"] == pytest.approx([0.0, -0.4], rel=1e-5)
+    for rank in (a, b):
+        assert "behind AdaGC or ClipByNorm where the ranks of process_group hold" in rank["joint last"]
+        assert rank["unchanged"]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "compiled"])
+def test_copies_of_a_guard_and_compiled_models_know_the_group(ranks, kind):
+    for rank in ranks:
+        assert rank["copies"][kind] == [[2.0, "0.weight"]] * 3, "the mean loss of both ranks"
+
+
 def test_clipping_by_unit_raises_on_plain_shards(ranks):
     fsdp2, group, plain = ranks[0]["refused"]
     assert "must not contain AdaptiveGradClip with process_group" in group

@@ -104,23 +104,24 @@ def clip_in_order(
         applied: () bool, whether the step enters the rules' statistics.
         per_tensor: whether there is one factor per parameter instead of one for all.
         partial: whether ``total`` may be that of more than ``norms``, of which other ranks have others.
+            Behind a rule with several factors, ``norms`` must be those of all parameters even so.
         xp: the array namespace.
     """
     coefficient, left, after = no_change(norms if per_tensor else total, xp=xp), norms, []
-    whole = total
+    whole, common = total, no_change(total, xp=xp)
     if start is not None:
         start = multiply(no_change(start, xp=xp), start, xp=xp)
-        coefficient = multiply(coefficient, start, xp=xp)
+        coefficient, common = multiply(coefficient, start, xp=xp), start
         left, total = shrink(left, start, xp=xp), shrink(total, start, xp=xp)
     shrinking: Wide | None = None  # (u,) the factors of AdaptiveGradClip
+    alike = partial  # and all parameters have had one factor so far, `common`
     for i, (rule, state) in enumerate(zip(rules, states, strict=True)):
         if i > 0:  # the norms after the rules so far; the first rule gets those in the arguments
             left = norms
             if shrinking is not None and units is not None:
                 left = _left_of_units(norms, units, shrinking, xp=xp)
             left = shrink(left, coefficient, xp=xp)
-            alike = partial and not per_tensor and shrinking is None  # all parameters have one factor so far
-            total = shrink(whole, coefficient, xp=xp) if alike else join(left, xp=xp)
+            total = shrink(whole, common, xp=xp) if alike else join(left, xp=xp)
         if isinstance(rule, AdaptiveGradClip):
             if units is not None:
                 seen = shrink(units.norms, units.spread(coefficient, xp=xp), xp=xp)
@@ -129,6 +130,8 @@ def clip_in_order(
         else:
             factor, state = rule.multiplier(state, left, total, applied=applied, xp=xp)
             coefficient = multiply(coefficient, factor, xp=xp)
+            common = multiply(common, factor, xp=xp) if alike and not rule.per_tensor else common
+        alike = alike and not rule.per_tensor and shrinking is None
         after.append(state)
     if coefficient.value.ndim == 0:
         smallest = _plain(coefficient, xp=xp)
