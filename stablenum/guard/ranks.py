@@ -73,7 +73,8 @@ def worst_of_ranks(ranks: Ranks, *, xp: Namespace) -> Array:
     """Return the place of the worst parameter: () int32, see :func:`rank_of` and :func:`parameter_of`.
 
     It is on the first rank whose loss is not finite; otherwise on the first whose gradient is not; otherwise
-    on the first with the largest norm.
+    on the first with the largest norm. If all losses are finite, and all ranks have the same worst parameter
+    and a gradient that is not, as after a reduction that has given it to all of them, the place has no rank.
     """
     top = xp.full_like(ranks.norms, float("inf"))
     values = ranks.norms
@@ -83,9 +84,15 @@ def worst_of_ranks(ranks: Ranks, *, xp: Namespace) -> Array:
     values = xp.where(xp.isfinite(values), values, top)
     values = xp.where(xp.max(xp.astype(bad_loss, xp.int32)) > 0, xp.where(bad_loss, top, -top), values)
     rank = xp.astype(xp.argmax(values), xp.int32)
+    count = ranks.norms.shape[0]
+    same = xp.sum(xp.astype(ranks.worst == ranks.worst[0], xp.int32)) == count
+    bad = xp.sum(xp.astype(xp.isfinite(ranks.norms), xp.int32)) == 0
+    nowhere = same & bad & (xp.sum(xp.astype(bad_loss, xp.int32)) == 0)
     # Taken, because an array used as an index would make the host wait in torch.
     index = xp.take(ranks.worst, xp.reshape(rank, (1,)))[0]
-    return (rank + 1) * MAX_PARAMETERS + xp.astype(at_least(index, 0.0, xp=xp), xp.int32)
+    first = (rank + 1) * MAX_PARAMETERS
+    place = xp.where(nowhere, xp.zeros_like(first), first) if count > 1 else first
+    return place + xp.astype(at_least(index, 0.0, xp=xp), xp.int32)
 
 
 def rank_of(place: int) -> int | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-__all__ = ["Groups", "data_parallel", "groups_of", "restored_group", "saved_group"]
+__all__ = ["Groups", "check_not_copies", "data_parallel", "groups_of", "restored_group", "saved_group"]
 
 _WORLD = "all ranks"
 
@@ -48,6 +48,22 @@ def groups_of(model: object) -> Groups:
     if strategy == "NO_SHARD":
         return Groups(loss=group)
     return Groups(group, dist.group.WORLD if strategy.startswith("HYBRID") else None)
+
+
+def check_not_copies(parts: object, copies: dist.ProcessGroup | None) -> None:
+    """Check that ranks said to hold different gradients are not those of a model that makes them equal.
+
+    Raises:
+        ValueError: they are. The joint norm would be too large.
+    """
+    if copies is None or not isinstance(parts, dist.ProcessGroup):
+        return
+    both = sorted({*dist.get_process_group_ranks(parts)} & {*dist.get_process_group_ranks(copies)})
+    if len(both) > 1:
+        raise ValueError(
+            f"process_group must be ranks that hold different gradients; the ranks {both} have equal ones, "
+            "those of the DistributedDataParallel model given as names=. Leave process_group out."
+        )
 
 
 def saved_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | str | None:

@@ -32,6 +32,11 @@ def check_group(name: str, group: object) -> None:
         TypeError: it is neither a group nor None.
         ValueError: this process does not belong to it.
     """
+    if dist.is_available() and isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            f"{name} must contain this process; new_group() returned a group without rank {dist.get_rank()}. "
+            "Give each rank the group that it belongs to."
+        )
     allowed = (dist.ProcessGroup, type(None)) if dist.is_available() else type(None)
     if not isinstance(group, allowed):
         raise TypeError(

@@ -250,8 +250,9 @@ class Guard:
             self._lost_loss = True
             _logger.warning(
                 "Several ranks train here, and it is not known which of them decide together, so the loss "
-                "has no say in what the guard decides, and is not recorded. Pass loss_group= to wrap(); for "
-                "DistributedDataParallel, names=model will do."
+                "has no say in what the guard decides, and is not recorded. Pass names=model for "
+                "DistributedDataParallel, loss_group= for ranks with equal gradients, or process_group= for "
+                "stages of a pipeline and other ranks with different ones, which otherwise decide apart."
             )
 
     def _found_elsewhere(self, device: torch.device, *, apart: bool) -> Tensor | None:

@@ -24,7 +24,7 @@ from stablenum.precision.policy import Policy
 from stablenum.settings_checks import check_callable
 from stablenum_torch._devices.generators import RngState
 from stablenum_torch._devices.generators import rng_state as read_generators
-from stablenum_torch._devices.groups import Groups, groups_of, restored_group, saved_group
+from stablenum_torch._devices.groups import Groups, check_not_copies, groups_of, restored_group, saved_group
 from stablenum_torch._devices.joint import check_groups
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._devices.uncompiled import uncompiled
@@ -113,7 +113,8 @@ def wrap(
             ``loss_group`` or ``buffers`` has a wrong type.
         ValueError: a setting has a wrong value; the optimizer has no parameters, one on the meta device, one
             twice, or one that is stepped inside the backward pass; ``names`` are those of other parameters;
-            ``process_group`` is given for whole gradients (ZeroRedundancyOptimizer); this process is outside
+            ``process_group`` is given for whole gradients (ZeroRedundancyOptimizer, or the ranks of the
+            ``DistributedDataParallel`` model in ``names``); this process is outside
             a group, or groups and meshes do not fit together; or a rule cannot work with this optimizer: a
             pattern of ``AdaptiveGradClip.exclude`` matches no parameter, gradients for that rule are plain
             shards, or a group lacks the learning rate that ``ClipUpdateRMS`` needs. The first step raises it
@@ -142,6 +143,7 @@ def wrap(
     known = given_names(names)
     check_names(known, optimizer)
     of_model = groups_of(names)
+    check_not_copies(process_group, of_model.loss)
     groups = Groups(
         of_model.parts if process_group is None else process_group,
         of_model.loss if loss_group is None else loss_group,

@@ -132,3 +132,11 @@ def test_a_rule_per_tensor_behind_another_rule_gets_the_joint_norm(backend):
     config = GuardConfig(clip=(ClipByGlobalNorm(1.0), AdaGC(max_norm=0.5)))
     decision, _ = decided(backend, seen(backend, [3.0, 4.0]), config)
     assert to_numpy(decision.multiplier).tolist() == pytest.approx([0.1, 0.1], rel=1e-5)
+
+
+def test_a_bad_gradient_that_all_ranks_have_names_none(backend):
+    """A reduction has given it to all of them: the first is no more at fault than the last."""
+    _, last = decided(backend, seen(backend, [NAN, NAN], [1.0, 1.0], worst=[3, 3]))
+    assert (last["worst_rank"], last["worst"].index) == (None, 3)
+    _, last = decided(backend, seen(backend, [NAN, NAN], [1.0, INF], worst=[3, 3]))
+    assert (last["worst_rank"], last["worst"].index) == (1, 3)

@@ -651,12 +651,18 @@ def setups() -> dict[str, Any]:
     sgd = functools.partial(torch.optim.SGD, lr=0.1)
     w = nn.Parameter(distribute_tensor(torch.ones(8), line, [Shard(0)]))
     part = nn.Parameter(distribute_tensor(torch.ones(8), square["outer"], [Shard(0)]))
-    half = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    half = halves[rank // 2]
+    copies = DistributedDataParallel(net())
     found: dict[str, Any] = {
         "small group": message_of(lambda: st.wrap(sgd([w]), process_group=half)),
         "small loss group": message_of(lambda: st.wrap(sgd([w]), loss_group=half)),
         "sub-mesh": message_of(lambda: st.wrap(sgd([w, part]))),
         "sub-mesh, copies": message_of(lambda: st.wrap(sgd([w, part]), loss_group=dist.group.WORLD)),
+        "copies as parts": message_of(
+            lambda: st.wrap(sgd(copies.parameters()), names=copies, process_group=dist.group.WORLD)
+        ),
+        "other ranks": message_of(lambda: st.wrap(sgd([w]), process_group=halves[1 - rank // 2])),
         "wrong type": message_of(lambda: st.wrap(sgd([w]), loss_group="world")),  # type: ignore[arg-type]
     }
     for name, mine, others in (("clip", 1.0, 2.0), ("loss_scale", None, "dynamic")):

@@ -158,6 +158,8 @@ def test_groups_that_do_not_fit_raise_before_the_first_step(told):
         )
         assert "pass process_group=, a group of all ranks; if they hold copies" in rank["sub-mesh"]
         assert rank["sub-mesh, copies"] == "no error"
+        assert "process_group must be ranks that hold different gradients" in rank["copies as parts"]
+        assert rank["other ranks"].startswith("ValueError: process_group must contain this process")
         assert rank["wrong type"].startswith("TypeError: loss_group must be a torch.distributed.ProcessGroup")
 
 
