@@ -18,7 +18,7 @@ import torch
 import stablenum_torch as st
 
 ROOT = Path(__file__).parents[2]
-WEIGHT = "module.0.weight"
+WEIGHT = "0.weight"
 
 
 def run_ranks(folder: Path, cases: str) -> list[dict]:

@@ -67,6 +67,8 @@ def _difference(made: Any, read: Any) -> float | None:
     """Return the number by which all entries differ; None if they differ by several, or by none."""
     if made.shape != read.shape or not made.size or made.dtype.kind != "f":
         return None
+    if not (np.isfinite(made).all() and np.isfinite(read).all()):
+        return None
     gap = made - read
     number = float(np.median(gap))
     scale = float(np.abs(read).max()) + abs(number)
