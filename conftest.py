@@ -25,7 +25,7 @@ collect_ignore = [
 
 @pytest.fixture(autouse=True)
 def _no_accelerate_state() -> Iterator[None]:
-    """Accelerate allows one precision per process, which each Trainer sets: it is forgotten after each test."""
+    """Accelerate allows one precision per process, which each Trainer sets; it is forgotten after a test."""
     yield
     if "accelerate.state" in sys.modules:
         from accelerate.state import AcceleratorState, GradientState
