@@ -9,6 +9,7 @@ from torch import Tensor
 
 __all__ = [
     "check_group",
+    "initialized",
     "is_dtensor",
     "is_sharded",
     "local_part",
@@ -20,9 +21,14 @@ __all__ = [
 ]
 
 
+def initialized() -> bool:
+    """Return whether this process belongs to a group of ranks, be it the only one."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def several_ranks() -> bool:
     """Return whether this process is one of several that train together."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return initialized() and dist.get_world_size() > 1
 
 
 def check_group(name: str, group: object) -> None:

@@ -28,7 +28,7 @@ from stablenum.user_warnings import warn
 from stablenum_torch._devices.groups import Groups
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.joint import Joint, joint_of
-from stablenum_torch._devices.ranks import several_ranks
+from stablenum_torch._devices.ranks import initialized, several_ranks
 from stablenum_torch._devices.state import copy_into, in_memory_of, moved_to
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._devices.waits import HaltWatch, LevelWatch, StepWatch
@@ -102,7 +102,9 @@ class Guard:
         self.state = state
         self._host: HostGuard | None = None  # created by the first step that needs one
         self._joint: Joint | None = None
-        self._joint_known = False  # the first step finds out, because ranks have to find out together
+        # The first step finds out, because ranks have to find out together; without ranks it would only break
+        # the graph of a compiled step.
+        self._joint_known = not initialized()
         self._lost_loss = False
         self._replicas = ReplicaCheck()
         self._halted, self._level, self._watch = HaltWatch(), LevelWatch(), StepWatch()
@@ -175,7 +177,8 @@ class Guard:
             ReplicasPartedError: replicas were compared after this step, and differ.
             NonFiniteError: the configured number of steps in a row could not be applied.
         """
-        params, joint = self.fit(), self._ranks_together()
+        params = self.fit()
+        joint = self._joint if self._joint_known else self._ranks_together()
         if self.left_out:
             self._warn_of_lost_state()
         # Even a rank without gradients has to take part in computing the joint norm.
@@ -383,7 +386,7 @@ class Guard:
         def replace() -> None:
             copy_into(kept, state)
             self.state, self.parameters, self.config = kept, parameters, config
-            self._joint_known = False
+            self._joint_known = not initialized()
 
         finish(replace)
 
