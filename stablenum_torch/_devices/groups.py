@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from stablenum_torch._devices.ranks import initialized
+
 __all__ = ["Groups", "check_not_copies", "data_parallel", "groups_of", "restored_group", "saved_group"]
 
 _WORLD = "all ranks"
@@ -75,5 +77,5 @@ def saved_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | str | No
 def restored_group(saved: dist.ProcessGroup | str | None) -> dist.ProcessGroup | None:
     """Return the group that :func:`saved_group` stands for; None for all ranks in a process alone."""
     if isinstance(saved, str):
-        return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+        return dist.group.WORLD if initialized() else None
     return saved

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stablenum_torch._devices.groups import Groups
-from stablenum_torch._devices.ranks import check_group, is_dtensor, mesh_ranks, replicas
+from stablenum_torch._devices.ranks import check_group, initialized, is_dtensor, mesh_ranks, replicas
 from stablenum_torch._devices.state import to_device
 
 __all__ = ["Joint", "check_groups", "collective_device", "joint_of"]
@@ -191,7 +191,7 @@ def _ranks_together(groups: Groups, params: Sequence[Tensor]) -> tuple[int, ...]
     group = groups.loss if groups.loss is not None else groups.parts
     if group is not None:
         return tuple(sorted(dist.get_process_group_ranks(group)))
-    if not (dist.is_available() and dist.is_initialized()):
+    if not initialized():
         return None
     meshes = {mesh_ranks(p) for p in params if is_dtensor(p)}
     return max(meshes, key=len) if meshes else None

@@ -23,7 +23,7 @@ from stablenum_torch._devices.joint import Joint
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.scalar_namespace import scalars
 from stablenum_torch._devices.state import to_device
-from stablenum_torch._step.measure import dense_values, norms_on_host, wide_norms_without_wait
+from stablenum_torch._step.measure import dense_values, norms_on_host, squares_of, wide_norms_without_wait
 
 __all__ = ["Before", "before_update", "clip_update_on_host", "clip_update_without_wait"]
 
@@ -208,7 +208,7 @@ def _of_all_ranks(
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Return the norms of whole updates, and the square roots of the numbers of their real elements."""
     moves = {id(p): i for i, p in enumerate(moved)}
-    finite = torch.where(torch.isfinite(norms), norms.clamp(max=1e150), norms).square()
+    finite = squares_of(norms)
     squares, none = finite.unbind(), torch.zeros((), dtype=torch.float64, device=norms.device)
     # Made on the device, because numbers copied from the host would make it wait.
     sizes = [torch.full_like(none, v.numel()) for v in after]

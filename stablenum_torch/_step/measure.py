@@ -33,6 +33,7 @@ __all__ = [
     "norms_on_host",
     "norms_without_wait",
     "saturated",
+    "squares_of",
     "stacked",
     "sums_of_pieces",
     "wide_norms_without_wait",
@@ -207,6 +208,12 @@ def in_float32(loss: Tensor) -> Tensor:
     if loss.dtype == torch.float64:
         loss = torch.where(torch.isfinite(loss), loss.clamp(-FLOAT32_MAX, FLOAT32_MAX), loss)
     return loss.float()
+
+
+def squares_of(norms: Tensor) -> Tensor:
+    """Return the squares of float64 norms, which are not finite only where the norms are not."""
+    # Only norms of float64 gradients can be finite and have squares that overflow float64.
+    return torch.where(torch.isfinite(norms), norms.clamp(max=1e150), norms).square()
 
 
 def _local_norms(grads: Sequence[Tensor | None], device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ from stablenum.wide import Wide
 from stablenum_torch._devices.joint import Joint
 from stablenum_torch._devices.ranks import local_window
 from stablenum_torch._devices.state import to_device
-from stablenum_torch._step.measure import gradient_norms_without_wait, in_float32
+from stablenum_torch._step.measure import gradient_norms_without_wait, in_float32, saturated, squares_of
 from stablenum_torch._step.measure_elements import Extremes, extremes_without_wait
 from stablenum_torch._step.measure_exactly import (
     aligned,
@@ -95,8 +95,7 @@ def measured_together(
         wide: whether norms are exchanged in float64, as those beyond float32's range have to be.
     """
     norms = gradient_norms_without_wait(params, device)
-    # Only float64 gradients can have finite norms whose squares overflow float64.
-    squares = torch.where(torch.isfinite(norms), norms.clamp(max=1e150), norms).square()
+    squares = squares_of(norms)
     extremes = extremes_without_wait(params, device, config.needs)
     part = (squares * joint.shares(device)).sum().sqrt()
     if wide:
@@ -109,8 +108,7 @@ def measured_together(
         *_noted(loss, found_inf, part),
         *_of_rank(extremes, joint, device),
     ]
-    # A finite norm beyond float32 saturates there.
-    columns[0] = part if dtype == torch.float64 else _saturated(part)
+    columns[0] = part if dtype == torch.float64 else saturated(part)
     row = torch.stack([column.to(dtype) for column in columns])
     sums = None
     if config.exact_norms:
@@ -143,10 +141,6 @@ def _beyond_squares(norms: Tensor, shares: Tensor) -> Tensor:
     """Return the joint norm of finite norms whose squares may overflow float64."""
     unit = norms.amax().clamp(min=torch.finfo(torch.float64).tiny)
     return unit * ((norms / unit).square() * shares).sum().sqrt()
-
-
-def _saturated(norm: Tensor) -> Tensor:
-    return torch.where(torch.isfinite(norm), norm.clamp(max=torch.finfo(torch.float32).max), norm)
 
 
 def _worst(params: Sequence[Tensor], norms: Tensor) -> Tensor:
@@ -198,10 +192,7 @@ def _values(
     for which in ([p.grad for p in params], [p.detach() for p in params]):
         for i, (p, tensor, n) in enumerate(zip(params, which, used, strict=True)):
             if n:
-                found = parts_of_units(rule, p, tensor, device)
-                values.append(
-                    torch.where(torch.isfinite(found), found.clamp(max=1e150), found).square() * each[i]
-                )
+                values.append(squares_of(parts_of_units(rule, p, tensor, device)) * each[i])
 
     def places() -> list[np.ndarray]:
         own = [_own_units(rule, p) if n else np.zeros(0, np.int64) for p, n in zip(params, used, strict=True)]

@@ -136,7 +136,7 @@ def _own(tb: TracebackType | None) -> TracebackType | None:
 
 def _leave_with_others(session: Session, leave: Callable[[], None]) -> None:
     """End the process some time after another one has failed that trains with it, or after this one has: it
-    may wait in a collective for ever. What was recorded until then is told."""
+    may wait in a collective indefinitely. What was recorded until then is reported."""
     while not (session.is_left_alone(within=0.0) or session.over):
         time.sleep(0.2)
     time.sleep(GRACE)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._diagnosis.replay.schemas import tensors_in
 
 __all__ = ["Collective", "as_rank", "collective_of", "faked", "local_of", "own_rank", "wait_of", "wrapped"]
@@ -157,7 +158,7 @@ def local_of(tensor: Tensor) -> Tensor:
 
 def own_rank() -> int | None:
     """Return this process's rank; None if it trains alone."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+    if not several_ranks():
         return None
     return dist.get_rank()
 
