@@ -9,11 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
-from subprocess import PIPE
 from typing import Any
 
 import numpy as np
@@ -34,8 +29,8 @@ from tests.torch.accumulation_program import (
     share,
     wrapped,
 )
+from tests.torch.launching import results_of_ranks
 
-ROOT = Path(__file__).parents[2]
 FLOAT32 = [name for name, case in CASES.items() if case.dtype == torch.float32]
 NARROW = [name for name in CASES if name not in FLOAT32]
 OVERFLOWS = [name for name in CASES if name.endswith("not divided before")]
@@ -45,23 +40,8 @@ OVERFLOWS = [name for name in CASES if name.endswith("not divided before")]
 def ranks(tmp_path_factory) -> list[dict[str, Any]]:
     """What each rank found of each case."""
     store = tmp_path_factory.mktemp("accumulation") / "store"
-    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, "-W", "ignore", "-m", "tests.torch.accumulation_program"]
-    started = [
-        subprocess.Popen(
-            [*program, str(rank), str(store)], cwd=ROOT, env=env, text=True, stdout=PIPE, stderr=PIPE
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        finished = [process.communicate(timeout=200) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    for process, (_, err) in zip(started, finished, strict=True):
-        assert process.returncode == 0, err[-3000:]
-    return [json.loads(out.split("RESULT ")[1]) for out, _ in finished]
+    told = results_of_ranks("accumulation_program", store, world=WORLD, timeout=200)
+    return [json.loads(result) for result in told]
 
 
 # --- one process ---------------------------------------------------------------------------------

@@ -7,11 +7,7 @@ Where gradients have the same bits on both meshes, so do decisions, norms, stati
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from subprocess import PIPE
 from typing import Any
 
 import numpy as np
@@ -36,8 +32,8 @@ from tests.torch.checkpoint_program import (
     start,
     train,
 )
+from tests.torch.launching import results_of_ranks
 
-ROOT = Path(__file__).parents[2]
 MESHES = ("fsdp2 on 4", "fsdp2 on 2", "hsdp on 2 x 2", "one process")
 # What torch.distributed.checkpoint says in one process.
 pytestmark = pytest.mark.filterwarnings(
@@ -53,28 +49,8 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def ranks(folder) -> list[dict[str, Any]]:
     """What each rank found."""
-    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, "-W", "ignore", "-m", "tests.torch.checkpoint_program"]
-    started = [
-        subprocess.Popen(
-            [*program, str(rank), str(folder / "store"), str(folder)],
-            cwd=ROOT,
-            env=env,
-            text=True,
-            stdout=PIPE,
-            stderr=PIPE,
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        finished = [process.communicate(timeout=200) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    for process, (_, err) in zip(started, finished, strict=True):
-        assert process.returncode == 0, err[-3000:]
-    return [json.loads(out.split("RESULT ")[1]) for out, _ in finished]
+    told = results_of_ranks("checkpoint_program", folder / "store", folder, world=WORLD, timeout=200)
+    return [json.loads(result) for result in told]
 
 
 def resumed(ranks: list[dict[str, Any]], folder: Path, kind: str, mesh: str) -> list[dict[str, Any]]:

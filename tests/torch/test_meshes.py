@@ -7,18 +7,13 @@ each step with it on the spot.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from subprocess import PIPE
 from typing import Any
 
 import pytest
 
 from tests.selection import only
+from tests.torch.launching import results_of_ranks
 
-ROOT = Path(__file__).parents[2]
 RANKS = 4
 LAYOUTS = {
     "ddp",
@@ -55,28 +50,8 @@ SKIPPED = ("INF_GRADIENT", "NAN_GRADIENT", "NONFINITE_LOSS", "SPIKE_LOSS")
 def told(request, tmp_path_factory) -> dict[str, dict[str, Any]]:
     """What the ranks told; "device": on the path of accelerators, with CPU tensors."""
     store = tmp_path_factory.mktemp("meshes") / "store"
-    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, "-W", "ignore", "-m", "tests.torch.mesh_program"]
-    started = [
-        subprocess.Popen(
-            [*program, str(rank), str(store), request.param],
-            cwd=ROOT,
-            env=env,
-            text=True,
-            stdout=PIPE,
-            stderr=PIPE,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        outputs = [process.communicate(timeout=900) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    for process, (_, err) in zip(started, outputs, strict=True):
-        assert process.returncode == 0, err[-3000:]
-    told = [out.split("RESULT ")[1].split("\nLATE ") for out, _ in outputs]
+    printed = results_of_ranks("mesh_program", store, request.param, world=RANKS, timeout=900)
+    told = [result.split("\nLATE ") for result in printed]
     results = [json.loads(result) for result, _ in told]
     assert all(result["faults"] == results[0]["faults"] for result in results), "ranks tell different stories"
     assert all(result["rules"] == results[0]["rules"] for result in results), "ranks tell different stories"

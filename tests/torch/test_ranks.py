@@ -8,43 +8,21 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
-from subprocess import PIPE
 
 import pytest
 import torch
 
 import stablenum_torch as st
 from tests.selection import only
-
-ROOT = Path(__file__).parents[2]
+from tests.torch.launching import results_of_ranks
 
 
 @pytest.fixture(scope="module", params=only(["device"], ["host", "device"]))
 def ranks(request, tmp_path_factory) -> list[dict]:
     """What each rank printed; "device": on the path of accelerators, with CPU tensors."""
     store = tmp_path_factory.mktemp("ranks") / "store"
-    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, "-W", "ignore", "-m", "tests.torch.ranks_program"]
-    pipes = {"stdout": PIPE, "stderr": PIPE}
-    started = [
-        subprocess.Popen(
-            [*program, str(rank), str(store), request.param], cwd=ROOT, env=env, text=True, **pipes
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        finished = [process.communicate(timeout=240) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    for process, (_, err) in zip(started, finished, strict=True):
-        assert process.returncode == 0, err[-3000:]
-    return [json.loads(out.split("RESULT ")[1]) for out, _ in finished]
+    told = results_of_ranks("ranks_program", store, request.param, world=2, timeout=240)
+    return [json.loads(result) for result in told]
 
 
 def on_one_rank(*, loss_known: bool) -> tuple[list, float]:

@@ -5,46 +5,22 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-from subprocess import PIPE
 
 import pytest
 import torch
 
 import stablenum_torch as st
+from tests.torch.launching import results_of_ranks
 
-ROOT = Path(__file__).parents[2]
 WEIGHT = "0.weight"
 
 
 def run_ranks(folder: Path, cases: str) -> list[dict]:
     """What each of the four ranks printed."""
-    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, "-W", "ignore", "-m", "tests.torch.replicas_program"]
-    started = [
-        subprocess.Popen(
-            [*program, str(rank), str(folder / "store"), cases],
-            cwd=ROOT,
-            env=env,
-            text=True,
-            stdout=PIPE,
-            stderr=PIPE,
-        )
-        for rank in range(4)
-    ]
-    try:
-        finished = [process.communicate(timeout=280) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    for process, (_, err) in zip(started, finished, strict=True):
-        assert process.returncode == 0, err[-3000:]
-    return [json.loads(out.split("RESULT ")[1]) for out, _ in finished]
+    told = results_of_ranks("replicas_program", folder / "store", cases, world=4, timeout=280)
+    return [json.loads(result) for result in told]
 
 
 @pytest.fixture(scope="module")
