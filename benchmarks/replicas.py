@@ -8,14 +8,13 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.launching import said_by_the_first
 from benchmarks.repeats import pooled, ratio_to_bare, restless, timed, until_known
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.timing import interleaved
@@ -82,22 +81,15 @@ def _measure(framework: str, rounds: int, turn: int, shapes: Sequence[Sequence[i
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.replicas"]
         command += [framework, str(rounds), str(turn), json.dumps(shapes), str(Path(folder) / "meeting")]
-        environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-        started = [
-            subprocess.Popen([*command, str(rank)], env=environment, stdout=subprocess.PIPE, text=True)
-            for rank in range(ranks)
-        ]
-        try:
-            said = [process.communicate(timeout=_PATIENCE_S)[0] for process in started]
-        except subprocess.TimeoutExpired as error:
-            raise BenchmarkError(f"the replicas did not end within {_PATIENCE_S} seconds") from error
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
-    if any(process.returncode for process in started):
-        raise BenchmarkError(f"a process of the replicas failed in {framework}; its error is above")
-    return {"samples": json.loads(said[0].splitlines()[-1])}
+        samples = said_by_the_first(
+            command,
+            ranks,
+            all_of_them="the replicas",
+            one_of_them=f"a process of the replicas in {framework}",
+            patience=_PATIENCE_S,
+            environment={"JAX_PLATFORMS": "cpu"},
+        )
+    return {"samples": samples}
 
 
 def _in_torch(rounds: int, turn: int, shapes: Sequence[Sequence[int]], meeting: str, rank: int) -> Any:

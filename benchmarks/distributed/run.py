@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -14,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.distributed.worker import BARE_BESIDE_EXACT, BY_HAND, EXACT, LAYOUTS
+from benchmarks.launching import said_by_the_first
 from benchmarks.repeats import Timed, known_within, pooled, quotient_within, timed
-from benchmarks.steps.errors import BenchmarkError
 
 __all__ = ["peer_versions", "run"]
 
@@ -58,26 +55,18 @@ def launch(world: int, rounds: int, turn: int, layers: int, width: int) -> dict[
     Raises:
         BenchmarkError: a rank failed, or did not end.
     """
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         numbers = [str(n) for n in (rounds, turn, layers, width)]
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.distributed.worker", str(world)]
         command += [str(Path(folder) / "meeting"), *numbers]
-        started = [
-            subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environment)
-            for rank in range(world)
-        ]
-        try:
-            said = [process.communicate(timeout=_PATIENCE_S)[0] for process in started]
-        except subprocess.TimeoutExpired as error:
-            raise BenchmarkError(f"the {world} ranks did not end within {_PATIENCE_S} seconds") from error
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
-    if any(process.returncode for process in started):
-        raise BenchmarkError(f"a rank of {world} failed; its error is above")
-    found: dict[str, Any] = json.loads(said[0].splitlines()[-1])
+        found: dict[str, Any] = said_by_the_first(
+            command,
+            world,
+            all_of_them=f"the {world} ranks",
+            one_of_them=f"a rank of {world}",
+            patience=_PATIENCE_S,
+            environment={"OMP_NUM_THREADS": "1"},
+        )
     return found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import stablenum_torch
-from benchmarks.steps.errors import BenchmarkError
+from benchmarks.launching import said_by_the_first
 from benchmarks.steps.reference import CLIP_AT, FACTORS, check_clipped_alike, check_decided
 from benchmarks.timing import interleaved
 
@@ -57,21 +56,13 @@ def measure(world: int, rounds: int, turn: int = 0) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.ranks.torch_ranks"]
         command += [str(world), str(Path(folder) / "meeting"), str(rounds), str(turn)]
-        started = [
-            subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True)
-            for rank in range(world)
-        ]
-        try:
-            said = [process.communicate(timeout=_PATIENCE_S)[0] for process in started]
-        except subprocess.TimeoutExpired as error:
-            raise BenchmarkError(f"the {world} ranks did not end within {_PATIENCE_S} seconds") from error
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
-        if any(process.returncode for process in started):
-            raise BenchmarkError(f"a rank of {world} failed; its error is above")
-    found: dict[str, Any] = json.loads(said[0].splitlines()[-1])
+        found: dict[str, Any] = said_by_the_first(
+            command,
+            world,
+            all_of_them=f"the {world} ranks",
+            one_of_them=f"a rank of {world}",
+            patience=_PATIENCE_S,
+        )
     return found
 
 
