@@ -22,9 +22,13 @@ __all__ = [
     "COLUMNS",
     "DIGITS",
     "LIMBS",
+    "WINDOWS",
     "Sums",
     "add",
+    "aligned",
     "as_columns",
+    "carried",
+    "counted_once",
     "digits_of",
     "from_columns",
     "norms",
@@ -41,7 +45,8 @@ LIMBS, DIGITS = 5, 3
 COLUMNS = 1 + LIMBS * DIGITS
 _WORD, _MASK = 16, 0xFFFF
 _MAGNITUDE, _HIDDEN, _INFINITY = 0x7FFFFFFF, 0x800000, 0x7F800000
-# Windows of sums that are not finite; those of finite numbers are below 35.
+# The number of windows of finite sums. Those of others are above.
+WINDOWS = 35
 _INF_WINDOW, _NAN_WINDOW = 1000, 2000
 
 
@@ -148,22 +153,45 @@ def summed(bits: Array, *, xp: Namespace) -> Sums:
     return Sums(top, xp.astype(xp.stack(limbs), xp.int32))
 
 
-def add(sums: Sums, *, xp: Namespace) -> Sums:
-    """Return the sum over the first axis, which is at most 2**7 long, or 2**15 if no digit is above 2**16.
+def aligned(sums: Sums, top: Array, *, xp: Namespace) -> Array:
+    """Return the digits below a window that is at least as high as each sum's own, (..., LIMBS, DIGITS).
 
-    Limbs below the highest window are left out before anything is carried, as they are in the other rows.
+    What is then below the lowest limb is left out, before anything is carried, as it is in the other sums.
     """
-    top = xp.max(sums.window, axis=0)
     behind = xp.expand_dims(top - sums.window, axis=-1)
-    zero = xp.zeros_like(sums.digits[..., 0, :])
     limbs = []
     for k in range(LIMBS):
-        limb = zero
+        limb = xp.zeros_like(sums.digits[..., 0, :])
         for i in range(k + 1):
             limb = xp.where(behind == k - i, sums.digits[..., i, :], limb)
-        limb = xp.sum(limb, axis=0, dtype=xp.int32)
-        limbs.append(xp.stack(digits_of([limb[..., i] for i in range(DIGITS)], xp=xp), axis=-1))
-    return Sums(top, xp.stack(limbs, axis=-2))
+        limbs.append(limb)
+    return xp.stack(limbs, axis=-2)
+
+
+def carried(window: Array, digits: Array, *, xp: Namespace) -> Sums:
+    """Return the sum whose aligned digits have been added up, each to less than 2**31."""
+    digits = xp.stack(digits_of([digits[..., i] for i in range(DIGITS)], xp=xp), axis=-1)
+    return Sums(window, digits)
+
+
+def add(sums: Sums, *, xp: Namespace) -> Sums:
+    """Return the sum over the first axis, which is at most 2**7 long, or 2**15 if no digit is above 2**16."""
+    top = xp.max(sums.window, axis=0)
+    return carried(top, xp.sum(aligned(sums, top, xp=xp), axis=0, dtype=xp.int32), xp=xp)
+
+
+def counted_once(sums: Sums, first: Array, *, xp: Namespace) -> Sums:
+    """Return the sums of parts that no one before has, and 0 for others; what is not finite always counts.
+
+    Args:
+        sums: (n, ...).
+        first: (n,) bool, whether this is the first rank or device that has the part.
+        xp: the array namespace.
+    """
+    zero = xp.zeros_like(sums.window)
+    kept = xp.where(first | (sums.window >= WINDOWS), sums.window, zero)
+    digits = xp.where(xp.reshape(first, (-1, 1, 1)), sums.digits, xp.zeros_like(sums.digits))
+    return Sums(kept, digits)
 
 
 def as_columns(sums: Sums, *, xp: Namespace) -> Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import stablenum
-from stablenum.exact_sums import COLUMNS, Sums, add, as_columns, from_columns, norms
+from stablenum.exact_sums import COLUMNS, Sums, add, as_columns, counted_once, from_columns, norms
 from stablenum.formats import NO_LOSS
 from stablenum.guard.finiteness import worst_index
 from stablenum.guard.ranks import Ranks
@@ -71,7 +71,7 @@ def over_devices(
     if seen.elements is not None:
         row["elements"] = jnp.stack(seen.elements)
     if seen.sums is not None:
-        sums = _contributed(seen.sums, leaves, axis_name)
+        sums = counted_once(seen.sums, jnp.stack(is_first_copy(leaves, axis_name)), xp=jnp)
         row["sums"] = as_columns(sums if each else add(sums, xp=jnp), xp=jnp).ravel()
     elif each:
         row["norms"] = jnp.concatenate([parts.value, _float32(parts.power)])
@@ -91,12 +91,6 @@ def _own(seen: Measured, parts: Wide) -> Array:
 def _float32(x: Array | None) -> Array:
     assert x is not None
     return x.astype(jnp.float32)
-
-
-def _contributed(sums: Sums, leaves: Sequence[Any], axis_name: AxisName) -> Sums:
-    """Return the sums, without those of copies: the first device that has one contributes it."""
-    first = jnp.stack(is_first_copy(leaves, axis_name))
-    return Sums(jnp.where(first, sums.window, 0), jnp.where(first[:, None, None], sums.digits, 0))
 
 
 def _gathered(row: dict[str, Array], axis_name: AxisName) -> dict[str, Array]:

@@ -12,7 +12,7 @@ import array_api_compat.torch as torch_namespace
 import torch
 from torch import Tensor
 
-from stablenum.exact_sums import DIGITS, LIMBS, Sums, add, as_columns, digits_of, from_columns, norms, window
+from stablenum.exact_sums import DIGITS, LIMBS, WINDOWS, Sums, add, as_columns, from_columns, norms, window
 from stablenum.formats import FLOAT32_MAX
 from stablenum.wide import Wide
 from stablenum_torch._devices.ranks import local_part
@@ -20,20 +20,15 @@ from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.measure import dense_values
 
 __all__ = [
-    "aligned",
     "as_row",
-    "counted_once",
     "exact_norms",
     "exact_sums",
     "sum_of_rows",
     "total_of",
-    "whole_norms",
 ]
 
 _AT_A_TIME = 2**16  # elements whose squares stay in the cache
-_WINDOWS = 35  # of finite sums
 _ROWS = 2**7  # what `add` can add up at once
-_NOT_FINITE = 1000  # windows from here on
 
 
 def exact_sums(grads: Sequence[Tensor | None], device: torch.device) -> Sums:
@@ -55,7 +50,7 @@ def _sum_of(grad: Tensor | None, device: torch.device) -> Sums:
     pieces = flat.split(_AT_A_TIME)
     largest = torch.stack([_float32(piece).abs().amax() for piece in pieces]).amax()
     top = window(largest.view(torch.int32), xp=torch_namespace)
-    finite = top < _NOT_FINITE
+    finite = top < WINDOWS
     unit = _units(flat.device).index_select(0, torch.where(finite, top, 0).reshape(1))
     limbs = torch.stack([_limbs(_float32(piece).double().square() * unit) for piece in pieces]).sum(0)
     whole = torch.where(finite, limbs, 0.0).long()
@@ -80,7 +75,7 @@ def _limbs(squares: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=16)
 def _units(device: torch.device) -> Tensor:
     """Return what brings squares to the units of the highest limb, for each window: float64 powers of two."""
-    return torch.tensor([2.0 ** (298 - 16 * w) for w in range(_WINDOWS)], dtype=torch.float64).to(device)
+    return torch.tensor([2.0 ** (298 - 16 * w) for w in range(WINDOWS)], dtype=torch.float64).to(device)
 
 
 def _nothing(device: torch.device) -> Sums:
@@ -111,17 +106,6 @@ def exact_norms(sums: Sums) -> Wide:
     return norms(sums, xp=torch_namespace)
 
 
-def counted_once(sums: Sums, first: Tensor) -> Sums:
-    """Return the sums of parts that no rank before this one has, and 0 for the others.
-
-    Args:
-        sums: (n, ...).
-        first: (n,) bool, whether this is the first rank that has the part.
-    """
-    window = torch.where(first | (sums.window >= _NOT_FINITE), sums.window, 0)
-    return Sums(window, torch.where(first[:, None, None], sums.digits, 0))
-
-
 def as_row(sums: Sums) -> Tensor:
     """Return this rank's sum as numbers that float32 holds."""
     return as_columns(total_of(sums), xp=torch_namespace)
@@ -130,27 +114,3 @@ def as_row(sums: Sums) -> Tensor:
 def sum_of_rows(rows: Tensor) -> Wide:
     """Return the joint norm from the rows of all ranks, (p, COLUMNS)."""
     return exact_norms(total_of(from_columns(rows, xp=torch_namespace)))
-
-
-def aligned(sums: Sums, top: Tensor) -> Tensor:
-    """Return the digits of sums below a common window, (n, LIMBS, DIGITS); what is below the lowest limb is
-    left out.
-
-    Args:
-        sums: (n, ...).
-        top: (n,) the windows, at least those of the sums.
-    """
-    behind = (top - sums.window)[:, None]
-    limbs = []
-    for k in range(LIMBS):
-        limb = torch.zeros_like(sums.digits[:, 0])
-        for i in range(k + 1):
-            limb = torch.where(behind == k - i, sums.digits[:, i], limb)
-        limbs.append(limb)
-    return torch.stack(limbs, 1)
-
-
-def whole_norms(top: Tensor, digits: Tensor) -> Wide:
-    """Return norms from windows and the sums of aligned digits over ranks, (n, LIMBS, DIGITS)."""
-    carried = torch.stack(digits_of(list(digits.int().unbind(-1)), xp=torch_namespace), -1)
-    return exact_norms(Sums(top.int(), carried))

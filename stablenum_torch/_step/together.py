@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stablenum.exact_sums import DIGITS, LIMBS, Sums
+from stablenum.exact_sums import DIGITS, LIMBS, Sums, aligned, carried, counted_once
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.recorder import recorded_loss
 from stablenum.rules.clipping import AdaptiveGradClip, Units
@@ -20,14 +20,7 @@ from stablenum_torch._devices.ranks import local_window
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.measure import gradient_norms_without_wait, in_float32, saturated, squares_of
 from stablenum_torch._step.measure_elements import Extremes, extremes_without_wait
-from stablenum_torch._step.measure_exactly import (
-    aligned,
-    as_row,
-    counted_once,
-    exact_sums,
-    sum_of_rows,
-    whole_norms,
-)
+from stablenum_torch._step.measure_exactly import as_row, exact_norms, exact_sums, sum_of_rows
 from stablenum_torch._step.measure_units import parts_of_units
 
 __all__ = ["Together", "measured_together", "needs_rows", "widths"]
@@ -112,7 +105,8 @@ def measured_together(
     row = torch.stack([column.to(dtype) for column in columns])
     sums = None
     if config.exact_norms:
-        sums = counted_once(exact_sums([p.grad for p in params], device), joint.first(device))
+        own = exact_sums([p.grad for p in params], device)
+        sums = counted_once(own, joint.first(device), xp=torch_namespace)
         row = torch.cat([row, as_row(sums).to(dtype)])
     if rows:
         values, places = _values(config, params, squares, device, joint, included)
@@ -132,8 +126,9 @@ def measured_together(
 def _exact_norms(sums: Sums, joint: Joint) -> Tensor:
     """Return (n,) float64, the norms of whole parameters, each rounded once."""
     top = joint.largest_rows(sums.window).to(torch.int32)
-    joined = joint.joined_rows(aligned(sums, top).flatten(1).T)
-    found = whole_norms(top, joined.T.reshape(len(top), LIMBS, DIGITS))
+    joined = joint.joined_rows(aligned(sums, top, xp=torch_namespace).flatten(1).T)
+    digits = joined.T.reshape(len(top), LIMBS, DIGITS).int()
+    found = exact_norms(carried(top, digits, xp=torch_namespace))
     return torch.ldexp(found.value.double(), found.power)
 
 

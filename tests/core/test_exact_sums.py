@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablenum import exact_sums
-from stablenum.exact_sums import Sums, add, as_columns, from_columns, norms, summed
+from stablenum.exact_sums import Sums, add, as_columns, counted_once, from_columns, norms, summed
 from stablenum.formats import FLOAT32_MAX
 from stablenum.wide import Wide
 
@@ -154,3 +154,13 @@ def test_the_digits_keep_carries_within_their_limb(monkeypatch):
     monkeypatch.setattr(exact_sums, "digits_of", lambda digits, *, xp: [d & 0xFFFF for d in digits])
     parts = [of([1.9999]) for _ in range(8)]
     assert not same(norms(joined(parts), xp=npx), norms(of([1.9999] * 8), xp=npx))
+
+
+def test_a_copy_counts_once_unless_it_is_not_finite():
+    """A copy that has gone bad on one rank alone must not be left out with the good ones."""
+    sums = stacked([of([3.0]), of([4.0]), of([5.0])])
+    once = counted_once(sums, np.asarray([True, True, False]), xp=npx)
+    assert float(norms(add(once, xp=npx), xp=npx).value) == 5.0
+    bad = stacked([of([3.0]), of([math.nan])])
+    once = counted_once(bad, np.asarray([True, False]), xp=npx)
+    assert math.isnan(float(norms(add(once, xp=npx), xp=npx).value))
