@@ -34,7 +34,7 @@ class Shuffled:
     def __iter__(self) -> Iterator[Any]:
         source = self.generator or random
         order = source.sample(range(7), 7)
-        return ((index, random.random()) for index in order)  # noqa: S311
+        return ((index, random.random()) for index in order)
 
 
 class Stateful:
@@ -156,9 +156,9 @@ def test_samplers_are_given_the_epoch_before_it_begins_and_after_going_back() ->
 
 
 def test_data_that_cannot_go_back_are_refused() -> None:
-    with pytest.raises(TypeError, match="data must be a function of .* got generator. A generator cannot"):
+    with pytest.raises(TypeError, match=r"data must be a function of .* got generator. A generator cannot"):
         position_of((i for i in range(3)), PythonsGenerator())
-    with pytest.raises(TypeError, match="data must be a function of .* got int"):
+    with pytest.raises(TypeError, match=r"data must be a function of .* got int"):
         position_of(3, PythonsGenerator())
 
 
