@@ -21,8 +21,8 @@ class Response:
         skip_data: whether the data between the snapshot and the symptom are left out, as PaLM did (Chowdhery
             et al. 2022, arXiv 2204.02311, section 5.1). If not, the same batches follow again: a fault of the
             machine does not come back, and the run is then the one that it would have been.
-        skip_further: how many batches after the symptom are left out too, because a stretch of bad data may go
-            on; 0 without ``skip_data``.
+        skip_further: how many batches after the symptom are left out too, because a stretch of bad data may
+            go on; 0 without ``skip_data``.
         rate: a factor on the learning rate, above 0 and at most 1.
         clip: the largest gradient norm, in multiples of the median norm of the steps before the symptom;
             None leaves the clip threshold alone. A lower threshold that is already set stays.
