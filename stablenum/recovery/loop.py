@@ -16,7 +16,7 @@ from stablenum.recovery.ledger import Ledger, RecoveryEvent
 from stablenum.recovery.plan import Rewind, Stop, plan
 from stablenum.recovery.positions import Generators, position_of
 from stablenum.recovery.reports import stopped_report
-from stablenum.recovery.settings import RecoveryPolicy
+from stablenum.recovery.settings import RecoveryPolicy, Response
 from stablenum.recovery.snapshots import Snapshot, Snapshots
 from stablenum.recovery.symptoms import Symptom, SymptomCode, Watch, first_of
 from stablenum.settings_checks import check_int
@@ -202,7 +202,7 @@ class RecoveryLoop:
         snapshot, response = move.snapshot, move.response
         usual = self._watch.usual_grad_norm
         clip_at = None if response.clip is None or usual is None else response.clip * usual
-        left_out = self._identifiers.between(snapshot.step + 1, self.step) if response.skip_data else None
+        left_out = self._left_out(snapshot, response)
         event = RecoveryEvent(
             symptom=symptom,
             attempt=move.attempt,
@@ -212,6 +212,7 @@ class RecoveryLoop:
             suspects=self._identifiers.range(symptom.origin, symptom.step),
             clip_at=clip_at,
         )
+        self._snapshots.confirm_before(symptom.origin)
         self._go_back_to(snapshot)
         if response.skip_data:
             # Whoever comes back here again, from memory or from the disk, leaves the same data out.
@@ -224,6 +225,15 @@ class RecoveryLoop:
         self._ledger.events.append(event)
         self._write_ledger()
         _logger.warning("Recovery at %s.", event)
+
+    def _left_out(self, snapshot: Snapshot, response: Response) -> tuple[Any, Any] | None:
+        """Read on past the batches that are left out, and return the first and the last of them."""
+        if not response.skip_data:
+            return None
+        first, last = self._identifiers.of(snapshot.step + 1), self._identifiers.of(self.step)
+        for _ in range(response.skip_further):
+            last = self._identifiers.identified(*self._position.next())
+        return first, last
 
     def _go_back_to(self, snapshot: Snapshot) -> None:
         self._ease(None)
