@@ -30,9 +30,13 @@ class Identifiers:
 
     def note(self, step: int, place: Place, batch: Any) -> None:
         """Note the batch of a step; a step that is made again after a rewind replaces the one before."""
-        self._known[step] = place._asdict() if self._identify is None else self._identify(batch)
+        self._known[step] = self.identified(place, batch)
         self._known.pop(step - _HELD, None)
         self._batches.append((step, batch))
+
+    def identified(self, place: Place, batch: Any) -> Any:
+        """Return the identifier of a batch."""
+        return place._asdict() if self._identify is None else self._identify(batch)
 
     def of(self, step: int) -> Any:
         """Return the identifier of a step's batch; None if it is not known."""
@@ -41,11 +45,6 @@ class Identifiers:
     def range(self, first: int, last: int) -> tuple[Any, ...]:
         """Return the known identifiers of the steps from ``first`` to ``last``."""
         return tuple(self._known[step] for step in range(first, last + 1) if step in self._known)
-
-    def between(self, first: int, last: int) -> tuple[Any, Any] | None:
-        """Return the identifiers of the first and the last known of these steps; None if none is known."""
-        known = self.range(first, last)
-        return (known[0], known[-1]) if known else None
 
     def batch_of(self, step: int) -> tuple[Any] | None:
         """Return the batch of a step, in a tuple; None if it is not held."""

@@ -16,7 +16,7 @@ from stablenum.recovery.ledger import Ledger, RecoveryEvent
 from stablenum.recovery.plan import Rewind, Stop, plan
 from stablenum.recovery.positions import Generators, position_of
 from stablenum.recovery.reports import stopped_report
-from stablenum.recovery.settings import RecoveryPolicy
+from stablenum.recovery.settings import RecoveryPolicy, Response
 from stablenum.recovery.snapshots import Snapshot, Snapshots
 from stablenum.recovery.symptoms import Symptom, SymptomCode, Watch, first_of
 from stablenum.settings_checks import check_int
@@ -54,7 +54,9 @@ class Easing(NamedTuple):
 class Hooks(Protocol):
     """What an adapter does for the loop."""
 
-    generators: Generators
+    @property
+    def generators(self) -> Generators:
+        """The random generators of the process."""
 
     def capture(self) -> Any:
         """Return a copy of the whole state in host memory."""
@@ -118,9 +120,9 @@ class RecoveryLoop:
         self._easing: Easing | None = None
 
     @property
-    def events(self) -> list[RecoveryEvent]:
+    def events(self) -> Sequence[RecoveryEvent]:
         """The rewinds so far, oldest first."""
-        return list(self._ledger.events)
+        return self._ledger.events
 
     def history(self) -> list[dict[str, Any]]:
         """Return the guard's history with the identifier of each step's batch, where it is known."""
@@ -202,7 +204,7 @@ class RecoveryLoop:
         snapshot, response = move.snapshot, move.response
         usual = self._watch.usual_grad_norm
         clip_at = None if response.clip is None or usual is None else response.clip * usual
-        left_out = self._identifiers.between(snapshot.step + 1, self.step) if response.skip_data else None
+        left_out = self._left_out(snapshot, response)
         event = RecoveryEvent(
             symptom=symptom,
             attempt=move.attempt,
@@ -212,6 +214,7 @@ class RecoveryLoop:
             suspects=self._identifiers.range(symptom.origin, symptom.step),
             clip_at=clip_at,
         )
+        self._snapshots.confirm_before(symptom.origin)
         self._go_back_to(snapshot)
         if response.skip_data:
             # Whoever comes back here again, from memory or from the disk, leaves the same data out.
@@ -224,6 +227,15 @@ class RecoveryLoop:
         self._ledger.events.append(event)
         self._write_ledger()
         _logger.warning("Recovery at %s.", event)
+
+    def _left_out(self, snapshot: Snapshot, response: Response) -> tuple[Any, Any] | None:
+        """Read on past the batches that are left out, and return the first and the last of them."""
+        if not response.skip_data:
+            return None
+        first, last = self._identifiers.of(snapshot.step + 1), self._identifiers.of(self.step)
+        for _ in range(response.skip_further):
+            last = self._identifiers.identified(*self._position.next())
+        return first, last
 
     def _go_back_to(self, snapshot: Snapshot) -> None:
         self._ease(None)

@@ -21,6 +21,8 @@ class Response:
         skip_data: whether the data between the snapshot and the symptom are left out, as PaLM did (Chowdhery
             et al. 2022, arXiv 2204.02311, section 5.1). If not, the same batches follow again: a fault of the
             machine does not come back, and the run is then the one that it would have been.
+        skip_further: how many batches after the symptom are left out too, because a stretch of bad data may
+            go on; 0 without ``skip_data``.
         rate: a factor on the learning rate, above 0 and at most 1.
         clip: the largest gradient norm, in multiples of the median norm of the steps before the symptom;
             None leaves the clip threshold alone. A lower threshold that is already set stays.
@@ -28,7 +30,8 @@ class Response:
         steps: for how many steps after that of the symptom ``rate``, ``clip`` and ``wider`` hold.
 
     Raises:
-        ValueError: a field is out of its range, or there is something to hold and ``steps`` is 0.
+        ValueError: a field is out of its range, there is something to hold and ``steps`` is 0, or
+            ``skip_further`` is given without ``skip_data``.
         TypeError: ``skip_data`` or ``wider`` is not a bool.
 
     Example:
@@ -38,6 +41,7 @@ class Response:
 
     older: int = 0
     skip_data: bool = True
+    skip_further: int = 0
     rate: float = 1.0
     clip: float | None = None
     wider: bool = False
@@ -45,12 +49,15 @@ class Response:
 
     def __post_init__(self) -> None:
         check_field(self, "older", whole=True, at_least=0)
+        check_field(self, "skip_further", whole=True, at_least=0)
         check_field(self, "rate", above=0.0, at_most=1.0)
         check_field(self, "steps", whole=True, at_least=0)
         check_flag("Response.skip_data", self.skip_data)
         check_flag("Response.wider", self.wider)
         if self.clip is not None:
             check_field(self, "clip", above=0.0)
+        if self.skip_further and not self.skip_data:
+            raise bad_field("Response.skip_further", "0 where skip_data is False", self.skip_further)
         if self.eases and not self.steps:
             raise bad_field("Response.steps", "at least 1 where rate, clip or wider is given", self.steps)
 
@@ -62,8 +69,8 @@ class Response:
 
 _RESPONSES = (
     Response(),
-    Response(older=1, rate=0.5, steps=200),
-    Response(older=2, rate=0.25, clip=1.0, wider=True, steps=400),
+    Response(older=1, skip_further=100, rate=0.5, steps=200),
+    Response(older=2, skip_further=300, rate=0.25, clip=1.0, wider=True, steps=400),
 )
 
 
@@ -83,7 +90,8 @@ class RecoveryPolicy:
 
     Args:
         every: steps between two snapshots, at least 1.
-        keep: how many snapshots are held in host memory, at least 2. The newest good one is never dropped.
+        keep: how many good snapshots are held in host memory, at least 1, besides at most 4 that are not yet
+            good.
         good_after: steps without a symptom after which a snapshot is good, at least 0.
         check_every: steps between two looks at the record and the state, 1 to 128 (what the record holds).
         skips_in_a_row: so many skipped steps in a row are a symptom; None for never. Skips with which a
@@ -108,7 +116,7 @@ class RecoveryPolicy:
     """
 
     every: int = 100
-    keep: int = 5
+    keep: int = 3
     good_after: int = 128
     check_every: int = 10
     skips_in_a_row: int | None = 8
@@ -121,7 +129,7 @@ class RecoveryPolicy:
     forget_after: int = 300
 
     def __post_init__(self) -> None:
-        for name, low in (("every", 1), ("keep", 2), ("good_after", 0), ("window", 8), ("budget", 1)):
+        for name, low in (("every", 1), ("keep", 1), ("good_after", 0), ("window", 8), ("budget", 1)):
             check_field(self, name, whole=True, at_least=low)
         check_field(self, "forget_after", whole=True, at_least=0)
         check_field(self, "check_every", whole=True, at_least=1, at_most=CAPACITY)

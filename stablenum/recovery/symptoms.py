@@ -162,19 +162,18 @@ class Watch:
             if row["step"] > self._seen:
                 self._seen = row["step"]
                 at = step - (rows[-1]["step"] - row["step"])
-                found += self._row(row, at, scale_fell=after["loss_scale"] < row["loss_scale"])
+                self._take(row, at, scale_fell=after["loss_scale"] < row["loss_scale"])
+                if not row["applied"] and len(self._skips) == self._policy.skips_in_a_row:
+                    found.append(self._skipped(row, step))
         return found + self._runaways(step)
 
-    def _row(self, row: StepRecord, step: int, *, scale_fell: bool) -> list[Symptom]:
+    def _take(self, row: StepRecord, at: int, *, scale_fell: bool) -> None:
         if row["applied"]:
             self._skips.clear()
-            self._loss.add(step, row["loss"])
-            self._grad_norm.add(step, row["grad_norm"])
+            self._loss.add(at, row["loss"])
+            self._grad_norm.add(at, row["grad_norm"])
         elif not scale_fell:
-            self._skips.append(step)
-            if len(self._skips) == self._policy.skips_in_a_row:
-                return [self._skipped(row, step)]
-        return []
+            self._skips.append(at)
 
     def _skipped(self, row: StepRecord, step: int) -> Symptom:
         name = row["worst"].name
