@@ -131,7 +131,7 @@ class Recovery:
         return self._loop.step
 
     @property
-    def events(self) -> list[RecoveryEvent]:
+    def events(self) -> Sequence[RecoveryEvent]:
         """The times that the run has gone back, oldest first, those before a restart included."""
         return self._loop.events
 
