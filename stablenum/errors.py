@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["NonFiniteError", "ProgramError", "ReplicasPartedError", "bad_field", "bad_type", "either"]
+__all__ = [
+    "NonFiniteError",
+    "ProgramError",
+    "RecoveryStopped",
+    "ReplicasPartedError",
+    "bad_field",
+    "bad_type",
+    "either",
+]
 
 
 class NonFiniteError(ArithmeticError):
@@ -91,6 +99,38 @@ class ReplicasPartedError(RuntimeError):
 
 def _rebuild_parted(message: str, step: int | None, parted: list[Any]) -> ReplicasPartedError:
     return ReplicasPartedError(message, step=step, parted=parted)
+
+
+class RecoveryStopped(SystemExit):  # as KeyboardInterrupt, it ends a program and is no error
+    """Raised when a recovery gives up: the model and the optimizer are in the last good state.
+
+    A program that does not catch it ends with exit code 3, by which a launcher can tell that starting it
+    again would not help. It is a :class:`SystemExit`, so that ``except Exception`` around a training step
+    cannot turn it into an endless loop.
+
+    Attributes:
+        report: what happened, which batches are suspected, and what was tried.
+        step: the step of the good state.
+        code: the exit code.
+
+    Example:
+        >>> str(RecoveryStopped("The training was stopped at step 812: ...", step=300))
+        'The training was stopped at step 812: ...'
+    """
+
+    def __init__(self, report: str, *, step: int) -> None:
+        super().__init__(3)
+        self.report, self.step = report, step
+
+    def __str__(self) -> str:
+        return self.report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild_stopped, (self.report, self.step))
+
+
+def _rebuild_stopped(report: str, step: int) -> RecoveryStopped:
+    return RecoveryStopped(report, step=step)
 
 
 def bad_field(field: str, allowed: str, got: object, *, hint: str = "") -> ValueError:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stablenum_torch._diagnosis.diff.program import program
     from stablenum_torch._diagnosis.ranges import range_report
     from stablenum_torch._diagnosis.replay.replay import replay
+    from stablenum_torch._recovery.recovery import Recovery
 
 __all__ = [
     "EpsTooSmallWarning",
@@ -23,6 +24,7 @@ __all__ = [
     "MasterWeights",
     "NotCompiledWarning",
     "PolicyHandle",
+    "Recovery",
     "StochasticRounding",
     "audit",
     "checkup",
@@ -41,6 +43,7 @@ if not TYPE_CHECKING:
     __getattr__ = imported_later(
         globals(),
         {
+            "Recovery": "stablenum_torch._recovery.recovery",
             "audit": "stablenum_torch._diagnosis.audit",
             "checkup": "stablenum_torch._diagnosis.checkup.few_steps",
             "program": "stablenum_torch._diagnosis.diff.program",
