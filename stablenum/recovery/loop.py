@@ -54,7 +54,9 @@ class Easing(NamedTuple):
 class Hooks(Protocol):
     """What an adapter does for the loop."""
 
-    generators: Generators
+    @property
+    def generators(self) -> Generators:
+        """The random generators of the process."""
 
     def capture(self) -> Any:
         """Return a copy of the whole state in host memory."""
@@ -118,9 +120,9 @@ class RecoveryLoop:
         self._easing: Easing | None = None
 
     @property
-    def events(self) -> list[RecoveryEvent]:
+    def events(self) -> Sequence[RecoveryEvent]:
         """The rewinds so far, oldest first."""
-        return list(self._ledger.events)
+        return self._ledger.events
 
     def history(self) -> list[dict[str, Any]]:
         """Return the guard's history with the identifier of each step's batch, where it is known."""

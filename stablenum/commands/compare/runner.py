@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 import warnings
@@ -17,7 +18,7 @@ from stablenum.commands.compare.backends.numpy_models import evaluate
 from stablenum.commands.compare.scenarios import Goal, Outcome, Scenario, Stream, Training
 from stablenum.commands.compare.scenarios.stream_data import scaled_gradients, stream_params, stream_step
 from stablenum.commands.compare.scenarios.training_data import batch_at, data_of, initial_params
-from stablenum.errors import NonFiniteError
+from stablenum.errors import NonFiniteError, RecoveryStopped
 
 __all__ = ["Result", "moved", "outcome_of", "run_guarded", "run_plain", "run_scenario", "steps_of"]
 
@@ -176,10 +177,20 @@ def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -
         )
     )
     trace = Trace(backend=backend.name, start=start, params=start)
+    recovery = scenario.recovery if isinstance(scenario, Stream) and not plain else None
+    numbers = iter(range(scenario.steps)) if recovery is None else run.batches(recovery, scenario.steps)
     before = start
-    for step in range(scenario.steps):
+    for step in itertools.count():
         try:
-            _one_step(scenario, run, step, faults=faults)
+            number = next(numbers)
+            if recovery is not None:  # the run may have gone back
+                before = run.params()
+            _one_step(scenario, run, number, faults=faults)
+        except StopIteration:
+            break
+        except RecoveryStopped as stopped:
+            trace.stopped = str(stopped)
+            break
         except NonFiniteError as error:
             trace.stopped = str(error)
         last = run.last
@@ -199,6 +210,8 @@ def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -
                 trace.path.append(now)
         if trace.stopped is not None:
             break
+    if recovery is not None:
+        trace.rewinds = run.rewinds
     trace.final_loss_scale = run.loss_scale
     trace.params = run.params()
     trace.guard = run.guard_state_dict()
@@ -302,6 +315,8 @@ def _surprises(result: Result) -> Iterator[str]:
     for backend, trace in result.guarded.items():
         if expected.skips is not None and trace.skipped != expected.skips:
             yield f"{name}, {backend}: expected {expected.skips} skipped steps, got {trace.skipped}"
+        if expected.rewinds is not None and len(trace.rewinds) != expected.rewinds:
+            yield f"{name}, {backend}: expected {expected.rewinds} rewinds, got {len(trace.rewinds)}"
         if expected.final_loss_scale is not None and trace.final_loss_scale != expected.final_loss_scale:
             yield (
                 f"{name}, {backend}: expected a loss scale of {expected.final_loss_scale:g} at the end, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -11,6 +11,8 @@ import numpy as np
 from stablenum.commands.compare.scenarios import OptimizerSpec, Training
 from stablenum.commands.compare.scenarios.training_data import Batch
 from stablenum.guard.config import GuardConfig
+from stablenum.recovery.ledger import RecoveryEvent
+from stablenum.recovery.settings import RecoveryPolicy
 
 __all__ = ["Run", "Setup"]
 
@@ -75,6 +77,17 @@ class Run(Protocol):
             NonFiniteError: the guard stops the training.
             ValueError: the run is of a stream, which has no model.
         """
+
+    def batches(self, policy: RecoveryPolicy, steps: int) -> Iterator[int]:
+        """Yield the numbers of the batches to use for ``steps`` steps; the run goes back when it is hurt.
+
+        Raises:
+            RecoveryStopped: it was hurt too often.
+        """
+
+    @property
+    def rewinds(self) -> Sequence[RecoveryEvent]:
+        """The rewinds of the last call of :meth:`batches`."""
 
     def params(self) -> list[Array]:
         """Return copies of the current parameters."""
