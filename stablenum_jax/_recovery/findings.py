@@ -44,8 +44,8 @@ class Findings:
         counts = _counted(_nonfinite, _watched(state))
         bad = [path for path, count in counts if count > self._usual.get(path, 0)]
         if bad:
-            detail = f"{_entries(len(bad))} of the state hold numbers that are not finite"
-            found.append(Finding(SymptomCode.NONFINITE_STATE, detail, _shown(bad, state)))
+            entries = "1 entry of the state is" if len(bad) == 1 else f"{len(bad)} entries of the state are"
+            found.append(Finding(SymptomCode.NONFINITE_STATE, f"{entries} not finite", _shown(bad, state)))
         negative = (
             [name for name, count in _counted(_negative, _second_moments(state)) if count] if audit else []
         )
@@ -53,10 +53,6 @@ class Findings:
             detail = "second moments are negative, so that their roots are NaN"
             found.append(Finding(SymptomCode.POISONED_MOMENTS, detail, tuple(dict.fromkeys(negative))))
         return found
-
-
-def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{count} entries"
 
 
 # --- what is looked at -------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import stablenum
 from stablenum.recovery.loop import Easing, Finding
+from stablenum.recovery.positions import Generators
 from stablenum.recovery.snapshots import Snapshot
 from stablenum.recovery.symptoms import Symptom
 from stablenum_jax._recovery.copies import Copy, copy_of
@@ -40,7 +41,7 @@ class JaxHooks:
     """
 
     def __init__(self, state: PyTree, on_ease: Callable[[Easing | None], object] | None) -> None:
-        self.generators = ProcessGenerators()
+        self.generators: Generators = ProcessGenerators()
         self.state = state
         self._on_ease = on_ease
         self._findings = Findings(state)
