@@ -57,7 +57,10 @@ class TorchHooks:
     def agree(self, symptoms: list[Symptom]) -> list[Symptom]:
         return [symptom for of_rank in self._ranks.gathered(symptoms) for symptom in of_rank]
 
-    def save(self, snapshot: Snapshot) -> None:
+    def shared(self, value: Any) -> Any:
+        return self._ranks.gathered(value)[0]
+
+    def save(self, snapshot: Snapshot, held: Sequence[int]) -> None:
         pass
 
     def load(self) -> list[Snapshot]:
