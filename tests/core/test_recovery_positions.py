@@ -165,6 +165,14 @@ def test_samplers_are_given_the_epoch_before_it_begins_and_after_going_back() ->
     assert taken(position, 5) == expected
 
 
+def test_nothing_is_read_before_the_first_batch() -> None:
+    class Loader:
+        def __iter__(self) -> Iterator[Any]:
+            raise AssertionError  # it would start workers, and draw a seed for them
+
+    position_of(Loader(), PythonsGenerator())
+
+
 def test_data_that_cannot_go_back_are_refused() -> None:
     with pytest.raises(TypeError, match=r"data must be a function of .* got generator. A generator cannot"):
         position_of((i for i in range(3)), PythonsGenerator())
