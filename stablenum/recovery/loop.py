@@ -331,9 +331,18 @@ class RecoveryLoop:
         return self.step
 
     def _write_ledger(self) -> None:
-        if self._folder is not None:
-            plain = {"events": [event.to_dict() for event in self.events]}
+        if self._folder is None:
+            return
+        plain = {"events": [event.to_dict() for event in self.events]}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
             write_text(self._folder / _LEDGER, json.dumps(plain, indent=1, default=str) + "\n")
+        except OSError as error:
+            _logger.warning(
+                "%s could not be written: %s. After a restart, the budget would be as before this rewind.",
+                self._folder / _LEDGER,
+                error,
+            )
 
     def _read_ledger(self) -> None:
         path = None if self._folder is None else self._folder / _LEDGER

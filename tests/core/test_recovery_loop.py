@@ -381,6 +381,15 @@ def test_a_rewind_is_in_the_budget_of_a_restart_whatever_fails_in_it(tmp_path: P
     assert len(json.loads((tmp_path / "recovery.json").read_text())["events"]) == 1
 
 
+def test_training_goes_on_if_the_ledger_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    _, loop = run(hurt=once(101, made_nan), folder=tmp_path / "file" / "folder")
+    assert loop.step == 200
+    assert "recovery.json could not be written" in caplog.text
+
+
 def test_a_run_that_gives_up_leaves_nothing_newer_than_its_good_state_on_the_disk() -> None:
     training = Training()
     with pytest.raises(RecoveryStopped) as stopped:
