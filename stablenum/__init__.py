@@ -7,7 +7,14 @@ package loads no array library.
 
 from typing import TYPE_CHECKING
 
-from stablenum.errors import NonFiniteError, ProgramError, RecoveryStopped, ReplicasPartedError
+from stablenum.errors import (
+    CheckpointError,
+    NonFiniteError,
+    PoisonedStateError,
+    ProgramError,
+    RecoveryStopped,
+    ReplicasPartedError,
+)
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, Observation, decide, init_guard
 from stablenum.guard.readout import Metrics, StepRecord, Worst
@@ -48,6 +55,7 @@ __all__ = [
     "AdaGC",
     "AdaptiveGradClip",
     "AutoClip",
+    "CheckpointError",
     "ClipByGlobalNorm",
     "ClipByNorm",
     "ClipByValue",
@@ -65,6 +73,7 @@ __all__ = [
     "Metrics",
     "NonFiniteError",
     "Observation",
+    "PoisonedStateError",
     "Policy",
     "PolicyRule",
     "ProgramError",
