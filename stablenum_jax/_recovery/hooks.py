@@ -54,6 +54,7 @@ class JaxHooks:
         self._on_ease = on_ease
         self._findings = Findings(state)
         self._last_step: Any = find_guard(state).guard.step  # an array: the guard's count at the last check
+        self._easing: Easing | None = None
         self._told: set[str] = set()
 
     def capture(self) -> _Captured:
@@ -96,7 +97,9 @@ class JaxHooks:
 
     def ease(self, easing: Easing | None) -> None:
         """Take the next steps more carefully, or as usual again."""
-        self.state = eased_state(self.state, easing)
+        ended = self._easing
+        self.state = eased_state(self.state, easing, was_wider=ended is not None and ended.wider)
+        self._easing = easing
         if self._on_ease is not None:
             self._on_ease(easing)
         elif easing is not None:
