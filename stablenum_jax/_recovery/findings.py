@@ -6,7 +6,7 @@ All leaves are counted on their devices, in one compiled pass for each set of de
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -39,20 +39,20 @@ class Findings:
         self._usual = {path: count for path, count in _counted(_nonfinite, _watched(state)) if count}
 
     def of(self, state: PyTree, *, audit: bool) -> list[Finding]:
-        """Return what is bad in a state; second moments are looked at if ``audit`` is true."""
-        found = []
-        counts = _counted(_nonfinite, _watched(state))
-        bad = [path for path, count in counts if count > self._usual.get(path, 0)]
+        """Return what is bad in a state; with an audit also if all values are finite."""
+        watched = _watched(state)
+        bad = [path for path, count in _counted(_nonfinite, watched) if count > self._usual.get(path, 0)]
         if bad:
-            entries = "1 entry of the state is" if len(bad) == 1 else f"{len(bad)} entries of the state are"
-            found.append(Finding(SymptomCode.NONFINITE_STATE, f"{entries} not finite", _shown(bad, state)))
-        negative = (
-            [name for name, count in _counted(_negative, _second_moments(state)) if count] if audit else []
-        )
-        if negative:
-            detail = "second moments are negative, so that their roots are NaN"
-            found.append(Finding(SymptomCode.POISONED_MOMENTS, detail, tuple(dict.fromkeys(negative))))
-        return found
+            are = "1 array of the state is" if len(bad) == 1 else f"{len(bad)} arrays of the state are"
+            names = _shown(bad, state, dict(watched))
+            return [Finding(SymptomCode.NONFINITE_STATE, f"{are} not finite", names)]
+        negative = _counted(_negative, _second_moments(state)) if audit else []
+        names = tuple(dict.fromkeys(name for name, count in negative if count))
+        if not names:
+            return []
+        total = sum(count for _, count in negative)
+        elements = "1 element is" if total == 1 else f"{total} elements are"
+        return [Finding(SymptomCode.POISONED_MOMENTS, f"the second moments of {elements} negative", names)]
 
 
 # --- what is looked at -------------------------------------------------------------------------
@@ -119,11 +119,21 @@ def _wide(leaf: Array) -> Array:
 # --- names -------------------------------------------------------------------------------------
 
 
-def _shown(paths: Iterable[str], state: PyTree) -> tuple[str, ...]:
-    """Return the names that users know: ``w`` or ``nu.w``, rather than ``0.w`` and ``1.1.0.nu.w``."""
-    names = set(known_names(int(find_guard(state).names_id)) or ())
-    paths = list(paths)
-    short = [_short(path, names) for path in paths]
+def _shown(paths: Sequence[str], state: PyTree, leaves: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names that users know: ``w`` and ``nu of w``, rather than ``0.w`` and ``1.1.0.nu.w``.
+
+    Args:
+        paths: the paths of some leaves.
+        state: the state.
+        leaves: its leaves by their paths.
+    """
+    parameters = set(known_names(int(find_guard(state).names_id)) or ())
+    of_optimizer = {
+        id(part.leaf): f"{part.entry} of {group.parameter}"
+        for group in find_groups(state, frozenset())
+        for part in group.parts
+    }
+    short = [of_optimizer.get(id(leaves[path])) or _short(path, parameters) for path in paths]
     return tuple(path if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True))
 
 

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
+
 import stablenum
 from stablenum.recovery.loop import Easing, Finding
 from stablenum.recovery.positions import Generators
@@ -24,6 +26,12 @@ __all__ = ["JaxHooks"]
 
 _logger = logging.getLogger("stablenum")
 PyTree: TypeAlias = Any
+
+
+_NOT_ASSIGNED = (
+    "recovery.state must be assigned what each step returns; it still is an earlier state. Write "
+    "recovery.state, loss = train_step(recovery.state, batch)."
+)
 
 
 class _Captured(NamedTuple):
@@ -45,7 +53,8 @@ class JaxHooks:
         self.state = state
         self._on_ease = on_ease
         self._findings = Findings(state)
-        self._last_step: Any = None  # the guard's own count at the last check, an array
+        self._last_step: Any = find_guard(state).guard.step  # an array: the guard's count at the last check
+        self._easing: Easing | None = None
         self._told: set[str] = set()
 
     def capture(self) -> _Captured:
@@ -60,6 +69,7 @@ class JaxHooks:
 
     def rows(self) -> list[stablenum.StepRecord]:
         """Return the guard's history, oldest first."""
+        self._check_alive()
         return history(self.state)
 
     def findings(self, *, audit: bool) -> list[Finding]:
@@ -68,21 +78,28 @@ class JaxHooks:
         Raises:
             RuntimeError: no step has been made since the last check.
         """
-        self._check_moved()
+        step = self._check_alive()
+        if step is self._last_step:
+            raise RuntimeError(_NOT_ASSIGNED)
+        self._last_step = step
         return self._findings.of(self.state, audit=audit)
 
-    def _check_moved(self) -> None:
+    def _check_alive(self) -> jax.Array:
+        """Return the guard's count of steps.
+
+        Raises:
+            RuntimeError: the state was donated to a step.
+        """
         step = find_guard(self.state).guard.step
-        if step.is_deleted() or step is self._last_step:
-            raise RuntimeError(
-                "recovery.state must be assigned what each step returns; it still is an earlier state. Write "
-                "recovery.state, loss = train_step(recovery.state, batch)."
-            )
-        self._last_step = step
+        if step.is_deleted():
+            raise RuntimeError(_NOT_ASSIGNED)
+        return step
 
     def ease(self, easing: Easing | None) -> None:
         """Take the next steps more carefully, or as usual again."""
-        self.state = eased_state(self.state, easing)
+        ended = self._easing
+        self.state = eased_state(self.state, easing, was_wider=ended is not None and ended.wider)
+        self._easing = easing
         if self._on_ease is not None:
             self._on_ease(easing)
         elif easing is not None:
