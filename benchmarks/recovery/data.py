@@ -24,7 +24,7 @@ ONE_IN = 4  # one row in so many
 ROWS = {"digits": 128, "text": 16}
 # Shuffled pixels keep their classes apart, and noise keeps the loss away from 0, where 2 % would be nothing.
 NOISE, COPIES = 1.0, 8
-LENGTH, CHARACTERS = 32, 64
+LENGTH, CHARACTERS = 24, 64
 
 Array = np.ndarray[Any, Any]
 
@@ -33,9 +33,9 @@ class Batch(NamedTuple):
     """Rows of one step.
 
     Attributes:
-        inputs: (rows, 64) float32 pixels, or (rows, 32) int64 characters.
+        inputs: (rows, 64) float32 pixels, or (rows, 24) int64 characters.
         source: (rows,) int64, 1 for the rare source and 0 for the other.
-        targets: (rows,) int64 classes, or (rows, 32) int64 characters.
+        targets: (rows,) int64 classes, or (rows, 24) int64 characters.
         weights: (rows,) float32, by which the loss of each row is multiplied.
     """
 

@@ -102,7 +102,11 @@ def _compiled(program: str, guard: tuple[tuple[str, Any], ...] | None) -> tuple[
         eps=SETTINGS["eps"],
         weight_decay=SETTINGS["weight_decay"],
     )
-    tx = adamw if guard is None else optax.chain(stablenum_jax.guard(**dict(guard)), adamw)
+    tx = (
+        adamw
+        if guard is None
+        else optax.chain(stablenum_jax.guard(**dict(guard)), stablenum_jax.eased(adamw))
+    )
 
     def step(state: Any, batch: Batch, outside: Array) -> tuple[Any, Array]:
         params, statistics, opt = state["params"], state["statistics"], state["opt"]
@@ -145,7 +149,20 @@ class JaxRun:
         self._held_out, self.outside = jax.tree.map(jnp.asarray, held_out), 1.0
         params, statistics = jax.tree.map(jnp.asarray, (weights, _first_statistics(program, weights)))
         rate = jnp.asarray(1.0, jnp.float32)
+        self._recovery: stablenum_jax.Recovery | None = None
         self.state = {"params": params, "statistics": statistics, "opt": tx.init(params), "rate": rate}
+
+    @property
+    def state(self) -> Any:
+        """What the step takes and returns; a recovery keeps it, if there is one."""
+        return self._state if self._recovery is None else self._recovery.state
+
+    @state.setter
+    def state(self, new: Any) -> None:
+        if self._recovery is None:
+            self._state = new
+        else:
+            self._recovery.state = new
 
     def step(self, batch: Batch) -> float:
         self.state, loss = self._step(self.state, batch, np.float32(self.outside))
@@ -167,11 +184,12 @@ class JaxRun:
 
     def edit(self, what: str, change: Callable[[Array], Array]) -> None:
         if what in ("m", "v"):
-            self.state["opt"] = jax.tree.map(
+            opt = jax.tree.map(
                 lambda x: _edited_adam(x, what, change) if _is_adam(x) else x,
                 self.state["opt"],
                 is_leaf=_is_adam,
             )
+            self.state = {**self.state, "opt": opt}
             return
         part, name = {"rare": ("params", RARE), "statistics": ("statistics", self._statistics)}[what]
         tree = dict(self.state[part])
@@ -186,6 +204,10 @@ class JaxRun:
 
     def load(self, saved: Any) -> None:
         self.state = jax.tree.map(jnp.array, saved)
+
+    def recovery(self, data: Callable[[int], Batch], **policy: Any) -> stablenum_jax.Recovery:
+        self._recovery = stablenum_jax.Recovery(self.state, data=data, **policy)
+        return self._recovery
 
 
 def _is_adam(x: Any) -> bool:

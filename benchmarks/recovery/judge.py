@@ -16,12 +16,22 @@ STANDS_OUT = 1.1  # a mean loss above this many times the clean run's
 MEAN_OF = 5
 
 
-def verdict(outcome: Outcome, clean: Outcome) -> dict[str, Any]:
+def verdict(outcome: Outcome, clean: Outcome, same_data: Outcome | None = None) -> dict[str, Any]:
     """What the table says of a run.
 
     A run has recovered if it made all its steps, all of its state is finite, and its final loss on the
-    held-out part is at most 2 % above the clean run's. ``lost`` is the number of steps that were made and are
-    not in the final state, because they were skipped or undone.
+    held-out part is at most 2 % above the clean run's. A run that left data out has read others than the
+    clean run, which may be better ones; so its loss must also be at most 2 % above that of a clean run on the
+    data that it has read.
+
+    Args:
+        outcome: the run.
+        clean: the run without a fault and without protection.
+        same_data: the clean run on the data in the past of the run's final state, if they are others.
+
+    Returns:
+        Plain values, of which ``lost`` is the number of steps that were made and are not in the final state,
+        because they were skipped or undone.
     """
     final, reference = outcome.run.evaluate(), clean.run.evaluate()
     finite = outcome.run.finite()
@@ -35,7 +45,12 @@ def verdict(outcome: Outcome, clean: Outcome) -> dict[str, Any]:
         "attempts": outcome.attempts,
         "why": outcome.why,
     }
-    return row | {"recovered": outcome.ended and finite and final <= WITHIN * reference}
+    good = final <= WITHIN * reference
+    if same_data is not None:
+        control = same_data.run.evaluate()
+        row |= {"over_same_data": _number(final / control - 1.0), "same_bits": final == control}
+        good = good and final <= WITHIN * control
+    return row | {"recovered": outcome.ended and finite and good}
 
 
 def last_mean(outcome: Outcome) -> float:

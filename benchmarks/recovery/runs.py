@@ -70,6 +70,9 @@ class Run(Protocol):
     def load(self, saved: Any) -> None:
         """Go back to a copy."""
 
+    def recovery(self, data: Callable[[int], Any], **policy: Any) -> Any:
+        """The framework's ``Recovery`` of this run."""
+
 
 def schedule(step: int) -> float:
     """The fraction of the rate at a step: a linear warm-up, then a cosine to 0.

@@ -187,5 +187,9 @@ class TorchRun:
         for name, part in self._parts().items():
             part.load_state_dict(copy.deepcopy(saved[name]))
 
+    def recovery(self, data: Callable[[int], Batch], **policy: Any) -> stablenum_torch.Recovery:
+        opt: Any = self.optimizer
+        return stablenum_torch.Recovery(self.model, opt, data=data, scheduler=self.scheduler, **policy)
+
     def _parts(self) -> dict[str, Any]:
         return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}

@@ -10,12 +10,15 @@ from typing import Any
 from benchmarks.recovery.data import Batch
 from benchmarks.recovery.faults import Planted
 from benchmarks.recovery.runs import EVALUATE_AT, STEPS, Run
-from stablenum import MeanStdSpikeGuard
+from stablenum import MeanStdSpikeGuard, RecoveryStopped
 
-__all__ = ["CHECKPOINT_EVERY", "WAYS", "Outcome"]
+__all__ = ["CHECKPOINT_EVERY", "WAYS", "Outcome", "same_data"]
 
 CHECKPOINT_EVERY = 100
 MOST_LOADS = 5
+# The defaults are for runs of many thousands of steps. Here each number of steps is smaller.
+GUARD: dict[str, Any] = {}
+POLICY: dict[str, Any] = {"every": 25, "good_after": 50, "window": 64, "runaway_steps": 10}
 
 # Makes a run, with a guard of these settings or without one.
 MakeRun = Callable[[dict[str, Any] | None], Run]
@@ -30,6 +33,7 @@ class Outcome:
         run: at its end.
         losses: of the steps in the final state's past, by step.
         evaluations: by the number of steps before them.
+        positions: where the batches of the steps in the final state's past were read, by step.
         ended: whether it made all its steps.
         made: how many steps it made, with those that were undone.
         attempts: how often it went back.
@@ -39,6 +43,7 @@ class Outcome:
     run: Run
     losses: dict[int, float] = field(default_factory=dict)
     evaluations: dict[int, float] = field(default_factory=dict)
+    positions: dict[int, int] = field(default_factory=dict)
     ended: bool = False
     made: int = 0
     attempts: int = 0
@@ -100,8 +105,40 @@ def last_checkpoint(make: MakeRun, at: At, planted: Planted) -> Outcome:
     return outcome
 
 
+def recovery(make: MakeRun, at: At, planted: Planted) -> Outcome:
+    """``Recovery`` with ``POLICY``, and a guard with its defaults."""
+    run = make(GUARD)
+    outcome = Outcome(run)
+    recovery = run.recovery(lambda position: (position, planted.batch(position, at(position))), **POLICY)
+    try:
+        for position, batch in recovery.batches(steps=STEPS):
+            planted.before(run, outcome.made)
+            outcome.losses[recovery.step] = run.step(batch)
+            outcome.positions[recovery.step] = position
+            outcome.made += 1
+            if recovery.step + 1 in EVALUATE_AT:
+                found = outcome.evaluations[recovery.step + 1] = run.evaluate()
+                recovery.evaluated(found)
+        outcome.ended = True
+    except RecoveryStopped as stopped:
+        outcome.why.append(str(stopped))
+    outcome.attempts = len(recovery.events)
+    outcome.why[:0] = [str(event) for event in recovery.events]
+    return outcome
+
+
+def same_data(make: MakeRun, at: At, outcome: Outcome) -> Outcome:
+    """A clean run that reads what is in the past of a run's final state: without faults, and in one go."""
+    run = make(GUARD)
+    control = Outcome(run, ended=True, made=STEPS)
+    for step in range(STEPS):
+        control.losses[step] = run.step(at(outcome.positions[step]))
+    return control
+
+
 WAYS: dict[str, Callable[[MakeRun, At, Planted], Outcome]] = {
     "no protection": no_protection,
     "single-step skip": single_step_skip,
     "last checkpoint": last_checkpoint,
+    "Recovery": recovery,
 }
