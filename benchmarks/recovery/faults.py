@@ -9,7 +9,8 @@ steps earlier:
 - Faults of what training never reads (batch norm's statistics, the averaged copy) show in no loss, but at the
   evaluation after that step.
 - Faults of the data begin small and grow to their full size at that step. They show earlier in the last
-  digits; it is measured from when on they stand out.
+  digits; it is measured from when on they stand out. At a delay of 1 the first bad batch is at its full size,
+  and its own loss shows it at once: bad data cannot show later than they are read.
 - Infinite and huge second moments stop the table from learning: they show in the last digits at that step,
   and no step ever stands out. A rate that is wrong for one step before ``SHOWS`` shows in its last digits
   there, and stands out a few steps later.
