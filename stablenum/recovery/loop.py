@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,8 +77,14 @@ class Hooks(Protocol):
     def agree(self, symptoms: list[Symptom]) -> list[Symptom]:
         """Return the symptoms of all ranks; called by all at the same steps."""
 
-    def save(self, snapshot: Snapshot) -> None:
-        """Write a snapshot to the disk, if there is a folder."""
+    def shared(self, value: Any) -> Any:
+        """Return the value of the first of several ranks; called by all."""
+
+    def save(self, snapshot: Snapshot, held: Sequence[int]) -> None:
+        """Write a snapshot to the disk, if there is a folder, in place of one of the same step.
+
+        Those of steps that are not in ``held`` are removed there.
+        """
 
     def load(self) -> list[Snapshot]:
         """Return the snapshots on the disk that are whole, oldest first; none if there is no folder."""
@@ -215,17 +222,20 @@ class RecoveryLoop:
             clip_at=clip_at,
         )
         self._snapshots.confirm_before(symptom.origin)
+        # First, so that whatever fails from here on is in the budget of a restart.
+        self._ledger.events.append(event)
+        self._write_ledger()
         self._go_back_to(snapshot)
         if response.skip_data:
-            # Whoever comes back here again, from memory or from the disk, leaves the same data out.
-            snapshot = Snapshot(snapshot.step, snapshot.state, self._position.state(), snapshot.course)
-            self._hold(snapshot)
+            # Whoever comes back here again leaves the same data out.
+            snapshot = dataclasses.replace(snapshot, position=self._position.state())
+            self._snapshots.add(snapshot)
         else:
             self._position.go_to(snapshot.position)
         if response.eases:
             self._ease(Easing(response.rate, clip_at, response.wider, event.eased_until))
-        self._ledger.events.append(event)
-        self._write_ledger()
+        # A restart goes on from here, as carefully as this run.
+        self._save(dataclasses.replace(snapshot, course=snapshot.course | self._attempt()))
         _logger.warning("Recovery at %s.", event)
 
     def _left_out(self, snapshot: Snapshot, response: Response) -> tuple[Any, Any] | None:
@@ -249,6 +259,7 @@ class RecoveryLoop:
         suspects = self._identifiers.range(symptom.origin, symptom.step)
         self._go_back_to(move.snapshot)
         self._position.go_to(move.snapshot.position)
+        self._save(move.snapshot)  # what is newer there is not known to be good
         self._write_ledger()
         report = stopped_report(
             symptom, move, self.events, suspects=suspects, verdict=verdict, folder=self._folder
@@ -272,11 +283,12 @@ class RecoveryLoop:
 
     def _take_snapshot(self) -> None:
         state = self._hooks.capture()
-        self._hold(Snapshot(self.step, state, self._position.state(), self._course()))
-
-    def _hold(self, snapshot: Snapshot) -> None:
+        snapshot = Snapshot(self.step, state, self._position.state(), self._course())
         self._snapshots.add(snapshot)
-        self._hooks.save(snapshot)
+        self._save(snapshot)
+
+    def _save(self, snapshot: Snapshot) -> None:
+        self._hooks.save(snapshot, self._snapshots.steps())
 
     def _course(self) -> dict[str, Any]:
         return {
@@ -284,8 +296,12 @@ class RecoveryLoop:
             "checked": self._checked,
             "audited": self._audited,
             "evaluated": self._evaluated,
-            "easing": None if self._easing is None else list(self._easing),
+            **self._attempt(),
         }
+
+    def _attempt(self) -> dict[str, Any]:
+        easing = None if self._easing is None else list(self._easing)
+        return {"easing": easing, "rewinds": len(self._ledger.events)}
 
     def _set_course(self, course: Mapping[str, Any]) -> None:
         self._watch.load_state_dict(course["watch"])
@@ -315,12 +331,22 @@ class RecoveryLoop:
         return self.step
 
     def _write_ledger(self) -> None:
-        if self._folder is not None:
-            plain = {"events": [event.to_dict() for event in self.events]}
+        if self._folder is None:
+            return
+        plain = {"events": [event.to_dict() for event in self.events]}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
             write_text(self._folder / _LEDGER, json.dumps(plain, indent=1, default=str) + "\n")
+        except OSError as error:
+            _logger.warning(
+                "%s could not be written: %s. After a restart, the budget would be as before this rewind.",
+                self._folder / _LEDGER,
+                error,
+            )
 
     def _read_ledger(self) -> None:
         path = None if self._folder is None else self._folder / _LEDGER
-        if path is not None and path.exists():
-            plain = json.loads(path.read_text(encoding="utf-8"))
-            self._ledger.events = [RecoveryEvent.from_dict(event) for event in plain["events"]]
+        text = path.read_text(encoding="utf-8") if path is not None and path.exists() else None
+        text = self._hooks.shared(text)  # ranks with other budgets would not stop together
+        if text is not None:
+            self._ledger.events = [RecoveryEvent.from_dict(event) for event in json.loads(text)["events"]]

@@ -62,16 +62,14 @@ def position_of(data: Any, generators: Generators) -> Position:
         TypeError: ``data`` is none of the kinds, or an iterator that cannot go back.
     """
     if hasattr(data, "state_dict") and hasattr(data, "load_state_dict"):
-        return _Epochs(data, _LoaderState())
+        return _Epochs(data, _LoaderState(), generators)
     if hasattr(data, "get_state") and hasattr(data, "set_state"):
-        return _Epochs(_Once(data), _IteratorState())
+        return _Epochs(_Once(data), _IteratorState(generators), generators)
+    if isinstance(data, Iterator):
+        hint = "A generator cannot go back: give the data that it reads, or a function of the number."
+        raise bad_type("data", _ALLOWED, data, hint=hint)
     if isinstance(data, Iterable):
-        iterator = iter(data)
-        if iterator is data:
-            hint = "A generator cannot go back: give the data that it reads, or a function of the number."
-            raise bad_type("data", _ALLOWED, data, hint=hint)
-        stateful = hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
-        return _Epochs(data, _IteratorState() if stateful else _ReadAgain(generators))
+        return _Epochs(data, _IteratorState(generators), generators)
     if callable(data):
         return _Numbered(data)
     raise bad_type("data", _ALLOWED, data)
@@ -119,8 +117,8 @@ class _Way(Protocol):
 class _Epochs:
     """Data that are iterated, epoch after epoch."""
 
-    def __init__(self, data: Any, way: _Way) -> None:
-        self._data, self._way = data, way
+    def __init__(self, data: Any, way: _Way, generators: Generators) -> None:
+        self._data, self._way, self._generators = data, way, generators
         self._epoch, self._read = 0, 0
         self._iterator: Iterator[Any] | None = None
 
@@ -150,7 +148,11 @@ class _Epochs:
         else:
             self._tell_epoch()
             kept = copy.deepcopy(state["iterator"])
+            now = (
+                self._generators.read()
+            )  # even a loader that saves its state may draw a seed for its workers
             self._iterator = self._way.continued(self._data, kept, self._read)
+            self._generators.write(now)
 
     def _begin(self) -> Iterator[Any]:
         self._tell_epoch()
@@ -169,28 +171,17 @@ class _LoaderState:
         return iter(data)
 
     def state(self, data: Any, iterator: Iterator[Any]) -> dict[str, Any]:
-        return {"loader": data.state_dict()}
+        return {"loader": data.state_dict(), "own": _read_own(data)}
 
     def continued(self, data: Any, state: Mapping[str, Any], read: int) -> Iterator[Any]:
         data.load_state_dict(state["loader"])
-        return iter(data)
+        iterator: Iterator[Any] = iter(data)
+        _write_own(data, state["own"])  # from which the order of the next epoch follows
+        return iterator
 
 
 class _IteratorState:
-    def begin(self, data: Any) -> Iterator[Any]:
-        return iter(data)
-
-    def state(self, data: Any, iterator: Any) -> dict[str, Any]:
-        return {"state": iterator.get_state()}
-
-    def continued(self, data: Any, state: Mapping[str, Any], read: int) -> Iterator[Any]:
-        iterator: Any = iter(data)
-        iterator.set_state(state["state"])
-        return iterator  # type: ignore[no-any-return]
-
-
-class _ReadAgain:
-    """Reads the epoch again from its beginning, with the generators as they were there."""
+    """Asks the iterator for its state, or reads the epoch again from its beginning if that has none."""
 
     def __init__(self, generators: Generators) -> None:
         self._generators = generators
@@ -200,18 +191,22 @@ class _ReadAgain:
         self._at_the_beginning = {"process": self._generators.read(), "own": _read_own(data)}
         return iter(data)
 
-    def state(self, data: Any, iterator: Iterator[Any]) -> dict[str, Any]:
+    def state(self, data: Any, iterator: Any) -> dict[str, Any]:
+        if hasattr(iterator, "get_state") and hasattr(iterator, "set_state"):
+            return {"state": iterator.get_state()}
         return self._at_the_beginning
 
     def continued(self, data: Any, state: Mapping[str, Any], read: int) -> Iterator[Any]:
-        now = self._generators.read()
+        if "state" in state:
+            iterator: Any = iter(data)
+            iterator.set_state(state["state"])
+            return iterator  # type: ignore[no-any-return]
         self._generators.write(state["process"])
         _write_own(data, state["own"])
-        iterator = self.begin(data)
+        again = self.begin(data)
         for _ in range(read):
-            next(iterator)
-        self._generators.write(now)
-        return iterator
+            next(again)
+        return again
 
 
 def _own_generators(data: Any) -> list[Any]:

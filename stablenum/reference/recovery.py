@@ -85,7 +85,11 @@ class Hooks:
         """Return them: there is one process."""
         return symptoms
 
-    def save(self, snapshot: Snapshot) -> None:
+    def shared(self, value: Any) -> Any:
+        """Return it: there is one process."""
+        return value
+
+    def save(self, snapshot: Snapshot, held: Sequence[int]) -> None:
         """Do nothing: snapshots are held in memory alone."""
 
     def load(self) -> list[Snapshot]:

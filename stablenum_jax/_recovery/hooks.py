@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import stablenum
@@ -15,7 +15,7 @@ from stablenum_jax._recovery.easing import eased_state, not_applied
 from stablenum_jax._recovery.findings import Findings
 from stablenum_jax._recovery.generators import ProcessGenerators
 from stablenum_jax._recovery.states import flattened, put_back
-from stablenum_jax._recovery.together import symptoms_of_all
+from stablenum_jax._recovery.together import first_of_all, symptoms_of_all
 from stablenum_jax._step.readout import history
 from stablenum_jax._trees.state import find_guard
 
@@ -93,7 +93,11 @@ class JaxHooks:
         """Return the symptoms of all processes."""
         return symptoms_of_all(symptoms)
 
-    def save(self, snapshot: Snapshot) -> None:
+    def shared(self, value: Any) -> Any:
+        """Return the value of the first process: a string, or None."""
+        return first_of_all(value)
+
+    def save(self, snapshot: Snapshot, held: Sequence[int]) -> None:
         """Keep nothing on the disk."""
 
     def load(self) -> list[Snapshot]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, Unpack
 
 import jax
@@ -122,7 +122,7 @@ class Recovery:
         return self._loop.step
 
     @property
-    def events(self) -> list[RecoveryEvent]:
+    def events(self) -> Sequence[RecoveryEvent]:
         """The rewinds so far, oldest first."""
         return self._loop.events
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from stablenum.recovery.symptoms import Symptom
 
-__all__ = ["symptoms_of_all"]
+__all__ = ["first_of_all", "symptoms_of_all"]
 
 
 def symptoms_of_all(mine: Sequence[Symptom]) -> list[Symptom]:
@@ -19,6 +19,14 @@ def symptoms_of_all(mine: Sequence[Symptom]) -> list[Symptom]:
         return list(mine)
     plain = json.dumps([symptom.to_dict() for symptom in mine]).encode()
     return [Symptom.from_dict(one) for text in _gathered(plain) for one in json.loads(text)]
+
+
+def first_of_all(value: str | None) -> str | None:
+    """Return the value of the first process; all must call at once."""
+    if jax.process_count() == 1:
+        return value
+    first: str | None = json.loads(_gathered(json.dumps(value).encode())[0])
+    return first
 
 
 def _gathered(text: bytes) -> list[bytes]:

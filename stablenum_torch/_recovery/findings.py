@@ -33,17 +33,22 @@ class Search:
     Args:
         model: the model.
         optimizer: its optimizer, guarded or not.
+        others: other things with a state, by name, of which modules are searched too.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, others: Mapping[str, Any] | None = None
+    ) -> None:
         self._model, self._optimizer = inside(model), optimizer
+        modules = {name: inside(m) for name, m in (others or {}).items() if isinstance(m, nn.Module)}
+        self._modules = {"": self._model} | {f"{name}.": module for name, module in modules.items()}
         trained = {id(p) for p in parameters_of(optimizer)}
-        others = {name: t for name, t in tensors_of(self._model).items() if id(t) not in trained}
-        self._left_out = frozenset(nonfinite(others))
+        untrained = {name: t for name, t in self._held().items() if id(t) not in trained}
+        self._left_out = frozenset(nonfinite(untrained))
 
     def findings(self, *, with_audit: bool) -> list[Finding]:
         """Return what is bad; with an audit also if all values are finite."""
-        bad = nonfinite(self._tensors())
+        bad = self.nonfinite()
         if bad:
             return [Finding(SymptomCode.NONFINITE_STATE, _detail(bad), tuple(bad))]
         if not with_audit:
@@ -55,8 +60,16 @@ class Search:
         detail = f"the moments of {count} {'element is' if count == 1 else 'elements are'} poisoned"
         return [Finding(SymptomCode.POISONED_MOMENTS, detail, tuple(poisoned))]
 
+    def nonfinite(self) -> list[str]:
+        """Return the names of the parameters, buffers and moments that are not finite."""
+        return nonfinite(self._tensors())
+
+    def _held(self) -> dict[str, Tensor]:
+        """Return the parameters and buffers of all modules."""
+        return {p + name: t for p, module in self._modules.items() for name, t in tensors_of(module).items()}
+
     def _tensors(self) -> dict[str, Tensor]:
-        found = {n: t for n, t in tensors_of(self._model).items() if n not in self._left_out}
+        found = {name: t for name, t in self._held().items() if name not in self._left_out}
         known = {id(t) for t in found.values()}
         names = {id(p): name for name, p in self._named_parameters().items()}
         for p in parameters_of(self._optimizer):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from stablenum.checkpoints.finiteness import listed
 from stablenum.guard.readout import StepRecord
 from stablenum.recovery.loop import Easing, Finding
 from stablenum.recovery.positions import Generators
@@ -15,6 +17,7 @@ from stablenum.recovery.symptoms import Symptom
 from stablenum_torch._recovery.easing import Eased
 from stablenum_torch._recovery.findings import Search
 from stablenum_torch._recovery.random_states import ProcessGenerators
+from stablenum_torch._recovery.spilled import Spilled
 from stablenum_torch._recovery.state import Captured, RunState
 from stablenum_torch._recovery.together import Together
 from stablenum_torch._step.optimizer import GuardedOptimizer
@@ -30,14 +33,35 @@ class TorchHooks:
         opt: its guarded optimizer.
         others: other things with a state, by name.
         ranks: the ranks that go back together.
+        folder: where snapshots are written, too; None for nowhere.
     """
 
     def __init__(
-        self, model: nn.Module, opt: GuardedOptimizer, others: Mapping[str, Any], ranks: Together
+        self,
+        model: nn.Module,
+        opt: GuardedOptimizer,
+        others: Mapping[str, Any],
+        ranks: Together,
+        folder: Path | None = None,
     ) -> None:
         self.generators: Generators = ProcessGenerators()
         self._opt, self._ranks = opt, ranks
-        self._state, self._search, self._eased = RunState(model, opt, others), Search(model, opt), Eased(opt)
+        self._state, self._eased = RunState(model, opt, others), Eased(opt)
+        self._search = Search(model, opt, others)
+        self._spilled = None if folder is None else Spilled(folder, ranks, opt)
+
+    def check_beginning(self) -> None:
+        """Check that the training begins with finite numbers; called by all ranks.
+
+        Raises:
+            ValueError: it does not, on any rank.
+        """
+        names = [name for of_rank in self._ranks.gathered(self._search.nonfinite()) for name in of_rank]
+        if names:
+            raise ValueError(
+                f"model and opt must be finite before the first step; {listed(dict.fromkeys(names))} is not, "
+                "so there is no good state to go back to."
+            )
 
     def capture(self) -> Captured:
         return self._state.capture()
@@ -57,8 +81,12 @@ class TorchHooks:
     def agree(self, symptoms: list[Symptom]) -> list[Symptom]:
         return [symptom for of_rank in self._ranks.gathered(symptoms) for symptom in of_rank]
 
-    def save(self, snapshot: Snapshot) -> None:
-        pass
+    def shared(self, value: Any) -> Any:
+        return self._ranks.gathered(value)[0]
+
+    def save(self, snapshot: Snapshot, held: Sequence[int]) -> None:
+        if self._spilled is not None:
+            self._spilled.save(snapshot, held)
 
     def load(self) -> list[Snapshot]:
-        return []
+        return [] if self._spilled is None else self._spilled.load()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Unpack
 
 import torch
@@ -14,7 +16,7 @@ from stablenum.recovery.ledger import RecoveryEvent
 from stablenum.recovery.loop import RecoveryLoop
 from stablenum.recovery.settings import RecoveryPolicy, RecoverySettings, make_policy
 from stablenum.settings_checks import check_callable, check_int
-from stablenum_torch._recovery.checks import check_guarded, check_same_model, named_states
+from stablenum_torch._recovery.checks import check_folder, check_guarded, check_same_model, named_states
 from stablenum_torch._recovery.hooks import TorchHooks
 from stablenum_torch._recovery.together import together
 from stablenum_torch._step.checks import check_module
@@ -49,6 +51,10 @@ class Recovery:
         scheduler: the learning-rate scheduler, or a list of them.
         extra: other things that a step changes, by name: modules (an average of the weights), optimizers,
             generators, and objects with ``state_dict`` and ``load_state_dict`` (a ``GradScaler``).
+        folder: snapshots are written into this folder as well, each rank's part by itself, so that
+            :meth:`resume` can go on from there after a crash; by default they are in memory alone. The same
+            ones are there as in memory. Training waits while one is written. If it cannot be written (a full
+            disk), a warning is logged and the training goes on.
         process_group: the ranks that go back together. By default those of the optimizer's groups, of the
             parameters' mesh, or of the ``DistributedDataParallel`` model. All of them must have the same
             settings and make the same calls.
@@ -98,6 +104,7 @@ class Recovery:
         data: Any,
         scheduler: Any | Sequence[Any] | None = None,
         extra: Mapping[str, Any] | None = None,
+        folder: str | os.PathLike[str] | None = None,
         process_group: torch.distributed.ProcessGroup | None = None,
         predicate: Callable[[], str | None] | None = None,
         identify: Callable[[Any], Any] | None = None,
@@ -112,9 +119,19 @@ class Recovery:
         for name, function in (("predicate", predicate), ("identify", identify), ("explain", explain)):
             if function is not None:
                 check_callable(name, function, "a function or None")
-        hooks = TorchHooks(model, opt, others, together(model, opt, process_group))
+        # A program may change its working folder.
+        place = None if folder is None else Path(check_folder(folder)).absolute()
+        ranks = together(model, opt, process_group)
+        self._hooks = TorchHooks(model, opt, others, ranks, place)
+        self._begun = False
         self._loop = RecoveryLoop(
-            made, hooks, data, folder=None, predicate=predicate, identify=identify, explain=explain
+            made,
+            self._hooks,
+            data,
+            folder=place if ranks.position == 0 else None,
+            predicate=predicate,
+            identify=identify,
+            explain=explain,
         )
 
     @property
@@ -145,11 +162,33 @@ class Recovery:
             steps: how many steps the whole run makes. An epoch ends and the next one begins without notice.
 
         Raises:
-            ValueError: ``steps`` is not a whole number from 0.
+            ValueError: ``steps`` is not a whole number from 0; or a parameter, buffer or moment is not finite
+                before the first step. Buffers that were not finite when the recovery was made may be so.
             RecoveryStopped: the responses to a fault, or the whole budget, are used up. The state is the last
                 good one.
         """
-        return self._loop.batches(check_int("steps", steps, at_least=0))
+        check_int("steps", steps, at_least=0)
+        if not self._begun:
+            self._hooks.check_beginning()
+            self._begun = True
+        return self._loop.batches(steps)
+
+    def resume(self) -> int:
+        """Go on from the newest snapshot in ``folder``: call it before :meth:`batches`, on all ranks.
+
+        All that is in a snapshot is restored, so that the run goes on as if it had not been interrupted, with
+        the budget that is left. It needs the model, the optimizer, the data and whatever else there is as the
+        program made them, and as many ranks.
+
+        Returns:
+            The step of the snapshot; 0 if there is none, or no ``folder``, and nothing is changed.
+
+        Raises:
+            CheckpointError: there are snapshots, but none that is whole on all ranks. Nothing is changed.
+            RuntimeError: the model or the optimizer is not that of the snapshot.
+        """
+        self._begun = True
+        return self._loop.resume()
 
     def evaluated(self, value: Any) -> None:
         """Take in the result of an evaluation: if it is not finite, the run goes back at the next check.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import logging
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,13 @@ class Training:
     def agree(self, symptoms: Any) -> Any:
         return symptoms
 
-    def save(self, snapshot: Snapshot) -> None:
+    def shared(self, value: Any) -> Any:
+        return value
+
+    def save(self, snapshot: Snapshot, held: Sequence[int]) -> None:
         json.dumps(snapshot.course, allow_nan=False)
-        self.saved[snapshot.step] = copy.deepcopy(snapshot)
+        kept = self.saved | {snapshot.step: copy.deepcopy(snapshot)}
+        self.saved = {step: kept[step] for step in held if step in kept}
 
     def load(self) -> list[Snapshot]:
         return [self.saved[step] for step in sorted(self.saved)]
@@ -331,6 +336,82 @@ def test_a_resumed_run_is_the_one_that_was_never_interrupted(tmp_path: Path) -> 
     for batch in loop.batches(200):
         second.train(batch)
     assert second.capture() == expected.capture()
+
+
+EASED = RecoveryPolicy(
+    every=20, good_after=30, check_every=5, window=16, skips_in_a_row=4, runaway_steps=6,
+    responses=(Response(rate=0.5, steps=30),),
+)  # fmt: skip
+EASED_AGAIN = dataclasses.replace(EASED, responses=(Response(skip_data=False, rate=0.5, steps=30),))
+
+
+@pytest.mark.parametrize("policy", [EASED, EASED_AGAIN])
+@pytest.mark.parametrize("killed_after", [1, 17, 40])
+def test_a_run_that_is_killed_after_a_rewind_goes_on_as_the_one_that_was_not(
+    policy: RecoveryPolicy, killed_after: int, tmp_path: Path
+) -> None:
+    expected, straight = run(policy=policy, hurt=once(101, made_nan))
+    assert [event.to_step for event in straight.events] == [60]
+    first = Training()
+    random.seed(7)
+    loop, hurt = RecoveryLoop(policy, first, targets, folder=tmp_path), once(101, made_nan)
+    since = 0
+    for batch in loop.batches(200):
+        since += bool(loop.events)
+        if since > killed_after:
+            break
+        hurt(first, loop.step + 1)
+        first.train(batch)
+    second = Training()
+    second.saved = first.saved
+    again = RecoveryLoop(policy, second, targets, folder=tmp_path)
+    assert again.resume() == (60 if killed_after < 20 else 80 if killed_after < 40 else 100)
+    _train(second, again, 200)
+    assert second.capture() == expected.capture()
+    assert again.events == straight.events
+
+
+def test_a_rewind_is_in_the_budget_of_a_restart_whatever_fails_in_it(tmp_path: Path) -> None:
+    class Failing(Training):
+        def restore(self, state: Any) -> None:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run(hurt=once(101, made_nan), training=Failing(), folder=tmp_path)
+    assert len(json.loads((tmp_path / "recovery.json").read_text())["events"]) == 1
+
+
+def test_training_goes_on_if_the_ledger_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    _, loop = run(hurt=once(101, made_nan), folder=tmp_path / "file" / "folder")
+    assert loop.step == 200
+    assert "recovery.json could not be written" in caplog.text
+
+
+def test_a_run_that_gives_up_leaves_nothing_newer_than_its_good_state_on_the_disk() -> None:
+    training = Training()
+    with pytest.raises(RecoveryStopped) as stopped:
+        run(data=bad_data(100, 10**9), training=training)
+    assert max(training.saved) == stopped.value.step
+
+
+def test_all_ranks_have_the_ledger_of_the_first_after_a_restart(tmp_path: Path) -> None:
+    first, loop = run(hurt=once(101, made_nan), folder=tmp_path)
+    text = (tmp_path / "recovery.json").read_text()
+
+    class Second(Training):
+        def shared(self, value: Any) -> Any:
+            assert value is None
+            return text
+
+    second = Second()
+    second.saved = first.saved
+    again = RecoveryLoop(POLICY, second, targets)
+    again.resume()
+    assert again.events == loop.events
+    assert len(loop.events) == 1
 
 
 def test_a_restart_does_not_refill_the_budget(tmp_path: Path) -> None:

@@ -58,6 +58,14 @@ class Stateful:
         self.at, self.loaded = state["at"][0], True
 
 
+class SeedingStateful(Stateful):
+    """As torch's loaders: each iterator draws a seed for its workers from the process's generator."""
+
+    def __iter__(self) -> Iterator[int]:
+        random.random()
+        return super().__iter__()
+
+
 class GrainIterator:
     def __init__(self) -> None:
         self.at = 0
@@ -89,6 +97,7 @@ KINDS = {
     "shuffled": Shuffled,
     "shuffled by its own generator": lambda: Shuffled(OwnGenerator(3)),
     "stateful loader": Stateful,
+    "stateful loader that draws a seed": SeedingStateful,
     "grain": Grain,
 }
 
@@ -110,6 +119,7 @@ def test_data_go_on_from_an_earlier_place_with_the_same_batches(kind: str, befor
         taken(position, after)
         random.setstate(generators)  # as the adapter does with everything it captured
         position.go_to(state)
+        assert random.getstate() == generators  # the model's random numbers follow from here
         assert taken(position, 20) == expected
 
 
@@ -153,6 +163,14 @@ def test_samplers_are_given_the_epoch_before_it_begins_and_after_going_back() ->
     assert expected[1][1] == (1, 0)
     position.go_to(state)
     assert taken(position, 5) == expected
+
+
+def test_nothing_is_read_before_the_first_batch() -> None:
+    class Loader:
+        def __iter__(self) -> Iterator[Any]:
+            raise AssertionError  # it would start workers, and draw a seed for them
+
+    position_of(Loader(), PythonsGenerator())
 
 
 def test_data_that_cannot_go_back_are_refused() -> None:
