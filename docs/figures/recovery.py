@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures.style import AFTER, BAD, LIMIT, finish, mark, panels, raw
 from matplotlib.figure import Figure
+
+from figures.style import AFTER, BAD, LIMIT, finish, mark, panels, raw
 
 __all__ = ["rewound"]
 
@@ -49,6 +50,6 @@ def rewound() -> tuple[Figure, str]:
     top.axvspan(first, last, color=BAD, alpha=0.08, lw=0)
     return figure, (
         f"Batches {first} to {last} are bad (grey, for the run alone). The guarded run ends with "
-        f"{its_accuracy:.0%} of the held-out digits, because the statistics of its batch norm are those of the "
-        f"bad batches. With recovery the run goes back {len(events)} times and ends with {accuracy:.0%}."
+        f"{its_accuracy:.0%} of the held-out digits, because the statistics of its batch norm are those of "
+        f"the bad batches. With recovery the run goes back {len(events)} times and ends with {accuracy:.0%}."
     )

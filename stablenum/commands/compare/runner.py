@@ -167,6 +167,7 @@ def _run(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> 
 def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> Trace:
     training = scenario if isinstance(scenario, Training) else None
     start = initial_params(scenario) if isinstance(scenario, Training) else stream_params(scenario)
+    recovery = scenario.recovery if isinstance(scenario, Stream) and not plain else None
     run = backend.start(
         Setup(
             params=start,
@@ -174,11 +175,11 @@ def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -
             guard=None if plain else scenario.guard,
             plain_clip=scenario.plain_clip if isinstance(scenario, Stream) else None,
             training=training,
+            recovery=recovery,
         )
     )
     trace = Trace(backend=backend.name, start=start, params=start)
-    recovery = scenario.recovery if isinstance(scenario, Stream) and not plain else None
-    numbers = iter(range(scenario.steps)) if recovery is None else run.batches(recovery, scenario.steps)
+    numbers = iter(range(scenario.steps)) if recovery is None else run.batches(scenario.steps)
     before = start
     for step in itertools.count():
         try:
