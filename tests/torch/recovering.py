@@ -15,7 +15,18 @@ from torch.utils.data import DataLoader, Dataset
 import stablenum_torch as st
 from stablenum import RecoveryPolicy, Response
 
-__all__ = ["AGAIN", "KINDS", "Training", "halved", "made_nan", "numbered", "same", "sgd", "whole_state"]
+__all__ = [
+    "AGAIN",
+    "KINDS",
+    "Training",
+    "halved",
+    "made_nan",
+    "network",
+    "numbered",
+    "same",
+    "sgd",
+    "whole_state",
+]
 
 # The same data follow again, so that the run after a fault of the machine is the one that would have been.
 AGAIN = RecoveryPolicy(every=10, check_every=5, good_after=0, responses=(Response(skip_data=False),))
