@@ -7,7 +7,13 @@ package loads no array library.
 
 from typing import TYPE_CHECKING
 
-from stablenum.errors import NonFiniteError, ProgramError, ReplicasPartedError
+from stablenum.errors import (
+    CheckpointError,
+    NonFiniteError,
+    PoisonedStateError,
+    ProgramError,
+    ReplicasPartedError,
+)
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, Observation, decide, init_guard
 from stablenum.guard.readout import Metrics, StepRecord, Worst
@@ -45,6 +51,7 @@ __all__ = [
     "AdaGC",
     "AdaptiveGradClip",
     "AutoClip",
+    "CheckpointError",
     "ClipByGlobalNorm",
     "ClipByNorm",
     "ClipByValue",
@@ -62,6 +69,7 @@ __all__ = [
     "Metrics",
     "NonFiniteError",
     "Observation",
+    "PoisonedStateError",
     "Policy",
     "PolicyRule",
     "ProgramError",

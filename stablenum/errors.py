@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["NonFiniteError", "ProgramError", "ReplicasPartedError", "bad_field", "bad_type", "either"]
+__all__ = [
+    "CheckpointError",
+    "NonFiniteError",
+    "PoisonedStateError",
+    "ProgramError",
+    "ReplicasPartedError",
+    "bad_field",
+    "bad_type",
+    "either",
+]
 
 
 class NonFiniteError(ArithmeticError):
@@ -91,6 +100,58 @@ class ReplicasPartedError(RuntimeError):
 
 def _rebuild_parted(message: str, step: int | None, parted: list[Any]) -> ReplicasPartedError:
     return ReplicasPartedError(message, step=step, parted=parted)
+
+
+class PoisonedStateError(ArithmeticError):
+    """Raised when a state that is not finite is to be saved; nothing has been written.
+
+    Attributes:
+        step: the step of the state; None if it is not known.
+        names: the entries that are not finite, such as ``"optimizer.state.3.exp_avg_sq"``.
+
+    Example:
+        >>> raise PoisonedStateError("step 100 is not saved, because model.weight (1 NaN of 8) is not finite")
+        Traceback (most recent call last):
+        stablenum.PoisonedStateError: step 100 is not saved, because model.weight (1 NaN of 8) is not finite
+    """
+
+    def __init__(self, message: str, *, step: int | None = None, names: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.step, self.names = step, tuple(names)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild_poisoned, (str(self), self.step, self.names))
+
+
+def _rebuild_poisoned(message: str, step: int | None, names: tuple[str, ...]) -> PoisonedStateError:
+    return PoisonedStateError(message, step=step, names=names)
+
+
+class CheckpointError(RuntimeError):
+    """Raised when a checkpoint cannot be written, or none can be loaded.
+
+    A save that fails leaves the older checkpoints as they are, and a load that fails leaves the state as it
+    is.
+
+    Attributes:
+        reasons: for each checkpoint that was tried, by the name of its folder, why it cannot be loaded.
+
+    Example:
+        >>> raise CheckpointError("step 100 could not be saved in run: No space left on device")
+        Traceback (most recent call last):
+        stablenum.CheckpointError: step 100 could not be saved in run: No space left on device
+    """
+
+    def __init__(self, message: str, *, reasons: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.reasons = dict(reasons or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild_checkpoint, (str(self), self.reasons))
+
+
+def _rebuild_checkpoint(message: str, reasons: dict[str, str]) -> CheckpointError:
+    return CheckpointError(message, reasons=reasons)
 
 
 def bad_field(field: str, allowed: str, got: object, *, hint: str = "") -> ValueError:
