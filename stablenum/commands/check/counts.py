@@ -57,10 +57,10 @@ def is_measured(dtype: str) -> bool:
     """Return whether arrays of this dtype hold numbers that may be NaN or inf.
 
     Example:
-        >>> [is_measured(name) for name in ("float8_e5m2", "bfloat16", "complex64", "int32", "bool")]
-        [True, True, True, False, False]
+        >>> [is_measured(name) for name in ("float64", "float8_e5m2", "bfloat16", "complex64", "int32")]
+        [True, True, True, True, False]
     """
-    return dtype.startswith(("float", "bfloat", "complex")) and not dtype.startswith(("float4", "float6"))
+    return dtype.startswith(("float", "bfloat", "complex")) and not dtype.startswith(("float4_", "float6_"))
 
 
 def widened(values: Array) -> Array:

@@ -51,7 +51,7 @@ def _of_folder(folder: Path) -> str:
         raise NotCheckedError(
             "corrupt", "it has no .metadata, which torch writes last: the save was interrupted"
         )
-    if orbax_folders.is_item(folder) or (orbax_folders.is_step(folder)):
+    if orbax_folders.is_item(folder) or orbax_folders.is_step(folder):
         return "orbax"
     return "folder"
 

@@ -31,7 +31,7 @@ def is_item(folder: Path) -> bool:
 
 def is_step(folder: Path) -> bool:
     """Return whether a folder is that of one step, with one or more items in it."""
-    return (folder / _STEP).is_file() or (folder.is_dir() and any(map(is_item, _folders(folder))))
+    return (folder / _STEP).is_file()
 
 
 def _folders(folder: Path) -> list[Path]:

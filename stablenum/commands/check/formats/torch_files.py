@@ -101,7 +101,7 @@ def _numpy_globals() -> list[Any]:
 def _named(error: Exception) -> NotCheckedError:
     """Return the reason why torch did not load a file."""
     text = str(error)
-    wanted = re.search(r"(?:GLOBAL|global:?|Unsupported class) ([\w.]+)", text)
+    wanted = re.search(r"GLOBAL ([\w.]+)", text)
     if "eights only load failed" in text or "weights_only" in text:
         if re.search(r"[Uu]nsupported|not an allowed|disallowed|[Bb]locked", text):
             which = f" ({wanted[1]})" if wanted else ""

@@ -1,0 +1,233 @@
+"""Find out from the names in a checkpoint what each entry is: state, moments, settings, a guard, a record."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from stablenum.commands.check.contents import Contents, Entry, Path, Plain
+from stablenum.diagnosis.audit import OPTAX_STATES, TORCH_ROLES, Role
+
+__all__ = ["Layout", "Part", "Slot"]
+
+# The names under which programs keep an optimizer's state and what is no state of the training.
+_OPTIMIZERS = re.compile(r"(opt|optim|optimizer|optimizers|optimiser|tx)(_?states?(_dict)?|_dict)?")
+_RECORDS = re.compile(
+    r"extras?|metrics?|histor(y|ies)|logs?|callbacks?|loops?|args|hparams|hyper_?parameters|config"
+    r"|(lr_?)?schedulers?(_state(_dict)?)?|(grad_?)?scalers?(_state(_dict)?)?|__metadata__"
+)
+# Entries that a parameter may have under no other name than these, of which none is a mask.
+_TRAINED = frozenset(("bias", "embedding", "gamma", "beta", "kernel", "scale", "weight"))
+# Names that nothing but a moment of torch has; the others are taken for one only in an optimizer's state.
+_UNMISTAKABLE = frozenset(("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg"))
+
+
+class Part(StrEnum):
+    """What an entry is for."""
+
+    STATE = "parameter or buffer"
+    OPTIMIZER = "optimizer"
+    GUARD = "guard"
+    RECORD = "record"
+
+
+@dataclass(slots=True, kw_only=True)
+class Slot:
+    """What an optimizer keeps for one parameter.
+
+    Attributes:
+        parameter: the parameter's name, as far as it is known.
+        kind: the kind of the optimizer; "" if the entries do not tell.
+        entries: the moments, with their roles, by name.
+        others: what else is kept, such as NAdam's ``mu_product``.
+        settings: the settings of the parameter's group.
+        step: the entry or the number that counts steps.
+    """
+
+    parameter: str
+    kind: str = ""
+    entries: dict[str, tuple[Role, Entry]] = field(default_factory=dict)
+    others: dict[str, Entry] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    step: Entry | Plain | None = None
+
+
+class Layout:
+    """What the entries of a checkpoint are.
+
+    Attributes:
+        guards: the paths of guards' states.
+    """
+
+    def __init__(self, contents: Contents) -> None:
+        self.contents = contents
+        self._children = _children_of(contents)
+        self.guards = tuple(self._guards())
+        self._roots = {path for path, names in self._children.items() if {"state", "param_groups"} <= names}
+        self._nested = any(len(path) > 1 for path in self._paths())
+        self._roles: dict[Path, Role] = {}
+        self.slots = (*self._torch_slots(), *self._optax_slots())
+
+    def part(self, path: Path) -> Part:
+        """Return what an entry is for."""
+        if any(path[: len(guard)] == guard for guard in self.guards):
+            return Part.GUARD
+        if path in self._roles or self._in_optimizer(path):
+            return Part.OPTIMIZER
+        alone = self._nested and len(path) == 1 and self.contents.format != "safetensors"
+        if _RECORDS.fullmatch(path[0].lower()) or alone:
+            return Part.RECORD
+        return Part.STATE
+
+    def role(self, path: Path) -> Role | None:
+        """Return the role of a moment; None for any other entry."""
+        return self._roles.get(path)
+
+    def may_be_mask(self, path: Path) -> bool:
+        """Return whether the name of an entry allows it to be a mask."""
+        return self.part(path) is not Part.OPTIMIZER and not _TRAINED & set(_leaf(path))
+
+    def is_setting(self, path: Path) -> bool:
+        """Return whether an entry is a setting of an optimizer, such as its learning rate."""
+        return "param_groups" in path or "hyperparams" in path
+
+    # --- by names ----------------------------------------------------------------------------
+
+    def _paths(self) -> Iterator[Path]:
+        yield from (entry.path for entry in self.contents.arrays)
+        yield from self.contents.values
+
+    def _guards(self) -> Iterator[Path]:
+        for path, names in self._children.items():
+            if {"recorder", "loss_scale"} <= names and "floats" in self._children.get(
+                (*path, "recorder"), ()
+            ):
+                # In JAX the number of the parameters' names is beside it, in PyTorch the names themselves.
+                beside = self._children[path[:-1]] if path else frozenset[str]()
+                yield path[:-1] if {"names_id", "version"} & beside else path
+
+    def _in_optimizer(self, path: Path) -> bool:
+        if any(path[:n] in self._roots for n in range(len(path))):
+            return True
+        return any(_OPTIMIZERS.fullmatch(key.lower()) for key in path[:-1])
+
+    # --- torch -------------------------------------------------------------------------------
+
+    def _torch_slots(self) -> list[Slot]:
+        found: dict[Path, Slot] = {}
+        for entry in self.contents.arrays:
+            owner, name = entry.path[:-1], entry.path[-1]
+            role = self._torch_role(owner, name)
+            if role is None:
+                continue
+            self._roles[entry.path] = role
+            slot = found.setdefault(owner, Slot(parameter=".".join(owner)))
+            slot.entries[name] = (role, entry)
+        for entry in self.contents.arrays:
+            if entry.path[:-1] in found and entry.path not in self._roles:
+                found[entry.path[:-1]].others[entry.path[-1]] = entry
+        groups = self._groups()
+        for owner, slot in found.items():
+            slot.step = slot.others.get("step") or self.contents.values.get((*owner, "step"))
+            slot.parameter, slot.settings = groups.get(owner, (_after_state(owner), {}))
+        return list(found.values())
+
+    def _torch_role(self, owner: Path, name: str) -> Role | None:
+        role = TORCH_ROLES.get(name)
+        if name in _UNMISTAKABLE:
+            return role
+        if not self._in_optimizer((*owner, name)):
+            return None
+        if name == "sum" and "step" in self._children[owner]:
+            return Role.SECOND  # Adagrad's
+        return role
+
+    def _groups(self) -> dict[Path, tuple[str, Mapping[str, Any]]]:
+        """Return the name and the settings of each parameter, by the path of its state."""
+        found: dict[Path, tuple[str, Mapping[str, Any]]] = {}
+        for root in self._roots:
+            groups: dict[str, dict[str, Any]] = defaultdict(dict)
+            length = len(root) + 1
+            for path, value in self.contents.values.items():
+                if path[:length] == (*root, "param_groups") and len(path) > length + 1:
+                    _put(groups[path[length]], path[length + 1 :], value)
+            for group in groups.values():
+                names = list(group.pop("param_names", {}).values())
+                for i, number in enumerate(group.pop("params", {}).values()):
+                    owner = (*root, "state", str(number))
+                    name = str(names[i]) if i < len(names) else _after_state(owner)
+                    found[owner] = (name, _with_pairs(group))
+        return found
+
+    # --- optax -------------------------------------------------------------------------------
+
+    def _optax_slots(self) -> list[Slot]:
+        found: dict[tuple[Path, Path], Slot] = {}
+        arrays = {entry.path: entry for entry in self.contents.arrays}
+        for entry in self.contents.arrays:
+            place = self._optax_node(entry.path)
+            if place is None or entry.path in self._roles or self.part(entry.path) is Part.GUARD:
+                continue
+            node, kind, role = place
+            parameter = _leaf(entry.path[len(node) + 1 :])
+            self._roles[entry.path] = role
+            slot = found.setdefault((node, parameter), Slot(parameter=".".join(parameter) or "param"))
+            slot.kind = kind
+            slot.entries[entry.path[len(node)]] = (role, entry)
+            count = next((p for p in ((*node, "count"), (*node, "count", "value")) if p in arrays), None)
+            slot.step = arrays[count] if count else self.contents.values.get((*node, "count"))
+        return list(found.values())
+
+    def _optax_node(self, path: Path) -> tuple[Path, str, Role] | None:
+        """Return where the state of a transformation is that an entry belongs to, its kind, and the role."""
+        for n in range(len(path)):
+            siblings = self._children[path[:n]]
+            counted = "count" in siblings
+            if not (counted and {"mu", "nu"} <= siblings) and not self._in_optimizer(path[: n + 1]):
+                continue
+            for kind, fields in _BY_SIZE:
+                if path[n] in fields and set(fields) <= siblings:
+                    return path[:n], kind, fields[path[n]]
+        return None
+
+
+# The states with the most fields first, because the fields of one may be among those of another.
+_BY_SIZE = sorted(
+    ((kind, fields) for kind, fields in OPTAX_STATES.values()), key=lambda pair: len(pair[1]), reverse=True
+)
+
+
+def _children_of(contents: Contents) -> dict[Path, frozenset[str]]:
+    """Return the keys under each path."""
+    found: dict[Path, set[str]] = defaultdict(set)
+    for path in (*(entry.path for entry in contents.arrays), *contents.values):
+        for n, key in enumerate(path):
+            found[path[:n]].add(key)
+    return {path: frozenset(names) for path, names in found.items()}
+
+
+def _leaf(path: Path) -> Path:
+    """Return a path without the key "value", in which flax.nnx wraps each array."""
+    return path[:-1] if path[-1:] == ("value",) else path
+
+
+def _after_state(owner: Path) -> str:
+    """Return the name of a parameter from the path of its state."""
+    start = max((i + 1 for i, key in enumerate(owner) if key == "state"), default=0)
+    name = ".".join(owner[start:])
+    return ".".join(owner) if not name or name.isdigit() else name
+
+
+def _put(group: dict[str, Any], path: Path, value: Plain) -> None:
+    for key in path[:-1]:
+        group = group.setdefault(key, {})
+    group[path[-1]] = value
+
+
+def _with_pairs(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with a tuple in place of each ``{"0": ..., "1": ...}``."""
+    return {key: tuple(v.values()) if isinstance(v, dict) else v for key, v in group.items()}
