@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from stablenum_torch._diagnosis.diff.program import program
     from stablenum_torch._diagnosis.ranges import range_report
     from stablenum_torch._diagnosis.replay.replay import replay
+    from stablenum_torch._recovery.checkpoints import Checkpoints
 
 __all__ = [
+    "Checkpoints",
     "EpsTooSmallWarning",
     "GuardedOptimizer",
     "KahanUpdate",
@@ -41,6 +43,7 @@ if not TYPE_CHECKING:
     __getattr__ = imported_later(
         globals(),
         {
+            "Checkpoints": "stablenum_torch._recovery.checkpoints",
             "audit": "stablenum_torch._diagnosis.audit",
             "checkup": "stablenum_torch._diagnosis.checkup.few_steps",
             "program": "stablenum_torch._diagnosis.diff.program",

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from stablenum.checkpoints.finiteness import NonFinite
 from stablenum.errors import CheckpointError
 
-__all__ = ["ALONE", "Codec", "Ranks", "on_all"]
+__all__ = ["ALONE", "Codec", "Ranks", "on_all", "on_each"]
 
 T = TypeVar("T")
 
@@ -86,19 +86,25 @@ def on_all(ranks: Ranks, action: Callable[[], T]) -> list[T]:
         >>> on_all(ALONE, lambda: 3)
         [3]
     """
-    result: T | None = None
+    return ranks.gather(on_each(ranks, action))
+
+
+def on_each(ranks: Ranks, action: Callable[[], T]) -> T:
+    """Run an action on every rank and return this rank's result, which is not sent to others; if it fails on
+    one rank, raise on all, as :func:`on_all` does."""
+    result: list[T] = []
     failure: Exception | None = None
     try:
-        result = action()
+        result.append(action())
     except Exception as error:  # noqa: BLE001 - raised below, when the other ranks know of it
         failure = error
     told = None if failure is None else f"{type(failure).__name__}: {failure}"
-    reports = ranks.gather((result, told, isinstance(failure, OSError)))
-    failed = {rank: report for rank, report in enumerate(reports) if report[1] is not None}
-    on_disk = all(report[2] for report in failed.values())
+    reports = ranks.gather((told, isinstance(failure, OSError)))
+    failed = {rank: report for rank, report in enumerate(reports) if report[0] is not None}
+    on_disk = all(of_os for _, of_os in failed.values())
     if failure is not None and isinstance(failure, OSError) == on_disk:
         raise failure
-    for rank, (_, text, of_os) in failed.items():
+    for rank, (text, of_os) in failed.items():
         if of_os == on_disk:
             raise (OSError if on_disk else CheckpointError)(f"rank {rank} failed: {text}")
-    return [report[0] for report in reports]
+    return result[0]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stablenum.checkpoints.codec import Codec, Ranks, on_all
+from stablenum.checkpoints.codec import Codec, Ranks, on_all, on_each
 from stablenum.checkpoints.finiteness import is_meant, listed
 from stablenum.checkpoints.folders import Found, found_in
 from stablenum.checkpoints.manifest import Manifest, complaints
@@ -85,10 +85,9 @@ def _loaded(found: Found, like: Any, codec: Codec, ranks: Ranks, allow: Sequence
     if manifest.format != codec.name:
         raise CheckpointError(f"its format is {manifest.format!r}, and {codec.name!r} is to be read")
     _check_files(found.folder, manifest, ranks)
-    state: list[Any] = []  # not what on_all returns: a state must not be sent to other ranks
-    on_all(ranks, lambda: state.append(codec.read(found.folder, like)))
-    _check_finite(state[0], manifest, codec, ranks, allow)
-    return Loaded(manifest.step, state[0], found.folder, manifest)
+    state = on_each(ranks, lambda: codec.read(found.folder, like))
+    _check_finite(state, manifest, codec, ranks, allow)
+    return Loaded(manifest.step, state, found.folder, manifest)
 
 
 def _check_files(folder: Path, manifest: Manifest, ranks: Ranks) -> None:

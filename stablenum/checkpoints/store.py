@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stablenum.checkpoints.codec import ALONE, Codec, Ranks, on_all
+from stablenum.checkpoints.codec import ALONE, Codec, Ranks, on_all, on_each
 from stablenum.checkpoints.finiteness import NonFinite, is_meant, listed
 from stablenum.checkpoints.folders import POST_MORTEMS, found_in, intact_in, remove, tidy
 from stablenum.checkpoints.locks import writing_into
@@ -112,7 +112,7 @@ class Store:
                 self._confirm(step)
 
         try:
-            on_all(self.ranks, note)
+            on_each(self.ranks, note)
         except OSError as error:
             raise CheckpointError(f"step {step} could not be confirmed in {self.folder}: {error}") from error
 
@@ -150,7 +150,8 @@ class Store:
                 confirmed=confirmed,
                 time=datetime.now(UTC).isoformat(timespec="seconds"),
                 versions=dict(self.codec.versions()),
-                allowed=tuple(entry.name for entry in meant),
+                # An inf in a plain number needs no note: it is always allowed.
+                allowed=tuple(entry.name for entry in meant if entry.kind != "number" or entry.nan),
                 poisoned=tuple(entry.name for entry in poison),
             )
 
@@ -161,7 +162,7 @@ class Store:
                     self.folder.mkdir(parents=True, exist_ok=True)
                     writing.enter_context(writing_into(self.folder, lambda: tidy(self.folder)))
 
-            on_all(self.ranks, begin)
+            on_each(self.ranks, begin)
             folder = write_checkpoint(self.folder, place, state, self.codec, self.ranks, manifest)
             if self.ranks.rank == 0:
                 self._remove_superseded()
@@ -187,8 +188,8 @@ class Store:
     def _refusal(self, step: int, poison: Sequence[NonFinite]) -> str:
         return (
             f"step {step} is not saved, because it is not finite: {listed(poison)}. Nothing was written; "
-            f"{self._what_is_there()} If an entry is not finite on purpose, name it or a pattern of names: "
-            f"allow=({poison[0].name!r},)."
+            f"{self._what_is_there()} If this is on purpose, as in a mask, allow it by name or pattern: "
+            "allow=('*.mask',)."
         )
 
     def _failure(self, step: int, error: OSError) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stablenum.checkpoints.codec import Codec, Ranks, on_all
+from stablenum.checkpoints.codec import Codec, Ranks, on_all, on_each
 from stablenum.checkpoints.folders import move_to_step, temporary_name
 from stablenum.checkpoints.manifest import FileRecord, Manifest, files_in, record_of
 from stablenum.files import sync_file, sync_folder
@@ -39,8 +39,8 @@ def write_checkpoint(
     assert wanted is not None  # rank 0 made it
     folder = ranks.gather(temporary_name(root, wanted.step))[0]
     try:
-        on_all(ranks, lambda: folder.mkdir() if ranks.rank == 0 else None)
-        on_all(ranks, lambda: codec.write(folder, state))
+        on_each(ranks, lambda: folder.mkdir() if ranks.rank == 0 else None)
+        on_each(ranks, lambda: codec.write(folder, state))
         wanted = dataclasses.replace(wanted, files=_flushed(folder, ranks))
         return _named(folder, place, wanted, ranks)
     except BaseException:
