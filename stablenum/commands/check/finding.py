@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from stablenum.checkpoints.folders import POST_MORTEMS
+from stablenum.checkpoints.manifest import MANIFEST
 from stablenum.commands.check.contents import NotCheckedError
 from stablenum.commands.check.formats import distributed_folders, orbax_folders, safetensors_files
 from stablenum.commands.check.formats.torch_files import LEGACY, holds_arrays
 
-__all__ = ["Found", "checkpoints_in", "format_of"]
+__all__ = ["Found", "checkpoints_in", "format_of", "part_format"]
 
 # Files with these endings are reported even if they cannot be recognised.
 _ENDINGS = (".bin", ".ckpt", ".npz", ".pt", ".pth", ".safetensors")
-MANIFEST = "manifest.json"
-_POST_MORTEM = "post-mortem"
 _DEEPEST = 4
 
 
@@ -45,6 +45,19 @@ def format_of(path: Path) -> str:
 def _of_folder(folder: Path) -> str:
     if (folder / MANIFEST).is_file():
         return "stablenum"
+    return part_format(folder)
+
+
+def part_format(path: Path) -> str:
+    """Return what a file or folder is apart from a manifest in it.
+
+    Raises:
+        NotCheckedError: as :func:`format_of`.
+    """
+    return _of_framework(path) if path.is_dir() else _of_file(path)
+
+
+def _of_framework(folder: Path) -> str:
     if (folder / distributed_folders.METADATA).is_file():
         return "distributed"
     if any(folder.glob("*.distcp")):
@@ -104,7 +117,7 @@ def _walk(folder: Path, notes: list[str], depth: int) -> Iterator[Path]:
     for path in sorted(folder.iterdir(), key=_natural):
         if path.name.startswith("."):
             continue
-        if path.is_dir() and path.name == _POST_MORTEM:
+        if path.is_dir() and path.name == POST_MORTEMS:
             notes.append(f"{path.name}/ was passed over: it holds states that were set aside as poisoned")
         elif path.is_dir() and orbax_folders.TEMPORARY in path.name:
             notes.append(f"{path.name}/ was passed over: a save that was interrupted")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from stablenum.commands.check.contents import Contents, Entry, Path, Plain
+from stablenum.commands.check.contents import Contents, Entry, Path, Plain, path_of
 from stablenum.diagnosis.audit import OPTAX_STATES, TORCH_ROLES, Role
 
 __all__ = ["Layout", "Part", "Slot"]
@@ -20,6 +20,9 @@ _RECORDS = re.compile(
     r"extras?|metrics?|histor(y|ies)|logs?|callbacks?|loops?|args|hparams|hyper_?parameters|config"
     r"|(lr_?)?schedulers?(_state(_dict)?)?|(grad_?)?scalers?(_state(_dict)?)?|__metadata__"
 )
+_SCALARS = re.compile(r"best(_\w+)?|(\w+_)?(loss|losses|score|metric|metrics|accuracy)")
+# With one of these at the top, a checkpoint is that of a training, and what is beside them is no parameter.
+_MODELS = re.compile(r"params|model(_state(_dict)?)?|state_dict")
 # Entries that a parameter may have under no other name than these, of which none is a mask.
 _TRAINED = frozenset(("bias", "embedding", "gamma", "beta", "kernel", "scale", "weight"))
 # Names that nothing but a moment of torch has; the others are taken for one only in an optimizer's state.
@@ -57,7 +60,7 @@ class Slot:
 
 
 class Layout:
-    """What the entries of a checkpoint are.
+    """What the entries of a checkpoint are. Keys with dots in them count as several.
 
     Attributes:
         guards: the paths of guards' states.
@@ -65,41 +68,39 @@ class Layout:
 
     def __init__(self, contents: Contents) -> None:
         self.contents = contents
-        self._children = _children_of(contents)
+        self._arrays = {_parts(entry.path): entry for entry in contents.arrays}
+        self._values = {_parts(path): value for path, value in contents.values.items()}
+        self._children = _children_of((*self._arrays, *self._values))
+        self._is_training = _is_training((*(e.path for e in contents.arrays), *contents.values))
         self.guards = tuple(self._guards())
         self._roots = {path for path, names in self._children.items() if {"state", "param_groups"} <= names}
-        self._nested = any(len(path) > 1 for path in self._paths())
         self._roles: dict[Path, Role] = {}
         self.slots = (*self._torch_slots(), *self._optax_slots())
 
     def part(self, path: Path) -> Part:
         """Return what an entry is for."""
-        if any(path[: len(guard)] == guard for guard in self.guards):
+        keys = _parts(path)
+        if any(keys[: len(guard)] == guard for guard in self.guards):
             return Part.GUARD
-        if path in self._roles or self._in_optimizer(path):
+        if keys in self._roles or self._in_optimizer(keys):
             return Part.OPTIMIZER
-        alone = self._nested and len(path) == 1 and self.contents.format != "safetensors"
-        if _RECORDS.fullmatch(path[0].lower()) or alone:
+        if _RECORDS.fullmatch(keys[0].lower()) or (len(path) == 1 and self._is_training):
             return Part.RECORD
-        return Part.STATE
+        return Part.RECORD if len(keys) == 1 and _SCALARS.fullmatch(keys[0].lower()) else Part.STATE
 
     def role(self, path: Path) -> Role | None:
         """Return the role of a moment; None for any other entry."""
-        return self._roles.get(path)
+        return self._roles.get(_parts(path))
 
     def may_be_mask(self, path: Path) -> bool:
         """Return whether the name of an entry allows it to be a mask."""
-        return self.part(path) is not Part.OPTIMIZER and not _TRAINED & set(_leaf(path))
+        return self.part(path) is not Part.OPTIMIZER and _leaf(_parts(path))[-1] not in _TRAINED
 
     def is_setting(self, path: Path) -> bool:
         """Return whether an entry is a setting of an optimizer, such as its learning rate."""
-        return "param_groups" in path or "hyperparams" in path
+        return bool({"param_groups", "hyperparams"} & set(_parts(path)))
 
     # --- by names ----------------------------------------------------------------------------
-
-    def _paths(self) -> Iterator[Path]:
-        yield from (entry.path for entry in self.contents.arrays)
-        yield from self.contents.values
 
     def _guards(self) -> Iterator[Path]:
         for path, names in self._children.items():
@@ -119,21 +120,19 @@ class Layout:
 
     def _torch_slots(self) -> list[Slot]:
         found: dict[Path, Slot] = {}
-        for entry in self.contents.arrays:
-            owner, name = entry.path[:-1], entry.path[-1]
-            role = self._torch_role(owner, name)
-            if role is None:
-                continue
-            self._roles[entry.path] = role
-            slot = found.setdefault(owner, Slot(parameter=".".join(owner)))
-            slot.entries[name] = (role, entry)
-        for entry in self.contents.arrays:
-            if entry.path[:-1] in found and entry.path not in self._roles:
-                found[entry.path[:-1]].others[entry.path[-1]] = entry
+        for path, entry in self._arrays.items():
+            role = self._torch_role(path[:-1], path[-1])
+            if role is not None:
+                self._roles[path] = role
+                slot = found.setdefault(path[:-1], Slot(parameter=_after_state(path[:-1])))
+                slot.entries[path[-1]] = (role, entry)
+        for path, entry in self._arrays.items():
+            if path[:-1] in found and path not in self._roles:
+                found[path[:-1]].others[path[-1]] = entry
         groups = self._groups()
         for owner, slot in found.items():
-            slot.step = slot.others.get("step") or self.contents.values.get((*owner, "step"))
-            slot.parameter, slot.settings = groups.get(owner, (_after_state(owner), {}))
+            slot.step = slot.others.get("step") or self._values.get((*owner, "step"))
+            slot.parameter, slot.settings = groups.get(owner, (slot.parameter, {}))
         return list(found.values())
 
     def _torch_role(self, owner: Path, name: str) -> Role | None:
@@ -152,13 +151,13 @@ class Layout:
         for root in self._roots:
             groups: dict[str, dict[str, Any]] = defaultdict(dict)
             length = len(root) + 1
-            for path, value in self.contents.values.items():
+            for path, value in self._values.items():
                 if path[:length] == (*root, "param_groups") and len(path) > length + 1:
                     _put(groups[path[length]], path[length + 1 :], value)
             for group in groups.values():
                 names = list(group.pop("param_names", {}).values())
                 for i, number in enumerate(group.pop("params", {}).values()):
-                    owner = (*root, "state", str(number))
+                    owner = (*root, "state", *path_of(str(number)))
                     name = str(names[i]) if i < len(names) else _after_state(owner)
                     found[owner] = (name, _with_pairs(group))
         return found
@@ -167,19 +166,18 @@ class Layout:
 
     def _optax_slots(self) -> list[Slot]:
         found: dict[tuple[Path, Path], Slot] = {}
-        arrays = {entry.path: entry for entry in self.contents.arrays}
-        for entry in self.contents.arrays:
-            place = self._optax_node(entry.path)
-            if place is None or entry.path in self._roles or self.part(entry.path) is Part.GUARD:
+        for path, entry in self._arrays.items():
+            place = self._optax_node(path)
+            if place is None or path in self._roles or self.part(path) is Part.GUARD:
                 continue
             node, kind, role = place
-            parameter = _leaf(entry.path[len(node) + 1 :])
-            self._roles[entry.path] = role
+            parameter = _leaf(path[len(node) + 1 :])
+            self._roles[path] = role
             slot = found.setdefault((node, parameter), Slot(parameter=".".join(parameter) or "param"))
             slot.kind = kind
-            slot.entries[entry.path[len(node)]] = (role, entry)
-            count = next((p for p in ((*node, "count"), (*node, "count", "value")) if p in arrays), None)
-            slot.step = arrays[count] if count else self.contents.values.get((*node, "count"))
+            slot.entries[path[len(node)]] = (role, entry)
+            counts = (self._arrays.get((*node, "count", *behind)) for behind in ((), ("value",)))
+            slot.step = next((c for c in counts if c is not None), self._values.get((*node, "count")))
         return list(found.values())
 
     def _optax_node(self, path: Path) -> tuple[Path, str, Role] | None:
@@ -201,10 +199,21 @@ _BY_SIZE = sorted(
 )
 
 
-def _children_of(contents: Contents) -> dict[Path, frozenset[str]]:
+def _parts(path: Path) -> Path:
+    """Return a path with the keys split at their dots."""
+    return tuple(part for key in path for part in path_of(key))
+
+
+def _is_training(paths: tuple[Path, ...]) -> bool:
+    """Return whether there is a model or an optimizer under a key of its own."""
+    tops = {path[0].lower() for path in paths if len(path) > 1}
+    return any(_MODELS.fullmatch(top) or _OPTIMIZERS.fullmatch(top) for top in tops)
+
+
+def _children_of(paths: tuple[Path, ...]) -> dict[Path, frozenset[str]]:
     """Return the keys under each path."""
     found: dict[Path, set[str]] = defaultdict(set)
-    for path in (*(entry.path for entry in contents.arrays), *contents.values):
+    for path in paths:
         for n, key in enumerate(path):
             found[path[:n]].add(key)
     return {path: frozenset(names) for path, names in found.items()}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from stablenum.commands.check.contents import Contents, NotCheckedError
-from stablenum.commands.check.finding import checkpoints_in, format_of
+from stablenum.commands.check.finding import checkpoints_in, format_of, part_format
 from stablenum.commands.check.formats import (
     distributed_folders,
     numpy_files,
@@ -70,7 +70,7 @@ def _outcome(path: Path, allow: Sequence[str]) -> Outcome:
 
 def _part(path: Path) -> Contents | None:
     """Return what is in a part of a checkpoint of stablenum; None if it is no checkpoint itself."""
-    kind = format_of(path)
+    kind = part_format(path)
     return _READERS[kind](path) if kind in _READERS else None
 
 

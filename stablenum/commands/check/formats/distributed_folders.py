@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, Plain, path_of
+from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, Plain
 from stablenum.commands.check.contents import Path as Keys
 from stablenum.commands.check.formats.torch_files import as_numpy, entries_in, load, torch_module
 
@@ -76,7 +76,7 @@ def read(folder: Path) -> Contents:
     paths: Mapping[str, Any] = metadata.planner_data if isinstance(metadata.planner_data, Mapping) else {}
     places = _places(metadata.storage_data)
     for name, described in metadata.state_dict_metadata.items():
-        path = tuple(str(key) for key in paths.get(name, ())) or path_of(name)
+        path = tuple(str(key) for key in paths.get(name, ())) or (name,)
         if hasattr(described, "chunks"):
             arrays.append(_entry(torch, folder, path, name, described, places))
             continue

@@ -11,7 +11,7 @@ from typing import IO, Any
 import ml_dtypes
 import numpy as np
 
-from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, path_of
+from stablenum.commands.check.contents import Contents, Entry, NotCheckedError
 
 __all__ = ["read_npy", "read_npz"]
 
@@ -93,4 +93,4 @@ def _entry(
         with _damage_named(), np.load(path, allow_pickle=False) as archive:
             return archive[name if name in archive.files else member].view(meant)
 
-    yield Entry(path=path_of(name), dtype=meant.name, shape=shape, read=load)
+    yield Entry(path=(name,), dtype=meant.name, shape=shape, read=load)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stablenum.checkpoints.finiteness import listed
-from stablenum.checkpoints.manifest import Manifest, complaints, files_in, read_manifest
+from stablenum.checkpoints.manifest import MANIFEST, Manifest, complaints, files_in, read_manifest
+from stablenum.checkpoints.structure import put_together
 from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, Plain
 from stablenum.commands.check.contents import Path as Keys
 from stablenum.errors import CheckpointError
 
 __all__ = ["read"]
+
+# Formats without complex numbers hold the pairs of their parts, under the name with this behind it.
+COMPLEX = "#complex"
 
 
 def read(folder: Path, part: Callable[[Path], Contents | None]) -> tuple[Contents, tuple[str, ...]]:
@@ -21,22 +26,17 @@ def read(folder: Path, part: Callable[[Path], Contents | None]) -> tuple[Content
 
     Args:
         folder: the checkpoint.
-        part: reads a file or folder in it; None for one that is no checkpoint itself.
+        part: reads the folder, or a file or folder in it; None for what is no checkpoint apart from that.
 
     Raises:
         NotCheckedError: it is not what was written, or a part of it cannot be read.
     """
     manifest = _verified(folder)
-    arrays: list[Entry] = []
-    values: dict[Keys, Plain] = {}
-    notes: list[str] = []
-    for path in sorted(folder.iterdir()):
-        if path.suffix == ".json":
-            values.update(_numbers(json.loads(path.read_text("utf-8")), ()))
-        elif (found := part(path)) is not None:
-            arrays += found.arrays
-            values |= found.values
-            notes += found.notes
+    whole = part(folder)
+    parts = [path for path in sorted(folder.iterdir()) if path.name != MANIFEST and path.suffix != ".json"]
+    found = [whole] if whole else [c for c in map(part, parts) if c is not None]
+    arrays, values = _merged(found, sorted(set(folder.glob("*.json")) - {folder / MANIFEST}))
+    notes = [note for contents in found for note in contents.notes]
     if manifest.poisoned:
         notes.append(f"it was set aside as poisoned, and is never loaded: {listed(manifest.poisoned)}")
     if not manifest.confirmed:
@@ -44,6 +44,28 @@ def read(folder: Path, part: Callable[[Path], Contents | None]) -> tuple[Content
     form = f"stablenum, {manifest.format}"
     contents = Contents(format=form, arrays=tuple(arrays), values=values, notes=tuple(notes))
     return contents, manifest.allowed
+
+
+def _merged(found: Sequence[Contents], plain: Sequence[Path]) -> tuple[list[Entry], dict[Keys, Plain]]:
+    """Return the arrays and values, under the paths that the state has in the files of plain values."""
+    arrays = {entry.path: entry for contents in found for entry in contents.arrays}
+    values = {path: value for contents in found for path, value in contents.values.items()}
+    by_name = {entry.name.removesuffix(COMPLEX): entry for entry in arrays.values()}
+    for file in plain:
+        for path, leaf in _leaves(_put_together(file, by_name), ()):
+            if isinstance(leaf, Entry):
+                arrays.pop(leaf.path, None)
+                arrays[path] = dataclasses.replace(leaf, path=path)
+            else:
+                values[path] = leaf
+    return list(arrays.values()), values
+
+
+def _put_together(file: Path, arrays: Mapping[str, Entry]) -> Any:
+    try:
+        return put_together(json.loads(file.read_text("utf-8")), arrays)
+    except (ValueError, KeyError) as error:
+        raise NotCheckedError("corrupt", f"{file.name} does not describe the state ({error!r})") from error
 
 
 def _verified(folder: Path) -> Manifest:
@@ -58,12 +80,13 @@ def _verified(folder: Path) -> Manifest:
     return manifest
 
 
-def _numbers(tree: Any, path: Keys) -> Iterator[tuple[Keys, Plain]]:
+def _leaves(tree: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:
+    """Yield the arrays and plain values of a state, with their paths."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
-            yield from _numbers(value, (*path, str(key)))
-    elif isinstance(tree, list):
+            yield from _leaves(value, (*path, str(key)))
+    elif isinstance(tree, list | tuple | set):
         for i, value in enumerate(tree):
-            yield from _numbers(value, (*path, str(i)))
-    elif isinstance(tree, bool | int | float | str):
+            yield from _leaves(value, (*path, str(i)))
+    elif isinstance(tree, Entry | bool | int | float | str):
         yield path, tree

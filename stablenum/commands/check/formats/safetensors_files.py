@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, path_of
+from stablenum.commands.check.contents import Contents, Entry, NotCheckedError
 
 __all__ = ["begins_like_one", "read"]
 
@@ -118,7 +118,7 @@ def _entry(name: str, place: Mapping[str, Any], data: Any) -> Entry:
     dtype, shape = np.dtype(_DTYPES[place["dtype"]]), tuple(place["shape"])
     start, end = place["data_offsets"]
     return Entry(
-        path=path_of(name),
+        path=(name,),
         dtype=dtype.name,
         shape=shape,
         read=lambda: np.asarray(data[start:end]).view(dtype).reshape(shape),
