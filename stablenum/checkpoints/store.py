@@ -194,7 +194,7 @@ class Store:
 
     def _failure(self, step: int, error: OSError) -> str:
         return (
-            f"step {step} could not be saved in {self.folder}: {error}. {self._what_is_there()} "
+            f"step {step} could not be saved in {self.folder}: {error}; {self._what_is_there()} "
             "Make space or the folder writable, or choose another folder."
         )
 

@@ -76,8 +76,12 @@ def _named(folder: Path, place: Path, manifest: Manifest, ranks: Ranks) -> Path:
         sync_folder(folder)
         place.mkdir(exist_ok=True)
         target = move_to_step(folder, place, manifest.step)
-        sync_folder(place)
-        sync_folder(place.parent)  # in which it may be new
+        try:
+            sync_folder(place)
+            sync_folder(place.parent)  # in which it may be new
+        except OSError:
+            target.rename(folder)  # to be removed: what is reported as not saved is not there
+            raise
         return target
 
     named = on_all(ranks, name)[0]
