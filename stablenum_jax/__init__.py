@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from stablenum_jax._diagnosis.diff.program import program
     from stablenum_jax._diagnosis.ranges import range_report
     from stablenum_jax._diagnosis.replay import replay
+    from stablenum_jax._recovery.checkpoints import Checkpoints
 
 __all__ = [
+    "Checkpoints",
     "Fp8State",
     "GuardOptState",
     "GuardPlacementWarning",
@@ -82,6 +84,7 @@ if not TYPE_CHECKING:
     __getattr__ = imported_later(
         globals(),
         {
+            "Checkpoints": "stablenum_jax._recovery.checkpoints",
             "audit": "stablenum_jax._diagnosis.audit",
             "checkup": "stablenum_jax._diagnosis.checkup.few_steps",
             "program": "stablenum_jax._diagnosis.diff.program",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from stablenum.checkpoints.masks import may_be_mask
 from stablenum.commands.check.contents import Contents, Entry, Path, Plain, path_of
 from stablenum.diagnosis.audit import OPTAX_STATES, TORCH_ROLES, Role
 
@@ -23,8 +24,6 @@ _RECORDS = re.compile(
 _SCALARS = re.compile(r"best(_\w+)?|(\w+_)?(loss|losses|score|metric|metrics|accuracy)")
 # With one of these at the top, a checkpoint is that of a training, and what is beside them is no parameter.
 _MODELS = re.compile(r"params|model(_state(_dict)?)?|state_dict")
-# Entries that a parameter may have under no other name than these, of which none is a mask.
-_TRAINED = frozenset(("bias", "embedding", "gamma", "beta", "kernel", "scale", "weight"))
 # Names that nothing but a moment of torch has; the others are taken for one only in an optimizer's state.
 _UNMISTAKABLE = frozenset(("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg"))
 
@@ -94,7 +93,7 @@ class Layout:
 
     def may_be_mask(self, path: Path) -> bool:
         """Return whether the name of an entry allows it to be a mask."""
-        return self.part(path) is not Part.OPTIMIZER and _leaf(_parts(path))[-1] not in _TRAINED
+        return self.part(path) is not Part.OPTIMIZER and may_be_mask(".".join(_leaf(_parts(path))))
 
     def is_setting(self, path: Path) -> bool:
         """Return whether an entry is a setting of an optimizer, such as its learning rate."""

@@ -82,15 +82,22 @@ def _entry(
     path: Path, member: str, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], notes: list[str]
 ) -> Iterator[Entry]:
     """Yield the entry of an array, if what it holds is known."""
-    meant = np.dtype(ml_dtypes.bfloat16) if dtype == np.dtype("V2") else dtype
-    if meant.kind == "V" and meant.name.startswith("void"):
+    # stablenum names a format that NumPy does not have behind the name; others lose it.
+    shown, _, kind = name.rpartition("#")
+    meant = dtype
+    if shown and dtype.kind == "u" and hasattr(ml_dtypes, kind):
+        meant = np.dtype(getattr(ml_dtypes, kind))
+    elif dtype == np.dtype("V2"):
+        shown, meant = name, np.dtype(ml_dtypes.bfloat16)
+        notes.append(f"{name} has lost its dtype; two bytes an element were read as bfloat16")
+    elif dtype.kind == "V":
         notes.append(f"{name} has lost its dtype ({dtype.str}), and was not looked at")
         return
-    if meant is not dtype:
-        notes.append(f"{name} has lost its dtype; two bytes an element were read as bfloat16")
+    else:
+        shown = name
 
     def load() -> Any:
         with _damage_named(), np.load(path, allow_pickle=False) as archive:
             return archive[name if name in archive.files else member].view(meant)
 
-    yield Entry(path=(name,), dtype=meant.name, shape=shape, read=load)
+    yield Entry(path=(shown,), dtype=meant.name, shape=shape, read=load)
