@@ -166,9 +166,8 @@ class Checkpoints:
 class _Processes:
     """The processes of a multi-host program."""
 
-    @property
-    def rank(self) -> int:
-        return jax.process_index()
+    def __init__(self) -> None:
+        self.rank = jax.process_index()
 
     def gather(self, value: Any) -> list[Any]:
         text = np.frombuffer(pickle.dumps(value), np.uint8)

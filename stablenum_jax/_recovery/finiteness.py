@@ -46,7 +46,9 @@ def _records(tree: PyTree) -> set[int]:
         if type(node).__module__.startswith("optax") and hasattr(node, "_fields"):
             moments = OPTAX_STATES.get(type(node).__name__, ("", {}))[1]
             fields = zip(node._fields, node, strict=True)
-            found.update(id(x) for name, x in fields if name not in moments and jnp.shape(x) == ())
+            found.update(
+                id(x) for name, x in fields if name not in moments and getattr(x, "shape", None) == ()
+            )
         return is_guard(node)
 
     jax.tree.leaves(tree, is_leaf=look)

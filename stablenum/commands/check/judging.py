@@ -29,8 +29,6 @@ from stablenum.diagnosis.audit import Risk, Role, Row, risks_of
 
 __all__ = ["judged"]
 
-# Settings with which a step multiplies.
-_FACTORS = ("lr", "learning_rate", "momentum", "weight_decay")
 _KINDS = {
     Role.FIRST: "first moment",
     Role.SECOND: "second moment",
@@ -109,8 +107,8 @@ class _Look:
         part, name = self.layout.part(path), ".".join(path)
         if part is Part.GUARD:
             return
-        wrong = math.isnan(value) or any(key in _FACTORS for key in path[-2:])
-        if wrong and self.layout.is_setting(path) and not _named(name, self.allow):
+        wrong = self.layout.is_setting(path) if math.isnan(value) else self.layout.is_factor(path)
+        if wrong and not _named(name, self.allow):
             self.poison.append(Poison.of_number(name, "setting", value))
         else:
             self.notes.append(f"{name} is {value}")
@@ -141,8 +139,7 @@ class _Look:
         if found.size == 1 and part is Part.RECORD:
             return "a record"
         if found.size == 1 and part is Part.OPTIMIZER and self.layout.role(entry.path) is None:
-            setting = self.layout.is_setting(entry.path) and set(entry.path) & set(_FACTORS)
-            return "" if found.nan or setting or entry.path[-1] == "step" else "a record of the optimizer"
+            return "a record of the optimizer" if not found.nan and self.layout.is_record(entry.path) else ""
         if self.layout.may_be_mask(entry.path) and is_meant(_as_buffer(entry, found)):
             return "a mask"
         return ""
@@ -169,7 +166,7 @@ def _kind(part: Part, role: Role | None, path: Path) -> str:
     if role is not None:
         return _KINDS.get(role, "moment")
     if part is Part.OPTIMIZER:
-        return "step count" if path[-1] in ("step", "count") else "optimizer's state"
+        return "step count" if path[-1].endswith(("step", "count")) else "optimizer's state"
     return part.value
 
 

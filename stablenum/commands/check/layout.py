@@ -15,6 +15,7 @@ from stablenum.diagnosis.audit import OPTAX_STATES, TORCH_ROLES, Role
 
 __all__ = ["Layout", "Part", "Slot"]
 
+_FACTORS = frozenset(("learning_rate", "lr", "momentum", "weight_decay"))
 # The names under which programs keep an optimizer's state and what is no state of the training.
 _OPTIMIZERS = re.compile(r"(opt|optim|optimizer|optimizers|optimiser|tx)(_?states?(_dict)?|_dict)?")
 _RECORDS = re.compile(
@@ -74,6 +75,7 @@ class Layout:
         self.guards = tuple(self._guards())
         self._roots = {path for path, names in self._children.items() if {"state", "param_groups"} <= names}
         self._roles: dict[Path, Role] = {}
+        self._beside: set[Path] = set()
         self.slots = (*self._torch_slots(), *self._optax_slots())
 
     def part(self, path: Path) -> Part:
@@ -94,6 +96,19 @@ class Layout:
     def may_be_mask(self, path: Path) -> bool:
         """Return whether the name of an entry allows it to be a mask."""
         return self.part(path) is not Part.OPTIMIZER and may_be_mask(".".join(_leaf(_parts(path))))
+
+    def is_record(self, path: Path) -> bool:
+        """Return whether an entry of an optimizer's state may be inf if it is one number.
+
+        The best loss of a plateau and the value of a line search are so at first. What is kept beside the
+        moments of a parameter, a step count and a setting are not.
+        """
+        keys = _leaf(_parts(path))
+        return not (keys in self._beside or keys[-1] in ("step", "count") or self.is_factor(path))
+
+    def is_factor(self, path: Path) -> bool:
+        """Return whether an entry is a setting with which steps multiply."""
+        return self.is_setting(path) and bool(_FACTORS & set(_parts(path)[-2:]))
 
     def is_setting(self, path: Path) -> bool:
         """Return whether an entry is a setting of an optimizer, such as its learning rate."""
@@ -128,6 +143,7 @@ class Layout:
         for path, entry in self._arrays.items():
             if path[:-1] in found and path not in self._roles:
                 found[path[:-1]].others[path[-1]] = entry
+                self._beside.add(path)
         groups = self._groups()
         for owner, slot in found.items():
             slot.step = slot.others.get("step") or self._values.get((*owner, "step"))

@@ -98,7 +98,7 @@ def _metadata(folder: Path) -> Any:
     except NotCheckedError:
         raise
     except Exception as error:
-        raise NotCheckedError("corrupt", f"{METADATA}: {error or type(error).__name__}") from error
+        raise NotCheckedError("corrupt", f"{METADATA}: {type(error).__name__}: {error}") from error
     if not hasattr(found, "state_dict_metadata") or not isinstance(found.storage_data, Mapping):
         raise NotCheckedError("unknown", f"{METADATA} is not that of torch.distributed.checkpoint")
     return found
@@ -128,7 +128,7 @@ def _bytes(folder: Path, name: str, place: Any) -> bytes:
     try:
         with file.open("rb") as stream:
             stream.seek(place.offset)
-            found = stream.read(place.length)
+            found: bytes = stream.read(place.length)
     except FileNotFoundError as error:
         raise NotCheckedError("corrupt", f"{place.relative_path} is missing, which holds {name}") from error
     if len(found) != place.length:

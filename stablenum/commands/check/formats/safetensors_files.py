@@ -15,7 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from stablenum.commands.check.contents import Contents, Entry, NotCheckedError
+from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, Plain
+from stablenum.commands.check.contents import Path as Keys
 
 __all__ = ["begins_like_one", "read"]
 
@@ -58,7 +59,9 @@ def read(path: Path) -> Contents:
             notes.append(f"{name} is in {place['dtype']}, which was not looked at")
             continue
         arrays.append(_entry(name, place, data))
-    values = {("__metadata__", key): text for key, text in metadata.items() if isinstance(text, str)}
+    values: dict[Keys, Plain] = {
+        ("__metadata__", key): text for key, text in metadata.items() if isinstance(text, str)
+    }
     return Contents(format="safetensors", arrays=tuple(arrays), values=values, notes=tuple(notes))
 
 
