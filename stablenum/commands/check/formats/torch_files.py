@@ -46,8 +46,6 @@ def read(path: Path) -> Contents:
         NotCheckedError: it needs code of its own, it is damaged, or torch is missing.
     """
     torch = torch_module()
-    if zipfile.is_zipfile(path):
-        _check_sums(path)
     tree = load(torch, path)
     arrays: list[Entry] = []
     values: dict[Keys, Plain] = {}
@@ -74,8 +72,11 @@ def load(torch: Any, source: Any) -> Any:
     Raises:
         NotCheckedError: it needs code of its own, or is damaged.
     """
-    mapped = isinstance(source, Path) and zipfile.is_zipfile(source)
-    # Some tensors are made by classes that torch allows only once they are imported.
+    archive = zipfile.is_zipfile(source)
+    if archive:
+        _check_sums(source)
+    if not isinstance(source, Path):
+        source.seek(0)
     allowed = [np.dtype, np.ndarray, *_numpy_globals()]
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(allowed):
@@ -84,7 +85,7 @@ def load(torch: Any, source: Any) -> Any:
                 str(source) if isinstance(source, Path) else source,
                 map_location="cpu",
                 weights_only=True,
-                mmap=mapped or None,
+                mmap=(archive and isinstance(source, Path)) or None,
             )
     except Exception as error:
         raise _named(error) from error
@@ -101,12 +102,12 @@ def _numpy_globals() -> list[Any]:
 def _named(error: Exception) -> NotCheckedError:
     """Return the reason why torch did not load a file."""
     text = str(error)
-    wanted = re.search(r"GLOBAL ([\w.]+)", text)
-    if "eights only load failed" in text or "weights_only" in text:
-        if re.search(r"[Uu]nsupported|not an allowed|disallowed|[Bb]locked", text):
-            which = f" ({wanted[1]})" if wanted else ""
-            return NotCheckedError("unreadable", f"needs arbitrary code{which}; it was not run")
-        return NotCheckedError("corrupt", _first_line(text))
+    if re.search(
+        r"nsupported (global|class)|not an allowed|unrecognized function|Can only build|locklisted", text
+    ):
+        wanted = re.search(r"GLOBAL ([\w.]+)", text)
+        which = f" ({wanted[1]})" if wanted else ""
+        return NotCheckedError("unreadable", f"needs arbitrary code{which}; it was not run")
     return NotCheckedError("corrupt", _first_line(text) or type(error).__name__)
 
 
@@ -115,13 +116,13 @@ def _first_line(text: str) -> str:
     return lines[-1][:200] if lines else ""
 
 
-def _check_sums(path: Path) -> None:
+def _check_sums(source: Any) -> None:
     """Compare the checksums that the archive has; torch itself does not.
 
     Raises:
         NotCheckedError: a part of the archive is damaged.
     """
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(source) as archive:
         for member in archive.infolist():
             # Without sums (torch.serialization.set_crc32_options) all of them are 0.
             if member.CRC and not _is_sound(archive, member):
