@@ -38,6 +38,12 @@ class Findings:
     def __init__(self, state: PyTree) -> None:
         self._usual = {path: count for path, count in _counted(_nonfinite, _watched(state)) if count}
 
+    def poisoned_at_first(self, state: PyTree) -> tuple[str, ...]:
+        """Return the names of the parameters, and of what is kept for them, that are NaN."""
+        watched, parameters = _watched(state), _parameters(state)
+        bad = [path for path, count in _counted(_nan, watched) if count]
+        return _shown([path for path in bad if _divided(path, parameters)[1]], state, dict(watched))
+
     def of(self, state: PyTree, *, audit: bool) -> list[Finding]:
         """Return what is bad in a state; with an audit also if all values are finite."""
         watched = _watched(state)
@@ -108,6 +114,11 @@ def _nonfinite(leaves: list[Array]) -> list[Array]:
 
 
 @jax.jit
+def _nan(leaves: list[Array]) -> list[Array]:
+    return [jnp.sum(jnp.isnan(_wide(leaf)), dtype=jnp.int32) for leaf in leaves]
+
+
+@jax.jit
 def _negative(leaves: list[Array]) -> list[Array]:
     return [jnp.sum(jnp.real(_wide(leaf)) < 0, dtype=jnp.int32) for leaf in leaves]
 
@@ -127,7 +138,7 @@ def _shown(paths: Sequence[str], state: PyTree, leaves: Mapping[str, Any]) -> tu
         state: the state.
         leaves: its leaves by their paths.
     """
-    parameters = set(known_names(int(find_guard(state).names_id)) or ())
+    parameters = _parameters(state)
     of_optimizer = {
         id(part.leaf): f"{part.entry} of {group.parameter}"
         for group in find_groups(state, frozenset())
@@ -137,11 +148,23 @@ def _shown(paths: Sequence[str], state: PyTree, leaves: Mapping[str, Any]) -> tu
     return tuple(path if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True))
 
 
-def _short(path: str, names: set[str]) -> str:
+def _parameters(state: PyTree) -> frozenset[str]:
+    return frozenset(known_names(int(find_guard(state).names_id)) or ())
+
+
+def _short(path: str, parameters: frozenset[str]) -> str:
     """Leave out the numbers in front of a parameter's name, or the first one where there is none."""
+    before, name = _divided(path, parameters)
+    if not name:
+        return re.sub(r"^\d+\.(?=.)", "", path)
+    return ".".join([*(part for part in before if not part.isdigit()), name])
+
+
+def _divided(path: str, parameters: frozenset[str]) -> tuple[list[str], str]:
+    """Return what is in front of the parameter's name at the end of a path, and the name; "" for none."""
     parts = path.split(".")
     for i in range(len(parts)):
         name = ".".join(parts[i:])
-        if name in names:
-            return ".".join([*(part for part in parts[:i] if not part.isdigit()), name])
-    return re.sub(r"^\d+\.(?=.)", "", path)
+        if name in parameters:
+            return parts[:i], name
+    return parts, ""
