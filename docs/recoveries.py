@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.recovery.faults import DELAYS, FAULTS
 from benchmarks.recovery.once import CLEAN, OURS, PLAIN
-from benchmarks.recovery.run import SPLITS, TUNED, summary
+from benchmarks.recovery.run import SPLITS, TUNED, is_tuned, summary
 from benchmarks.recovery.ways import WAYS
 
 __all__ = ["write_recoveries"]
@@ -28,7 +28,7 @@ def write_recoveries(results: Path, directory: Path) -> None:
         return
     report = json.loads(results.read_text(encoding="utf-8"))
     rows = report["rows"]
-    lines = [*_summary(rows), "", *_clean(rows), "", *_spread(report["spread"])]
+    lines = [*_summary(rows), "", *_trainings(rows), "", *_clean(rows), "", *_spread(report["spread"])]
     (directory / "recovery-summary.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     lines = [*_faults(rows), "", f"{_software(report)}."]
     (directory / "recovery-faults.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -47,6 +47,17 @@ def _summary(rows: list[dict[str, Any]]) -> list[str]:
             worst = "" if line.get("worst") is None else f"{line['worst']:+.1%}"
             body.append([split, way, *cells, lost, worst])
     return _table(head, body)
+
+
+def _trainings(rows: list[dict[str, Any]]) -> list[str]:
+    """How many runs of each training recovered."""
+    body = []
+    for program, seed in dict.fromkeys((r["program"], r["seed"]) for r in rows):
+        of = [r for r in rows if (r["program"], r["seed"]) == (program, seed) and r["fault"] != CLEAN]
+        ways = ([r["recovered"] for r in of if r["way"] == way] for way in WAYS)
+        shares = [f"{sum(found)} of {len(found)}" for found in ways]
+        body.append([f"{program}, seed {seed}", SPLITS[is_tuned(of[0])], *shares])
+    return _table(["training", "", *WAYS], body)
 
 
 def _share(line: dict[str, Any] | None) -> str:
