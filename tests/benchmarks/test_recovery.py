@@ -82,9 +82,10 @@ def test_a_loaded_run_goes_on_with_the_same_bits(framework, program):
     one.edit("statistics", lambda x: np.full_like(x, np.nan))
     one.set_rate(100.0)
     assert not one.finite()
-    one.load(saved)
-    assert one.finite()
-    assert [one.step(of.stream.at(i)) for i in range(3, 6)] == first
+    for _ in range(2):  # the steps after a load do not change what was saved
+        one.load(saved)
+        assert one.finite()
+        assert [one.step(of.stream.at(i)) for i in range(3, 6)] == first
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
