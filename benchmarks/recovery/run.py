@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -46,31 +48,35 @@ def _side_by_side(program: str, seed: int) -> Callable[[], dict[str, Any]]:
     """What runs the training in both frameworks, each on one thread."""
 
     def measured() -> dict[str, Any]:
-        one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        xla = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-        started = {
-            framework: subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.recovery.once", framework, program, str(seed)],
-                env=os.environ | one | xla,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for framework in FRAMEWORKS
-        }
-        try:
-            said = {name: process.communicate(timeout=_PATIENCE_S)[0] for name, process in started.items()}
-        except subprocess.TimeoutExpired as error:
-            raise BenchmarkError(f"{program}, seed {seed} did not end in {_PATIENCE_S} seconds") from error
-        finally:
-            for process in started.values():
-                process.kill()
-                process.wait()
+        with tempfile.TemporaryDirectory() as folder:  # a pipe that nobody reads yet could fill up
+            started = {name: _started(Path(folder) / name, program, seed) for name in FRAMEWORKS}
+            try:
+                for process in started.values():
+                    process.wait(timeout=_PATIENCE_S)
+            except subprocess.TimeoutExpired as error:
+                raise BenchmarkError(
+                    f"{program}, seed {seed} did not end in {_PATIENCE_S} seconds"
+                ) from error
+            finally:
+                for process in started.values():
+                    process.kill()
+                    process.wait()
+            said = {name: (Path(folder) / name).read_text(encoding="utf-8") for name in FRAMEWORKS}
         failed = [name for name, process in started.items() if process.returncode]
         if failed:
             raise BenchmarkError(f"{program}, seed {seed}, {', '.join(failed)} failed; the error is above")
         return {name: [json.loads(line) for line in text.splitlines()] for name, text in said.items()}
 
     return measured
+
+
+def _started(output: Path, program: str, seed: int) -> subprocess.Popen[str]:
+    """Start a framework's process; its name is that of the file that it prints to."""
+    one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    xla = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+    command = [sys.executable, "-m", "benchmarks.recovery.once", output.name, program, str(seed)]
+    with output.open("w", encoding="utf-8") as file:
+        return subprocess.Popen(command, env=os.environ | one | xla, stdout=file, text=True)
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

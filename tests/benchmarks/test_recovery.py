@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import math
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from benchmarks.recovery.judge import WITHIN, shown_after, verdict
 from benchmarks.recovery.once import CLEAN, OURS, PLAIN, Training, rows
 from benchmarks.recovery.runs import EVALUATE_AT, PROGRAMS, STEPS, first_weights
 from benchmarks.recovery.ways import MOST_LOADS, WAYS, Outcome
+from benchmarks.steps.errors import BenchmarkError
 from tests.selection import only, slow_but_for
 
 ROOT = Path(__file__).parents[2]
@@ -297,6 +299,27 @@ def test_the_summary_counts_tuned_and_held_out_trainings_apart():
         ("held out", None): held_out,
     }
     assert benchmark.table(found).row_count == 4
+
+
+def test_every_row_says_of_which_training_it_is():
+    class Kept:
+        def part(self, name: str, measure: Any) -> dict[str, Any]:
+            return {
+                framework: [{"clean": 1.0, "other_orders": []}, {"fault": f"{name}, {framework}"}]
+                for framework in benchmark.FRAMEWORKS
+            }
+
+    kept: Any = Kept()
+    report = benchmark.run(kept, trainings=(("digits", 3),))
+    of = [{"framework": name, "program": "digits", "seed": 3} for name in benchmark.FRAMEWORKS]
+    assert report["spread"] == [one | {"clean": 1.0, "other_orders": []} for one in of]
+    assert report["rows"] == [one | {"fault": f"digits, seed 3, {one['framework']}"} for one in of]
+
+
+def test_a_training_that_fails_is_an_error(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(BenchmarkError, match="digits, seed 0, torch, jax failed"):
+        benchmark._side_by_side("digits", 0)()
 
 
 # --- what was measured ----------------------------------------------------------------------------------
