@@ -9,10 +9,12 @@ from typing import Any
 
 from benchmarks.recovery.faults import DELAYS, FAULTS
 from benchmarks.recovery.once import CLEAN, OURS, PLAIN
-from benchmarks.recovery.run import SPLITS, TUNED, is_tuned, summary
+from benchmarks.recovery.run import SPLITS, TUNED, harmful, is_tuned, summary
 from benchmarks.recovery.ways import WAYS
 
 __all__ = ["write_recoveries"]
+
+_FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX"}
 
 
 def write_recoveries(results: Path, directory: Path) -> None:
@@ -50,14 +52,18 @@ def _summary(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _trainings(rows: list[dict[str, Any]]) -> list[str]:
-    """How many runs of each training recovered."""
-    body = []
-    for program, seed in dict.fromkeys((r["program"], r["seed"]) for r in rows):
-        of = [r for r in rows if (r["program"], r["seed"]) == (program, seed) and r["fault"] != CLEAN]
-        ways = ([r["recovered"] for r in of if r["way"] == way] for way in WAYS)
+    """From how many harmful faults each training recovered."""
+    counted, body = harmful(rows), []
+    for of in dict.fromkeys((r["program"], r["seed"], r["framework"]) for r in rows):
+        here = [r for r in rows if (r["program"], r["seed"], r["framework"]) == of]
+        faults = {(r["fault"], r["delay"]) for r in here if r["fault"] != CLEAN}
+        kept = [r for r in counted if r in here]
+        ways = ([r["recovered"] for r in kept if r["way"] == way] for way in WAYS)
         shares = [f"{sum(found)} of {len(found)}" for found in ways]
-        body.append([f"{program}, seed {seed}", SPLITS[is_tuned(of[0])], *shares])
-    return _table(["training", "", *WAYS], body)
+        harmless = str(len(faults) - len({(r["fault"], r["delay"]) for r in kept}))
+        name = f"{of[0]}, seed {of[1]}, {_FRAMEWORKS[of[2]]}"
+        body.append([name, SPLITS[is_tuned(here[0])], harmless, *shares])
+    return _table(["training", "", "harmless", *WAYS], body)
 
 
 def _share(line: dict[str, Any] | None) -> str:
@@ -88,15 +94,17 @@ def _spread(spread: list[dict[str, Any]]) -> list[str]:
 
 
 def _faults(rows: list[dict[str, Any]]) -> list[str]:
-    """For each fault, how many runs recovered in each way; when it stands out, and how it ends otherwise."""
+    """For each fault, when it stands out, how it ends, and how many runs recovered of those that it harms."""
     head = ["fault", "", "stands out after", "final loss, no protection", *list(WAYS)[1:]]
-    body = []
+    counted, body = harmful(rows), []
     for fault in FAULTS:
         for delay in DELAYS:
-            here = [r for r in rows if (r["fault"], r["delay"]) == (fault, delay)]
+            of = (fault, delay)
+            here = [r for r in rows if (r["fault"], r["delay"]) == of]
+            harmed = [r for r in counted if (r["fault"], r["delay"]) == of]
             plain = [r for r in here if r["way"] == PLAIN]
             cells = [fault if delay == DELAYS[0] else "", f"{delay} late", _stands_out(plain), _ends(plain)]
-            ways = ([r["recovered"] for r in here if r["way"] == way] for way in list(WAYS)[1:])
+            ways = ([r["recovered"] for r in harmed if r["way"] == way] for way in list(WAYS)[1:])
             body.append([*cells, *(f"{sum(found)} of {len(found)}" for found in ways)])
     return _table(head, body)
 

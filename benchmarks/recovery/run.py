@@ -13,12 +13,12 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.recovery.once import CLEAN
+from benchmarks.recovery.once import PLAIN
 from benchmarks.recovery.ways import WAYS
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.steps.keeping import Kept
 
-__all__ = ["FRAMEWORKS", "TRAININGS", "is_tuned", "run", "summary", "table"]
+__all__ = ["FRAMEWORKS", "TRAININGS", "harmful", "is_tuned", "run", "summary", "table"]
 
 FRAMEWORKS = ("torch", "jax")
 TRAININGS = (("digits", 0), ("digits", 1), ("transformer", 0))
@@ -79,17 +79,27 @@ def _started(output: Path, program: str, seed: int) -> subprocess.Popen[str]:
         return subprocess.Popen(command, env=os.environ | one | xla, stdout=file, text=True)
 
 
+def harmful(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of the faults that do harm: without protection the run does not recover from them."""
+    harmless = {_fault(row) for row in rows if row["way"] == PLAIN and row["recovered"]}
+    return [row for row in rows if _fault(row) not in harmless]
+
+
+def _fault(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[key] for key in ("framework", "program", "seed", "fault", "delay"))
+
+
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each split, delay and way how many of the faults a run recovered from, and at what price.
+    """Return for each split, delay and way from how many harmful faults a run recovered, and at what price.
 
     ``lost`` is the median of the steps lost by the runs that recovered, ``worst`` the largest final loss of
     these over the clean run's. A delay of None stands for all of them.
     """
-    found = []
+    counted, found = harmful(rows), []
     for tuned, split in SPLITS.items():
-        for delay in (*dict.fromkeys(row["delay"] for row in rows if row["fault"] != CLEAN), None):
+        for delay in (*dict.fromkeys(row["delay"] for row in counted), None):
             for way in WAYS:
-                of = [r for r in rows if is_tuned(r) == tuned and r["way"] == way and r["fault"] != CLEAN]
+                of = [r for r in counted if is_tuned(r) == tuned and r["way"] == way]
                 of = [r for r in of if delay in (None, r["delay"])]
                 if of:
                     found.append({"split": split, "delay": delay, "way": way} | _counted(of))

