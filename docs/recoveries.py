@@ -30,7 +30,17 @@ def write_recoveries(results: Path, directory: Path) -> None:
         return
     report = json.loads(results.read_text(encoding="utf-8"))
     rows = report["rows"]
-    lines = [*_summary(rows), "", *_trainings(rows), "", *_clean(rows), "", *_spread(report["spread"])]
+    lines = [
+        *_summary(rows),
+        "",
+        *_trainings(rows),
+        "",
+        _ours(rows),
+        "",
+        *_clean(rows),
+        "",
+        *_spread(report["spread"]),
+    ]
     (directory / "recovery-summary.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     lines = [*_faults(rows), "", f"{_software(report)}."]
     (directory / "recovery-faults.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -68,6 +78,17 @@ def _trainings(rows: list[dict[str, Any]]) -> list[str]:
 
 def _share(line: dict[str, Any] | None) -> str:
     return "" if line is None else f"{line['recovered']} of {line['faults']}"
+
+
+def _ours(rows: list[dict[str, Any]]) -> str:
+    """How exact the recoveries were, and why the others failed."""
+    ours = [r for r in harmful(rows) if r["way"] == OURS]
+    good, bad = ([r for r in ours if r["recovered"] == recovered] for recovered in (True, False))
+    return (
+        f"Of the {len(good)} runs that `Recovery` brought back, {sum(r['same_bits'] for r in good)} end with the "
+        f"loss of a clean run on the same data, bit for bit. Of the {len(bad)} others, "
+        f"{sum(not r['attempts'] for r in bad)} never went back: no symptom was seen."
+    )
 
 
 def _clean(rows: list[dict[str, Any]]) -> list[str]:

@@ -385,6 +385,11 @@ def test_the_tables_show_what_was_measured(recoveries, tmp_path):
     summary = (tmp_path / "recovery-summary.md").read_text(encoding="utf-8")
     line = next(r for r in benchmark.summary(json.loads(RESULTS.read_text())["rows"]) if r["way"] == OURS)
     assert f"| {line['split']} | {OURS} | {line['recovered']} of {line['faults']} |" in summary
+    measured = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    unseen = sum(
+        r["way"] == OURS and not r["recovered"] and not r["attempts"] for r in benchmark.harmful(measured)
+    )
+    assert f"{unseen} never went back" in summary
     faults = (tmp_path / "recovery-faults.md").read_text(encoding="utf-8")
     assert all(f"| {fault} |" in faults for fault in FAULTS)
 
