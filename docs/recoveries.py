@@ -84,10 +84,10 @@ def _ours(rows: list[dict[str, Any]]) -> str:
     """How exact the recoveries were, and why the others failed."""
     ours = [r for r in harmful(rows) if r["way"] == OURS]
     good, bad = ([r for r in ours if r["recovered"] == recovered] for recovered in (True, False))
+    exact, unseen = sum(r["same_bits"] for r in good), sum(not r["attempts"] for r in bad)
     return (
-        f"Of the {len(good)} runs that `Recovery` brought back, {sum(r['same_bits'] for r in good)} end with the "
-        f"loss of a clean run on the same data, bit for bit. Of the {len(bad)} others, "
-        f"{sum(not r['attempts'] for r in bad)} never went back: no symptom was seen."
+        f"Of the {len(good)} runs that `Recovery` brought back, {exact} end with the loss of a clean run on the "
+        f"same data, bit for bit. Of the {len(bad)} others, {unseen} never went back: no symptom was seen."
     )
 
 
