@@ -86,8 +86,8 @@ def _ours(rows: list[dict[str, Any]]) -> str:
     good, bad = ([r for r in ours if r["recovered"] == recovered] for recovered in (True, False))
     exact, unseen = sum(r["same_bits"] for r in good), sum(not r["attempts"] for r in bad)
     return (
-        f"Of the {len(good)} runs that `Recovery` brought back, {exact} end with the loss of a clean run on the "
-        f"same data, bit for bit. Of the {len(bad)} others, {unseen} never went back: no symptom was seen."
+        f"Of the {len(good)} runs that `Recovery` brought back, {exact} end with the loss of a clean run on "
+        f"the same data, bit for bit. Of the {len(bad)} others, {unseen} never went back: nothing was seen."
     )
 
 
