@@ -131,8 +131,8 @@ found["compiled"] = [*sizes, step._cache_size()]
 found["folder"] = kept
 found["ledger"] = os.path.exists(folder + "-2/recovery.json")
 
-from stablenum_jax._recovery.copies import copy_of
-copies = [copy_of(leaf) for leaf in jax.tree.leaves(first_state()[0])]
+from stablenum_jax._recovery.copies import copies_of
+copies = copies_of(jax.tree.leaves(first_state()[0]))
 found["bytes"] = [sum(b.nbytes for b in copy.blocks.values()) for copy in copies]
 print(json.dumps(found))
 """
