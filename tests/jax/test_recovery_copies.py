@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from stablenum import Response
 from stablenum_jax._recovery import copies
 from stablenum_jax._recovery.copies import Copy, copies_of
 from stablenum_jax._recovery.generators import ProcessGenerators
 from stablenum_jax._recovery.states import flattened, put_back, replaced
-from tests.jax.recovering import donating_step, once, put, run, same, train_step
+from tests.jax.recovering import POLICY, donating_step, once, put, run, same, train_step
 
 
 def _copy_of(leaf: Any) -> Copy:
@@ -101,7 +103,8 @@ def test_a_copy_of_a_large_donated_array_is_whole() -> None:
 def test_snapshots_rewinds_and_easings_compile_nothing(step: Any) -> None:
     run(25, step=step)
     compiled = step._cache_size()
-    recovery = run(step=step, hurt=once(33, put(("params", "last"), float("nan"))))
+    policy = dataclasses.replace(POLICY, responses=(Response(rate=0.5, clip=1.0, steps=5),))
+    recovery = run(step=step, policy=policy, hurt=once(33, put(("params", "last"), float("nan"))))
     assert len(recovery.events) == 1
     assert step._cache_size() == compiled == 1
 
