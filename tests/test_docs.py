@@ -56,6 +56,7 @@ def test_the_pages_have_examples():
     rules = {str(page.relative_to(DOCS)) for page in RULES}
     pages = {
         "audit.md",
+        "checkpoints.md",
         "checkup.md",
         "diagnosis.md",
         "diff.md",
@@ -69,6 +70,7 @@ def test_the_pages_have_examples():
         "precision.md",
         "quickstart.md",
         "ranges.md",
+        "recover.md",
     }
     recipes = {str(page.relative_to(DOCS)) for page in RECIPES if page.name != "index.md"}
     assert with_examples == pages | rules | recipes
@@ -90,7 +92,7 @@ def test_the_scenario_files_on_the_page_run(tmp_path, backends):
     file = tmp_path / "mine.toml"
     file.write_text("\n".join(toml), encoding="utf-8")
     names = re.findall(r'^name = "(.*)"', "\n".join(toml), re.M)
-    assert names == ["mine", "ruled", "spiky"]
+    assert names == ["mine", "ruled", "spiky", "hurt"]
     asked = [part for name in names for part in ("--scenario", name)]
     options = ["--config", str(file), *asked, *(part for name in backends for part in ("--backend", name))]
     result = CliRunner().invoke(cli.app("compare", "explain"), ["compare", *options])

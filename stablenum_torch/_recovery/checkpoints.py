@@ -146,7 +146,8 @@ class Checkpoints:
         """
         store = self._store()
         loaded = store.load(on_each(store.ranks, lambda: captured(state)), step)
-        loading = Loading(state, loaded.state.values, str(loaded.folder))
+        values, where = loaded.state.values, str(loaded.folder)
+        loading = on_each(store.ranks, lambda: Loading(state, values, where))
         try:
             on_each(store.ranks, loading.load)
         except (CheckpointError, OSError):

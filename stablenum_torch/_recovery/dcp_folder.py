@@ -95,13 +95,21 @@ class DcpFolder:
                 failures = [failure for failure, _ in error.failures.values()]
                 on_disk = all(map(_of_the_disk, failures))
                 kind = OSError if on_disk else RuntimeError
-                raise kind(f"rank {min(error.failures)}: {failures[0]}") from error
+                raise kind(f"rank {min(error.failures)}: {_told(failures[0])}") from error
+
+
+def _is_hidden(failure: BaseException) -> bool:
+    """Return whether torch's writer hides the error of a file that takes no more."""
+    return isinstance(failure, RuntimeError) and "inline_container" in str(failure)
 
 
 def _of_the_disk(failure: BaseException) -> bool:
-    # torch's writer hides the error of a file that takes no more behind a RuntimeError.
-    hidden = isinstance(failure, RuntimeError) and "inline_container" in str(failure)
-    return isinstance(failure, OSError) or hidden
+    return isinstance(failure, OSError) or _is_hidden(failure)
+
+
+def _told(failure: BaseException) -> str:
+    said = str(failure).strip()
+    return f"a file takes no more (no space left, or a quota): {said}" if _is_hidden(failure) else said
 
 
 def _template(name: str, entry: Any, current: Mapping[str, Tensor], objects: Mapping[str, Any]) -> Tensor:

@@ -98,7 +98,7 @@ class Loading:
             if not isinstance(error, Exception):
                 raise  # Ctrl-C
             raise CheckpointError(
-                f"{self._where} does not fit {name!r}: {error} Nothing was changed."
+                f"{self._where} does not fit {name!r}: {str(error).rstrip('.')}. Nothing was changed."
             ) from error
 
     def undo(self) -> None:

@@ -106,7 +106,7 @@ def check_whole(state: State, format_name: str) -> None:
     for name, leaf in leaves(state.values):
         if is_dtensor(leaf):
             raise ValueError(
-                f"{name} is a DTensor, of which each rank has a part; format={format_name!r} would save one "
+                f'{name} is a DTensor, of which each rank has a part; format="{format_name}" would save one '
                 'part. Use format="dcp".'
             )
 

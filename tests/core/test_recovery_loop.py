@@ -269,16 +269,15 @@ def _fields(policy: RecoveryPolicy) -> dict[str, Any]:
 def test_easing_lasts_as_long_as_the_response_says() -> None:
     policy = RecoveryPolicy(
         every=20, good_after=10, check_every=5, skips_in_a_row=4,
-        responses=(Response(rate=0.5, clip=2.0, steps=30),),
+        responses=(Response(rate=0.5, clip=2.0, steps=28),),
     )  # fmt: skip
     rates: list[tuple[int, float]] = []
     training, loop = run(
         policy=policy, data=bad_data(100, 103), hurt=lambda t, step: rates.append((step, t.rate))
     )
     (event,) = loop.events
-    assert event.eased_until == event.symptom.step + 30
+    assert event.eased_until == event.symptom.step + 28  # between two checks
     eased = [step for step, rate in rates if rate == 0.05]
-    # Easing ends at the next check, which are 5 steps apart.
     assert eased == list(range(event.to_step + 1, event.eased_until + 1))
     assert [e is None for e in training.easings] == [False, True]
     assert training.easings[0] == Easing(0.5, event.clip_at, False, event.eased_until)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import math
 import time
 import warnings
@@ -152,7 +154,7 @@ def run_plain(scenario: Scenario, backend: Backend, *, faults: bool = True) -> T
 def _run(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> Trace:
     """Run once; the adapter's warnings go into the trace, and other warnings are issued as usual."""
     begin = time.perf_counter()
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, _unlogged():
         warnings.simplefilter("always", UserWarning)
         trace = _train(scenario, backend, plain=plain, faults=faults)
     for warning in caught:
@@ -164,9 +166,22 @@ def _run(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> 
     return trace
 
 
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Log no rewinds: what went wrong is planned, and the report has it."""
+    logger = logging.getLogger("stablenum")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> Trace:
     training = scenario if isinstance(scenario, Training) else None
     start = initial_params(scenario) if isinstance(scenario, Training) else stream_params(scenario)
+    recovery = scenario.recovery if isinstance(scenario, Stream) and not plain else None
     run = backend.start(
         Setup(
             params=start,
@@ -174,11 +189,11 @@ def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -
             guard=None if plain else scenario.guard,
             plain_clip=scenario.plain_clip if isinstance(scenario, Stream) else None,
             training=training,
+            recovery=recovery,
         )
     )
     trace = Trace(backend=backend.name, start=start, params=start)
-    recovery = scenario.recovery if isinstance(scenario, Stream) and not plain else None
-    numbers = iter(range(scenario.steps)) if recovery is None else run.batches(recovery, scenario.steps)
+    numbers = iter(range(scenario.steps)) if recovery is None else run.batches(scenario.steps)
     before = start
     for step in itertools.count():
         try:

@@ -30,6 +30,7 @@ class Setup:
         plain_clip: for a plain run, the norm at which the framework's own function clips.
         training: the model; None for a stream.
         device: the device of PyTorch's tensors.
+        recovery: how a guarded run goes back; None if it does not.
     """
 
     params: list[Array]
@@ -38,6 +39,7 @@ class Setup:
     plain_clip: float | None = None
     training: Training | None = None
     device: str = "cpu"
+    recovery: RecoveryPolicy | None = None
 
     @property
     def ladder(self) -> tuple[str, ...]:
@@ -78,8 +80,9 @@ class Run(Protocol):
             ValueError: the run is of a stream, which has no model.
         """
 
-    def batches(self, policy: RecoveryPolicy, steps: int) -> Iterator[int]:
-        """Yield the numbers of the batches to use for ``steps`` steps; the run goes back when it is hurt.
+    def batches(self, steps: int) -> Iterator[int]:
+        """Yield the numbers of the batches to use for ``steps`` steps; a run with a recovery goes back when
+        it is hurt.
 
         Raises:
             RecoveryStopped: it was hurt too often.

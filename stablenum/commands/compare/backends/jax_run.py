@@ -20,7 +20,6 @@ from stablenum.guard.config import GuardConfig
 from stablenum.guard.halting import check_halted
 from stablenum.guard.readout import metrics
 from stablenum.recovery.ledger import RecoveryEvent
-from stablenum.recovery.settings import RecoveryPolicy
 
 __all__ = ["start"]
 
@@ -107,9 +106,13 @@ class GuardedRun:
     def __init__(self, setup: Setup, mode: str) -> None:
         self._adapter: Any = importlib.import_module("stablenum_jax")
         self._config = setup.guard
+        self._recovery = setup.recovery
         self.rewinds: Sequence[RecoveryEvent] = ()
         adapter, differentiate = self._adapter, _differentiation(self._adapter, setup)
-        tx = optax.chain(adapter.guard(None, setup.guard), make_optimizer(setup.optimizer, setup.guard))
+        inner = make_optimizer(setup.optimizer, setup.guard)
+        if setup.recovery is not None:
+            inner = adapter.eased(inner)
+        tx = optax.chain(adapter.guard(None, setup.guard), inner)
         self._params = [jnp.asarray(p) for p in setup.params]
         self._opt_state = tx.init(self._params)
 
@@ -146,8 +149,8 @@ class GuardedRun:
             raise
         check_halted(self._adapter.guard_state(self._opt_state), config=self._config)
 
-    def batches(self, policy: RecoveryPolicy, steps: int) -> Iterator[int]:
-        recovery = self._adapter.Recovery((self._params, self._opt_state), policy, data=int)
+    def batches(self, steps: int) -> Iterator[int]:
+        recovery = self._adapter.Recovery((self._params, self._opt_state), self._recovery, data=int)
         self.rewinds = recovery.events
         try:
             for number in recovery.batches(steps):

@@ -43,6 +43,7 @@ class GuardedRun:
     def __init__(self, setup: Setup) -> None:
         self._training, self._ladder = setup.training, setup.ladder
         self.norms: Array | None = None
+        self._recovery = setup.recovery
         self.rewinds: Sequence[RecoveryEvent] = ()
         self._names = tensor_names(len(setup.params))
         named = dict(zip(self._names, setup.params, strict=True))
@@ -67,8 +68,8 @@ class GuardedRun:
         loss, gradients = _differentiate(self._training, self.params(), batch, self.loss_scale, compute)
         self.step(gradients, float(loss))
 
-    def batches(self, policy: RecoveryPolicy, steps: int) -> Iterator[int]:
-        loop = RecoveryLoop(policy, Hooks(self._guarded), int)
+    def batches(self, steps: int) -> Iterator[int]:
+        loop = RecoveryLoop(self._recovery or RecoveryPolicy(), Hooks(self._guarded), int)
         self.rewinds = loop.events
         yield from loop.batches(steps)
 

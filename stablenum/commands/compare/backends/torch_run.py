@@ -16,7 +16,6 @@ from stablenum.commands.compare.scenarios import OptimizerSpec, tensor_names
 from stablenum.commands.compare.scenarios.training_data import Batch
 from stablenum.guard.halting import check_halted
 from stablenum.recovery.ledger import RecoveryEvent
-from stablenum.recovery.settings import RecoveryPolicy
 
 __all__ = ["start"]
 
@@ -48,7 +47,7 @@ class PlainRun:
 
     def __init__(self, setup: Setup, mode: str) -> None:
         self._device = setup.device
-        self._params = [to_torch(p, self._device).requires_grad_() for p in setup.params]
+        self._params = [torch.nn.Parameter(to_torch(p, self._device)) for p in setup.params]
         self._optimizer = make_optimizer(setup.optimizer, self._params, mode)
         self._clip = setup.plain_clip
         self._seen: Mapping[str, Any] = {}
@@ -104,6 +103,7 @@ class GuardedRun(PlainRun):
         adapter: Any = importlib.import_module("stablenum_torch")
         names = dict(zip(tensor_names(len(setup.params)), self._params, strict=True))
         self._guarded = adapter.wrap(self._optimizer, setup.guard, names=names)
+        self._recovery = setup.recovery
         self.rewinds: Sequence[RecoveryEvent] = ()
         self._step = self._guarded.step
         if mode == "compiled":
@@ -122,10 +122,10 @@ class GuardedRun(PlainRun):
     def last(self) -> Mapping[str, Any]:
         return self._guarded.last
 
-    def batches(self, policy: RecoveryPolicy, steps: int) -> Iterator[int]:
+    def batches(self, steps: int) -> Iterator[int]:
         adapter: Any = importlib.import_module("stablenum_torch")
         model = torch.nn.ParameterList(self._params)
-        recovery = adapter.Recovery(model, self._guarded, policy, data=int)
+        recovery = adapter.Recovery(model, self._guarded, self._recovery, data=int)
         self.rewinds = recovery.events
         yield from recovery.batches(steps)
 

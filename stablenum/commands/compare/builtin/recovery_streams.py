@@ -20,7 +20,7 @@ _POLICY = RecoveryPolicy(
     skips_in_a_row=4,
     runaway_steps=6,
     window=24,
-    responses=(Response(), Response(older=1, skip_further=20)),
+    responses=(Response(), Response(older=1, skip_further=20, rate=0.5, steps=15)),
     forget_after=40,
 )
 
