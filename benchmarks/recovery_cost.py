@@ -23,7 +23,7 @@ VARIANTS: Mapping[str, Mapping[str, Any] | None] = {
     "snapshots": {"every": STRETCH},
 }
 # For each framework, the module whose training(width, options) makes a training of one variant.
-FRAMEWORKS = {"jax": "benchmarks.recovery_jax"}
+FRAMEWORKS = {"jax": "benchmarks.recovery_jax", "torch": "benchmarks.recovery_torch"}
 WIDTHS = (512, 2048)
 ROUNDS = 7
 

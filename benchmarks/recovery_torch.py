@@ -35,9 +35,9 @@ def training(width: int, options: Mapping[str, Any] | None) -> Training:
     _step(model, opt, batches[0])  # the moments are there from now on
     tensors = [*model.parameters(), *(t for s in opt.state.values() for t in s.values())]
     size = sum(t.nbytes for t in tensors)
-    held = (
-        0 if options is None else sum(t.nbytes for t in _tensors(RunState(model, opt, {}).capture().read()))
-    )
+    held = 0
+    if options is not None:
+        held = sum(t.nbytes for t in _tensors(RunState(model, opt, {}).capture().read()))
     run = _steps(model, opt, batches, options)
     next(run)
     return Training(run.send, size, held)
