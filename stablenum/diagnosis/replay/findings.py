@@ -15,10 +15,19 @@ from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.upstream import Upstream, upstream_of
 from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
 from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_healed, is_selected, reads_data
+from stablenum.pickled_fields import pickled_by_name
 
 __all__ = ["Finding", "finding_of", "places_left", "refusal_of"]
 
 
+# The fields before the modules were renamed.
+_EARLIER = (
+    "operation", "phase", "kind", "primitive", "name", "module", "place", "frames", "where", "inputs",
+    "outputs", "scalars", "placed", "selected", "derivative", "wide_finite",
+)  # fmt: skip
+
+
+@pickled_by_name(_EARLIER)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """The operation at which a value was first not finite.
