@@ -234,9 +234,10 @@ def _meets_zero(trace: Trace, step: Step) -> bool:
 def _moves_nan(trace: Trace, origin: Origin) -> bool:
     """Return whether a step moves, or computes with, a NaN that it read, which then is a constant."""
     step = origin.step
-    if step is None or origin.kind != "nan" or step.operation not in MOVING | {"add", "div", "mul", "sub"}:
+    if step is None or origin.kind != "nan":
         return False
-    return any(v.nan for v in trace.inputs_of(step))
+    computes = step.phase == "forward" or step.operation in MOVING | {"add", "div", "mul", "sub"}
+    return computes and any(v.nan for v in trace.inputs_of(step))
 
 
 # What makes a batch of data.

@@ -178,6 +178,8 @@ class Judge:
         earlier = self._origins.doubted_in((call.args, call.kwargs), infinite=brought)
         if earlier is not None:
             return earlier.failure, earlier.report or report
+        if report.verdict.cause is Cause.BATCH:
+            report = self._origins.placed(report, (call.args, call.kwargs))
         read = report.findings[0].outputs if report.verdict.cause is Cause.BATCH else ()
         for metric, doubt in self._metrics if read else ():
             if (metric.shape, metric.dtype.name) == (read[0].shape, read[0].dtype):
