@@ -36,8 +36,9 @@ def pickled_by_name(earlier: Sequence[str] = ()) -> Callable[[C], C]:
 
     def decorate(cls: C) -> C:
         # Set after the class is made, because some versions of Python 3.11 replace them in a frozen class.
-        cls.__getstate__ = _fields_of  # type: ignore[attr-defined]
-        cls.__setstate__ = lambda self, state: _restore(self, _named(self, state, earlier))  # type: ignore[attr-defined]
+        made: Any = cls
+        made.__getstate__ = _fields_of
+        made.__setstate__ = lambda self, state: _restore(self, _named(self, state, earlier))
         return cls
 
     return decorate

@@ -58,7 +58,7 @@ class GuardedSteps:
 
         Args:
             optimizer: the guard.
-            explained: returns what is bad; called only for steps that are to be explained.
+            explained: returns what is bad; called for the first of several steps in a row.
             known: whether the guard has been given the bad loss.
 
         Raises:
@@ -70,7 +70,8 @@ class GuardedSteps:
             return
         course = self._courses.setdefault(optimizer, Course())
         found = None
-        if course.begins_badly():
+        course.begins_badly()
+        if course.bad == 1:  # the first of each row: only a recorded step costs anything here
             found, since = explained(), course.good
             course.doubt = Doubt(*found, lambda: course.recovered(since))
             self._session.doubt(course.doubt)

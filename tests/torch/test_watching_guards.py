@@ -94,6 +94,13 @@ def test_a_guard_that_ends_the_run_is_explained_by_the_first_step_that_it_skippe
     assert session.outcome.report is not None
 
 
+def test_the_last_of_many_rows_of_skips_is_explained_if_the_guard_ends_the_run(watching: Watching) -> None:
+    run = bad_gradients(lambda i: i % 2 == 1 or i > 40, steps=60, max_skips_in_a_row=3)
+    session = ended(watching(), run)
+    assert session.outcome.failure is not None
+    assert (session.outcome.failure.what, session.outcome.failure.step) == ("gradient", 41)
+
+
 def test_a_step_that_a_guard_applies_although_the_loss_is_bad_is_a_failure(watching: Watching) -> None:
     """The guard is not given the loss, and the gradients are finite: relu replaces what comes from log(0)."""
 
