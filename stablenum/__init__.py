@@ -7,7 +7,14 @@ package loads no array library.
 
 from typing import TYPE_CHECKING
 
-from stablenum.errors import NonFiniteError, ProgramError, ReplicasPartedError
+from stablenum.errors import (
+    CheckpointError,
+    NonFiniteError,
+    PoisonedStateError,
+    ProgramError,
+    RecoveryStopped,
+    ReplicasPartedError,
+)
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, Observation, decide, init_guard
 from stablenum.guard.readout import Metrics, StepRecord, Worst
@@ -17,6 +24,9 @@ from stablenum.old_pickles import install as install_old_names
 from stablenum.precision.delayed_scaling import DelayedScaling, DelayedScalingState
 from stablenum.precision.policy import Policy, PolicyRule
 from stablenum.public_names import imported_later, present
+from stablenum.recovery.ledger import RecoveryEvent
+from stablenum.recovery.settings import RecoveryPolicy, Response
+from stablenum.recovery.symptoms import Symptom, SymptomCode
 from stablenum.rules.clipping import (
     AdaGC,
     AdaptiveGradClip,
@@ -45,6 +55,7 @@ __all__ = [
     "AdaGC",
     "AdaptiveGradClip",
     "AutoClip",
+    "CheckpointError",
     "ClipByGlobalNorm",
     "ClipByNorm",
     "ClipByValue",
@@ -62,15 +73,22 @@ __all__ = [
     "Metrics",
     "NonFiniteError",
     "Observation",
+    "PoisonedStateError",
     "Policy",
     "PolicyRule",
     "ProgramError",
     "Reason",
+    "RecoveryEvent",
+    "RecoveryPolicy",
+    "RecoveryStopped",
     "ReplicasPartedError",
+    "Response",
     "SpikeGuard",
     "StaticLossScale",
     "StatisticsNotLoadedWarning",
     "StepRecord",
+    "Symptom",
+    "SymptomCode",
     "UnderflowAwareLossScale",
     "Units",
     "Worst",

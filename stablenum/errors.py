@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["NonFiniteError", "ProgramError", "ReplicasPartedError", "bad_field", "bad_type", "either"]
+__all__ = [
+    "CheckpointError",
+    "NonFiniteError",
+    "PoisonedStateError",
+    "ProgramError",
+    "RecoveryStopped",
+    "ReplicasPartedError",
+    "bad_field",
+    "bad_type",
+    "either",
+]
 
 
 class NonFiniteError(ArithmeticError):
@@ -91,6 +101,90 @@ class ReplicasPartedError(RuntimeError):
 
 def _rebuild_parted(message: str, step: int | None, parted: list[Any]) -> ReplicasPartedError:
     return ReplicasPartedError(message, step=step, parted=parted)
+
+
+class RecoveryStopped(SystemExit):  # as KeyboardInterrupt, it ends a program and is no error
+    """Raised when a recovery gives up: the model and the optimizer are in the last good state.
+
+    A program that does not catch it ends with exit code 3, by which a launcher can tell that starting it
+    again would not help. It is a :class:`SystemExit`, so that ``except Exception`` around a training step
+    cannot turn it into an endless loop.
+
+    Attributes:
+        report: what happened, which batches are suspected, and what was tried.
+        step: the step of the good state.
+        code: the exit code.
+
+    Example:
+        >>> str(RecoveryStopped("The training was stopped at step 812: ...", step=300))
+        'The training was stopped at step 812: ...'
+    """
+
+    def __init__(self, report: str, *, step: int) -> None:
+        super().__init__(3)
+        self.report, self.step = report, step
+
+    def __str__(self) -> str:
+        return self.report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild_stopped, (self.report, self.step))
+
+
+def _rebuild_stopped(report: str, step: int) -> RecoveryStopped:
+    return RecoveryStopped(report, step=step)
+
+
+class PoisonedStateError(ArithmeticError):
+    """Raised when a state that is not finite is to be saved; nothing has been written.
+
+    Attributes:
+        step: the step of the state; None if it is not known.
+        names: the entries that are not finite, such as ``"optimizer.state.3.exp_avg_sq"``.
+
+    Example:
+        >>> raise PoisonedStateError("step 100 is not saved, because model.weight (1 NaN of 8) is not finite")
+        Traceback (most recent call last):
+        stablenum.PoisonedStateError: step 100 is not saved, because model.weight (1 NaN of 8) is not finite
+    """
+
+    def __init__(self, message: str, *, step: int | None = None, names: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.step, self.names = step, tuple(names)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild_poisoned, (str(self), self.step, self.names))
+
+
+def _rebuild_poisoned(message: str, step: int | None, names: tuple[str, ...]) -> PoisonedStateError:
+    return PoisonedStateError(message, step=step, names=names)
+
+
+class CheckpointError(RuntimeError):
+    """Raised when a checkpoint cannot be written, or none can be loaded.
+
+    A save that fails leaves the older checkpoints as they are, and a load that fails leaves the state as it
+    is.
+
+    Attributes:
+        reasons: for each checkpoint that was tried, by the name of its folder, why it cannot be loaded.
+
+    Example:
+        >>> raise CheckpointError("step 100 could not be saved in run: No space left on device")
+        Traceback (most recent call last):
+        stablenum.CheckpointError: step 100 could not be saved in run: No space left on device
+    """
+
+    def __init__(self, message: str, *, reasons: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.reasons = dict(reasons or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild_checkpoint, (str(self), self.reasons))
+
+
+def _rebuild_checkpoint(message: str, reasons: dict[str, str]) -> CheckpointError:
+    return CheckpointError(message, reasons=reasons)
 
 
 def bad_field(field: str, allowed: str, got: object, *, hint: str = "") -> ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["is_special", "write_file", "write_text"]
+__all__ = ["is_special", "sync_file", "sync_folder", "write_file", "write_text"]
 
 
 def write_file(target: Path, fill: Callable[[Path], Any]) -> None:
@@ -34,6 +35,43 @@ def write_file(target: Path, fill: Callable[[Path], Any]) -> None:
 def write_text(target: Path, text: str) -> None:
     """Write text in UTF-8, as :func:`write_file` does."""
     write_file(target, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def sync_file(path: Path) -> None:
+    """Wait until a file's contents are on the disk, so that a power cut does not lose them.
+
+    Raises:
+        OSError: they cannot be written there; the file may be incomplete.
+    """
+    handle = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until a folder's entries are on the disk: which files it has, and by which names.
+
+    Where a folder cannot be flushed (on Windows and some network file systems, or without the right to list
+    it), nothing is done.
+
+    Raises:
+        OSError: they cannot be written there.
+    """
+    if os.name == "nt":  # a folder cannot be opened there
+        return
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # it may be written into, but not listed
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
 
 
 def is_special(path: Path) -> bool:

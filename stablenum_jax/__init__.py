@@ -39,16 +39,20 @@ if TYPE_CHECKING:
     from stablenum_jax._diagnosis.diff.program import program
     from stablenum_jax._diagnosis.ranges import range_report
     from stablenum_jax._diagnosis.replay import replay
+    from stablenum_jax._recovery.eased import eased
+    from stablenum_jax._recovery.recovery import Recovery
 
 __all__ = [
     "Fp8State",
     "GuardOptState",
     "GuardPlacementWarning",
     "NotATrueSkipWarning",
+    "Recovery",
     "audit",
     "chain",
     "check_replicas",
     "checkup",
+    "eased",
     "fp8_dot",
     "guard",
     "guard_state",
@@ -82,8 +86,10 @@ if not TYPE_CHECKING:
     __getattr__ = imported_later(
         globals(),
         {
+            "Recovery": "stablenum_jax._recovery.recovery",
             "audit": "stablenum_jax._diagnosis.audit",
             "checkup": "stablenum_jax._diagnosis.checkup.few_steps",
+            "eased": "stablenum_jax._recovery.eased",
             "program": "stablenum_jax._diagnosis.diff.program",
             "range_report": "stablenum_jax._diagnosis.ranges",
             "repair": "stablenum_jax._diagnosis.audit",

@@ -15,14 +15,18 @@ if TYPE_CHECKING:
     from stablenum_torch._diagnosis.diff.program import program
     from stablenum_torch._diagnosis.ranges import range_report
     from stablenum_torch._diagnosis.replay.replay import replay
+    from stablenum_torch._recovery.checkpoints import Checkpoints
+    from stablenum_torch._recovery.recovery import Recovery
 
 __all__ = [
+    "Checkpoints",
     "EpsTooSmallWarning",
     "GuardedOptimizer",
     "KahanUpdate",
     "MasterWeights",
     "NotCompiledWarning",
     "PolicyHandle",
+    "Recovery",
     "StochasticRounding",
     "audit",
     "checkup",
@@ -41,6 +45,8 @@ if not TYPE_CHECKING:
     __getattr__ = imported_later(
         globals(),
         {
+            "Checkpoints": "stablenum_torch._recovery.checkpoints",
+            "Recovery": "stablenum_torch._recovery.recovery",
             "audit": "stablenum_torch._diagnosis.audit",
             "checkup": "stablenum_torch._diagnosis.checkup.few_steps",
             "program": "stablenum_torch._diagnosis.diff.program",

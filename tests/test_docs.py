@@ -69,6 +69,7 @@ def test_the_pages_have_examples():
         "precision.md",
         "quickstart.md",
         "ranges.md",
+        "recover.md",
     }
     recipes = {str(page.relative_to(DOCS)) for page in RECIPES if page.name != "index.md"}
     assert with_examples == pages | rules | recipes
@@ -90,7 +91,7 @@ def test_the_scenario_files_on_the_page_run(tmp_path, backends):
     file = tmp_path / "mine.toml"
     file.write_text("\n".join(toml), encoding="utf-8")
     names = re.findall(r'^name = "(.*)"', "\n".join(toml), re.M)
-    assert names == ["mine", "ruled", "spiky"]
+    assert names == ["mine", "ruled", "spiky", "hurt"]
     asked = [part for name in names for part in ("--scenario", name)]
     options = ["--config", str(file), *asked, *(part for name in backends for part in ("--backend", name))]
     result = CliRunner().invoke(cli.app("compare", "explain"), ["compare", *options])

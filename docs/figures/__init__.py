@@ -1,4 +1,4 @@
-"""The figures on the pages of the rules: recorded streams passed through ``stablenum.decide``.
+"""The figures on the pages: recorded streams passed through ``stablenum.decide``, and a run that goes back.
 
 ``make_all`` draws each figure and writes its caption, with numbers counted in the same run, so that neither
 the picture nor the numbers can become stale.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from figures import clipping, scales, spikes
+from figures import clipping, recovery, scales, spikes
 from figures.style import save
 
 __all__ = ["FIGURES", "make_all"]
@@ -23,6 +23,7 @@ FIGURES = {
     "static-dynamic": scales.static_dynamic,
     "log-max": scales.log_max,
     "underflow-aware": scales.underflow_aware,
+    "recovery": recovery.rewound,
     "spike-guard": spikes.spike_guard,
     "spike-guard-constant": spikes.constant_loss,
 }

@@ -6,6 +6,7 @@ Scenarios are data (:mod:`stablenum.commands.compare.scenarios`); the built-in o
 """
 
 from stablenum.commands.compare.backends import BACKENDS, find_backends
+from stablenum.commands.compare.builtin.recovery_streams import RECOVERY_STREAMS
 from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
 from stablenum.commands.compare.builtin.streams import STREAMS
 from stablenum.commands.compare.builtin.trainings import TRAININGS
@@ -23,5 +24,5 @@ __all__ = [
     "run_scenario",
 ]
 
-_ALL: tuple[Scenario, ...] = (*STREAMS, *RULE_STREAMS, *TRAININGS)
+_ALL: tuple[Scenario, ...] = (*STREAMS, *RULE_STREAMS, *RECOVERY_STREAMS, *TRAININGS)
 SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _ALL}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from stablenum.commands.compare.differences import (
+    different_rewinds,
     different_statistics,
     relative_difference,
     tensor_difference,
@@ -16,6 +17,7 @@ from stablenum.commands.compare.differences import (
 )
 from stablenum.commands.compare.scenarios import Tolerance
 from stablenum.guard.reasons import Reason
+from stablenum.recovery.ledger import RecoveryEvent
 
 __all__ = ["Comparison", "Disagreement", "StepRow", "Trace", "compare_traces"]
 
@@ -52,7 +54,8 @@ class Trace:
         start, params: the parameters before the first step and after the last.
         final_loss_scale: the loss scale after the last step.
         skipped: the number of skipped steps.
-        stopped: the message of the NonFiniteError that ended the run; None if there was none.
+        rewinds: how the run went back to snapshots, if it recovers.
+        stopped: the message with which the guard or the recovery ended the run; None if neither did.
         score: the goal's measure (accuracy or loss) at the end; None if there is no goal.
         seconds: wall time.
     """
@@ -69,6 +72,7 @@ class Trace:
     params: list[Array]
     final_loss_scale: float = 1.0
     skipped: int = 0
+    rewinds: Sequence[RecoveryEvent] = ()
     stopped: str | None = None
     score: float | None = None
     seconds: float = 0.0
@@ -147,6 +151,8 @@ def compare_traces(scenario: str, reference: Trace, other: Trace, tolerance: Tol
     for name in ("final_loss_scale", "skipped"):
         if getattr(reference, name) != getattr(other, name):
             differ(None, name, getattr(reference, name), getattr(other, name))
+    for name, ours, theirs in different_rewinds(reference.rewinds, other.rewinds, tolerance.norm):
+        differ(None, name, ours, theirs)
     if (reference.stopped is None) != (other.stopped is None):
         differ(None, "stopped", reference.stopped, other.stopped)
     worst_params = 0.0

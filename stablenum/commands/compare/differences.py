@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY, get_format
+from stablenum.recovery.ledger import RecoveryEvent
 
 __all__ = ["different_statistics", "relative_difference", "tensor_difference", "update_difference"]
 
@@ -88,6 +89,33 @@ def _update(before: Array, after: Array) -> Array:
     with np.errstate(invalid="ignore"):
         update = after.astype(np.float64) - before.astype(np.float64)
     return np.where(np.isfinite(update), update, math.nan)
+
+
+def different_rewinds(
+    ours: Sequence[RecoveryEvent], theirs: Sequence[RecoveryEvent], tolerance: float
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what differs between the rewinds of two runs: a name and both values.
+
+    The norms at which steps are clipped for a while are sums of each backend; all else must be equal.
+    """
+    if len(ours) != len(theirs):
+        yield "rewinds", len(ours), len(theirs)
+    for number, (one, two) in enumerate(zip(ours, theirs, strict=False)):
+        for name, left, right in zip(_REWIND, _decision(one), _decision(two), strict=True):
+            if left != right:
+                yield f"rewinds[{number}].{name}", left, right
+        left, right = one.clip_at or 0.0, two.clip_at or 0.0
+        if not relative_difference(left, right) <= tolerance:
+            yield f"rewinds[{number}].clip_at", left, right
+
+
+_REWIND = ("code", "step", "origin", "attempt", "to_step", "response", "left_out")
+
+
+def _decision(event: RecoveryEvent) -> tuple[Any, ...]:
+    symptom = event.symptom
+    found = str(symptom.code), symptom.step, symptom.origin
+    return *found, event.attempt, event.to_step, event.response, event.left_out
 
 
 def different_statistics(

@@ -229,6 +229,7 @@ def _result(result: Result) -> dict[str, Any]:
         "guard": scenario.guard.to_dict(),
         "expected": dataclasses.asdict(scenario.expected),
         "tolerance": dataclasses.asdict(scenario.tolerance),
+        "recovery": _recovery(scenario),
         "agree": result.agree,
         "surprises": result.surprises,
         "left_out": result.left_out,
@@ -237,6 +238,11 @@ def _result(result: Result) -> dict[str, Any]:
         "guarded": {name: _guarded(result, trace) for name, trace in result.guarded.items()},
         "numpy_steps": [row._asdict() | {"reason": row.reason.name} for row in reference.rows],
     }
+
+
+def _recovery(scenario: Scenario) -> dict[str, Any] | None:
+    policy = scenario.recovery if isinstance(scenario, Stream) else None
+    return None if policy is None else dataclasses.asdict(policy)
 
 
 def _plain(result: Result, trace: Trace) -> dict[str, Any]:
@@ -250,6 +256,7 @@ def _guarded(result: Result, trace: Trace) -> dict[str, Any]:
         "score": trace.score,
         "skipped": trace.skipped,
         "final_loss_scale": trace.final_loss_scale,
+        "rewinds": [event.to_dict() for event in trace.rewinds],
         "stopped": trace.stopped,
         "warnings": trace.warnings,
         "seconds": round(trace.seconds, 3),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import logging
 import math
 import time
 import warnings
@@ -17,7 +20,7 @@ from stablenum.commands.compare.backends.numpy_models import evaluate
 from stablenum.commands.compare.scenarios import Goal, Outcome, Scenario, Stream, Training
 from stablenum.commands.compare.scenarios.stream_data import scaled_gradients, stream_params, stream_step
 from stablenum.commands.compare.scenarios.training_data import batch_at, data_of, initial_params
-from stablenum.errors import NonFiniteError
+from stablenum.errors import NonFiniteError, RecoveryStopped
 
 __all__ = ["Result", "moved", "outcome_of", "run_guarded", "run_plain", "run_scenario", "steps_of"]
 
@@ -151,7 +154,7 @@ def run_plain(scenario: Scenario, backend: Backend, *, faults: bool = True) -> T
 def _run(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> Trace:
     """Run once; the adapter's warnings go into the trace, and other warnings are issued as usual."""
     begin = time.perf_counter()
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, _unlogged():
         warnings.simplefilter("always", UserWarning)
         trace = _train(scenario, backend, plain=plain, faults=faults)
     for warning in caught:
@@ -163,9 +166,22 @@ def _run(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> 
     return trace
 
 
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Log no rewinds: what went wrong is planned, and the report has it."""
+    logger = logging.getLogger("stablenum")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> Trace:
     training = scenario if isinstance(scenario, Training) else None
     start = initial_params(scenario) if isinstance(scenario, Training) else stream_params(scenario)
+    recovery = scenario.recovery if isinstance(scenario, Stream) and not plain else None
     run = backend.start(
         Setup(
             params=start,
@@ -173,13 +189,23 @@ def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -
             guard=None if plain else scenario.guard,
             plain_clip=scenario.plain_clip if isinstance(scenario, Stream) else None,
             training=training,
+            recovery=recovery,
         )
     )
     trace = Trace(backend=backend.name, start=start, params=start)
+    numbers = iter(range(scenario.steps)) if recovery is None else run.batches(scenario.steps)
     before = start
-    for step in range(scenario.steps):
+    for step in itertools.count():
         try:
-            _one_step(scenario, run, step, faults=faults)
+            number = next(numbers)
+            if recovery is not None:  # the run may have gone back
+                before = run.params()
+            _one_step(scenario, run, number, faults=faults)
+        except StopIteration:
+            break
+        except RecoveryStopped as stopped:
+            trace.stopped = str(stopped)
+            break
         except NonFiniteError as error:
             trace.stopped = str(error)
         last = run.last
@@ -199,6 +225,8 @@ def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -
                 trace.path.append(now)
         if trace.stopped is not None:
             break
+    if recovery is not None:
+        trace.rewinds = run.rewinds
     trace.final_loss_scale = run.loss_scale
     trace.params = run.params()
     trace.guard = run.guard_state_dict()
@@ -302,6 +330,8 @@ def _surprises(result: Result) -> Iterator[str]:
     for backend, trace in result.guarded.items():
         if expected.skips is not None and trace.skipped != expected.skips:
             yield f"{name}, {backend}: expected {expected.skips} skipped steps, got {trace.skipped}"
+        if expected.rewinds is not None and len(trace.rewinds) != expected.rewinds:
+            yield f"{name}, {backend}: expected {expected.rewinds} rewinds, got {len(trace.rewinds)}"
         if expected.final_loss_scale is not None and trace.final_loss_scale != expected.final_loss_scale:
             yield (
                 f"{name}, {backend}: expected a loss scale of {expected.final_loss_scale:g} at the end, "

@@ -25,7 +25,7 @@ import dataclasses
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from stablenum.commands.compare.scenarios import (
     Event,
@@ -43,6 +43,7 @@ from stablenum.commands.compare.scenarios.training_data import initial_params
 from stablenum.errors import bad_field, either
 from stablenum.formats import get_format
 from stablenum.guard.config import GuardConfig
+from stablenum.recovery.settings import RecoveryPolicy, Response
 
 __all__ = ["ScenarioFile", "read_scenario_file", "to_toml", "with_guard"]
 
@@ -207,6 +208,17 @@ def _events(plain: Any) -> tuple[Event, ...]:
     return tuple(_made(f"events[{i}]", Event, table) for i, table in enumerate(_list("events", plain)))
 
 
+def _recovery(plain: Any) -> RecoveryPolicy:
+    table = dict(_table("recovery", plain))
+    if "responses" in table:
+        listed = enumerate(_list("recovery.responses", table["responses"]))
+        table["responses"] = tuple(_made(f"recovery.responses[{i}]", Response, given) for i, given in listed)
+    try:
+        return cast("RecoveryPolicy", _made("recovery", RecoveryPolicy, table))
+    except TypeError as error:
+        raise ValueError(f"recovery: {error}") from error
+
+
 def _expected(plain: Any) -> Expected:
     made = dict(_table("expected", plain))
     for name in ("plain", "guarded"):
@@ -226,6 +238,7 @@ _CONVERT = {
     "optimizer": _optimizer,
     "tensors": _tensors,
     "events": _events,
+    "recovery": _recovery,
     "expected": _expected,
     "tolerance": _tolerance,
 }

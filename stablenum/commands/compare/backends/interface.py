@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -11,6 +11,8 @@ import numpy as np
 from stablenum.commands.compare.scenarios import OptimizerSpec, Training
 from stablenum.commands.compare.scenarios.training_data import Batch
 from stablenum.guard.config import GuardConfig
+from stablenum.recovery.ledger import RecoveryEvent
+from stablenum.recovery.settings import RecoveryPolicy
 
 __all__ = ["Run", "Setup"]
 
@@ -28,6 +30,7 @@ class Setup:
         plain_clip: for a plain run, the norm at which the framework's own function clips.
         training: the model; None for a stream.
         device: the device of PyTorch's tensors.
+        recovery: how a guarded run goes back; None if it does not.
     """
 
     params: list[Array]
@@ -36,6 +39,7 @@ class Setup:
     plain_clip: float | None = None
     training: Training | None = None
     device: str = "cpu"
+    recovery: RecoveryPolicy | None = None
 
     @property
     def ladder(self) -> tuple[str, ...]:
@@ -75,6 +79,18 @@ class Run(Protocol):
             NonFiniteError: the guard stops the training.
             ValueError: the run is of a stream, which has no model.
         """
+
+    def batches(self, steps: int) -> Iterator[int]:
+        """Yield the numbers of the batches to use for ``steps`` steps; a run with a recovery goes back when
+        it is hurt.
+
+        Raises:
+            RecoveryStopped: it was hurt too often.
+        """
+
+    @property
+    def rewinds(self) -> Sequence[RecoveryEvent]:
+        """The rewinds of the last call of :meth:`batches`."""
 
     def params(self) -> list[Array]:
         """Return copies of the current parameters."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -19,6 +19,7 @@ from stablenum.errors import NonFiniteError
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.halting import check_halted
 from stablenum.guard.readout import metrics
+from stablenum.recovery.ledger import RecoveryEvent
 
 __all__ = ["start"]
 
@@ -105,8 +106,13 @@ class GuardedRun:
     def __init__(self, setup: Setup, mode: str) -> None:
         self._adapter: Any = importlib.import_module("stablenum_jax")
         self._config = setup.guard
+        self._recovery = setup.recovery
+        self.rewinds: Sequence[RecoveryEvent] = ()
         adapter, differentiate = self._adapter, _differentiation(self._adapter, setup)
-        tx = optax.chain(adapter.guard(None, setup.guard), make_optimizer(setup.optimizer, setup.guard))
+        inner = make_optimizer(setup.optimizer, setup.guard)
+        if setup.recovery is not None:
+            inner = adapter.eased(inner)
+        tx = optax.chain(adapter.guard(None, setup.guard), inner)
         self._params = [jnp.asarray(p) for p in setup.params]
         self._opt_state = tx.init(self._params)
 
@@ -142,6 +148,17 @@ class GuardedRun:
             self._opt_state = error.opt_state  # type: ignore[attr-defined]
             raise
         check_halted(self._adapter.guard_state(self._opt_state), config=self._config)
+
+    def batches(self, steps: int) -> Iterator[int]:
+        recovery = self._adapter.Recovery((self._params, self._opt_state), self._recovery, data=int)
+        self.rewinds = recovery.events
+        try:
+            for number in recovery.batches(steps):
+                self._params, self._opt_state = recovery.state
+                yield number
+                recovery.state = self._params, self._opt_state
+        finally:
+            self._params, self._opt_state = recovery.state
 
     def params(self) -> list[Array]:
         return [np.array(p) for p in self._params]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,8 +11,12 @@ from stablenum.commands.compare.backends.interface import Setup
 from stablenum.commands.compare.backends.numpy_models import loss_and_gradients
 from stablenum.commands.compare.scenarios import OptimizerSpec, Training, tensor_names
 from stablenum.commands.compare.scenarios.training_data import Batch
+from stablenum.recovery.ledger import RecoveryEvent
+from stablenum.recovery.loop import RecoveryLoop
+from stablenum.recovery.settings import RecoveryPolicy
 from stablenum.reference.guarded import SGD, Adam, Guarded, measure
 from stablenum.reference.optimizers import Optimizer
+from stablenum.reference.recovery import Hooks
 
 __all__ = ["start"]
 
@@ -39,6 +43,8 @@ class GuardedRun:
     def __init__(self, setup: Setup) -> None:
         self._training, self._ladder = setup.training, setup.ladder
         self.norms: Array | None = None
+        self._recovery = setup.recovery
+        self.rewinds: Sequence[RecoveryEvent] = ()
         self._names = tensor_names(len(setup.params))
         named = dict(zip(self._names, setup.params, strict=True))
         self._guarded = Guarded(named, make_optimizer(setup.optimizer), setup.guard)
@@ -61,6 +67,11 @@ class GuardedRun:
         compute = self._ladder[level]
         loss, gradients = _differentiate(self._training, self.params(), batch, self.loss_scale, compute)
         self.step(gradients, float(loss))
+
+    def batches(self, steps: int) -> Iterator[int]:
+        loop = RecoveryLoop(self._recovery or RecoveryPolicy(), Hooks(self._guarded), int)
+        self.rewinds = loop.events
+        yield from loop.batches(steps)
 
     def params(self) -> list[Array]:
         params: Any = self._guarded.params  # a dict, because the run was given one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from stablenum.commands.compare.backends.torch_models import loss_function
 from stablenum.commands.compare.scenarios import OptimizerSpec, tensor_names
 from stablenum.commands.compare.scenarios.training_data import Batch
 from stablenum.guard.halting import check_halted
+from stablenum.recovery.ledger import RecoveryEvent
 
 __all__ = ["start"]
 
@@ -46,7 +47,7 @@ class PlainRun:
 
     def __init__(self, setup: Setup, mode: str) -> None:
         self._device = setup.device
-        self._params = [to_torch(p, self._device).requires_grad_() for p in setup.params]
+        self._params = [torch.nn.Parameter(to_torch(p, self._device)) for p in setup.params]
         self._optimizer = make_optimizer(setup.optimizer, self._params, mode)
         self._clip = setup.plain_clip
         self._seen: Mapping[str, Any] = {}
@@ -102,6 +103,8 @@ class GuardedRun(PlainRun):
         adapter: Any = importlib.import_module("stablenum_torch")
         names = dict(zip(tensor_names(len(setup.params)), self._params, strict=True))
         self._guarded = adapter.wrap(self._optimizer, setup.guard, names=names)
+        self._recovery = setup.recovery
+        self.rewinds: Sequence[RecoveryEvent] = ()
         self._step = self._guarded.step
         if mode == "compiled":
             # Every optimizer is a new program, which cannot reuse the code that was compiled for the last
@@ -118,6 +121,13 @@ class GuardedRun(PlainRun):
     @property
     def last(self) -> Mapping[str, Any]:
         return self._guarded.last
+
+    def batches(self, steps: int) -> Iterator[int]:
+        adapter: Any = importlib.import_module("stablenum_torch")
+        model = torch.nn.ParameterList(self._params)
+        recovery = adapter.Recovery(model, self._guarded, self._recovery, data=int)
+        self.rewinds = recovery.events
+        yield from recovery.batches(steps)
 
     def guard_state_dict(self) -> dict[str, Any]:
         return self._guarded.guard_state_dict()

@@ -32,7 +32,7 @@ class Outcome(StrEnum):
     DIES = "dies"  # some parameters are NaN or infinite
     STALLS = "stalls"  # the parameters equal the start bit for bit although the true gradients were not zero
     FAILS = "fails"  # the parameters are finite, but the goal is missed
-    STOPS = "stops"  # NonFiniteError is raised, as configured; the parameters are those before the bad steps
+    STOPS = "stops"  # the guard or the recovery ends the run, as configured, with good parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +73,7 @@ class Expected:
         plain: the outcome without a guard.
         guarded: the outcome with a guard.
         skips: the number of steps that the guard skips.
+        rewinds: how often the guarded run goes back to a snapshot.
         final_loss_scale: the loss scale after the last step.
         moved: for a stream, how far each tensor is from its start after the last guarded step, as a root mean
             square; checked to within a thousandth.
@@ -84,6 +85,7 @@ class Expected:
     plain: Outcome | None = None
     guarded: Outcome | None = None
     skips: int | None = None
+    rewinds: int | None = None
     final_loss_scale: float | None = None
     moved: tuple[float, ...] | None = None
 
@@ -93,6 +95,8 @@ class Expected:
                 check_choice(f"expected.{name}", outcome, [o.value for o in Outcome])
         if self.skips is not None:
             check_int("expected.skips", self.skips, at_least=0)
+        if self.rewinds is not None:
+            check_int("expected.rewinds", self.rewinds, at_least=0)
         if self.final_loss_scale is not None:
             check_number("expected.final_loss_scale", self.final_loss_scale, above=0.0)
         if self.moved is not None:

@@ -17,6 +17,7 @@ from stablenum.commands.compare.scenarios.shared import (
 from stablenum.errors import bad_field, either
 from stablenum.formats import get_format
 from stablenum.guard.config import GuardConfig
+from stablenum.recovery.settings import RecoveryPolicy
 from stablenum.settings_checks import check_int, check_number
 
 __all__ = ["Event", "Stream", "TensorSpec"]
@@ -148,6 +149,8 @@ class Stream:
         start: the value of all parameters at the start; with None, they are drawn from a normal distribution.
         events: what goes wrong.
         optimizer, guard: how the parameters are trained.
+        recovery: how the guarded run goes back when it is hurt; it does not if this is None. An event belongs
+            to a batch, so that a rewind that leaves data out leaves the event out too.
         plain_clip: the norm at which the framework's own function clips in the run without a guard.
         most_moved: a run fails if at the end a tensor is further than this from its start, as a root mean
             square over its elements. (A finite spike makes no NaN; it does harm by moving parameters.)
@@ -176,6 +179,7 @@ class Stream:
     events: tuple[Event, ...] = ()
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     guard: GuardConfig = field(default_factory=GuardConfig)
+    recovery: RecoveryPolicy | None = None
     plain_clip: float | None = None
     most_moved: float | None = None
     compiled_in: str | None = None
@@ -198,6 +202,8 @@ class Stream:
             check_number("plain_clip", self.plain_clip, above=0.0)
         if self.most_moved is not None:
             check_number("most_moved", self.most_moved, above=0.0)
+        if self.recovery is not None and not isinstance(self.recovery, RecoveryPolicy):
+            raise bad_field("recovery", "a RecoveryPolicy or None", self.recovery)
         if self.compiled_in is not None and not isinstance(self.compiled_in, str):
             raise bad_field("compiled_in", "the name of a scenario", self.compiled_in)
         for event in self.events:

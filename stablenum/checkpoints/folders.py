@@ -1,0 +1,117 @@
+"""The folders of checkpoints within a folder: their names, what is there, and how one is removed."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from stablenum.checkpoints.manifest import Manifest, complaints, read_manifest
+from stablenum.errors import CheckpointError
+
+__all__ = [
+    "POST_MORTEMS",
+    "Found",
+    "found_in",
+    "intact_in",
+    "move_to_step",
+    "remove",
+    "temporary_name",
+    "tidy",
+]
+
+POST_MORTEMS = "post-mortem"
+# A step that is saved again, as after a rewind, gets a number behind its name until the older one is removed.
+_NAME = re.compile(r"step-(\d+)(?:-\d+)?")
+_HIDDEN = ".step-"
+
+
+class Found(NamedTuple):
+    """A folder with the name of a checkpoint, and its manifest or the reason why it has none."""
+
+    folder: Path
+    step: int
+    manifest: Manifest | None
+    reason: str = ""
+
+
+def found_in(root: Path) -> list[Found]:
+    """Return the checkpoints in a folder, whether they are good or not; none if there is no such folder.
+
+    Raises:
+        OSError: the folder is there and cannot be read.
+    """
+    try:
+        paths = sorted(root.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    named = ((path, _NAME.fullmatch(path.name)) for path in paths)
+    return [_found(path, int(name[1])) for path, name in named if name and path.is_dir()]
+
+
+def _found(folder: Path, step: int) -> Found:
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError as error:
+        return Found(folder, step, None, str(error))
+    if manifest.poisoned:
+        return Found(folder, step, None, "it is the post-mortem of a poisoned state")
+    if manifest.step != step:
+        return Found(folder, step, None, f"it holds step {manifest.step}")
+    return Found(folder, step, manifest)
+
+
+def intact_in(root: Path) -> list[tuple[Path, Manifest]]:
+    """Return the checkpoints with a manifest and files of the right sizes, in the order of writing.
+
+    Raises:
+        OSError: the folder is there and cannot be read.
+    """
+    known = [(f.folder, f.manifest) for f in found_in(root) if f.manifest is not None]
+    intact = [(folder, m) for folder, m in known if not complaints(folder, m, checksums=False)]
+    return sorted(intact, key=lambda pair: pair[1].serial)
+
+
+def temporary_name(root: Path, step: int) -> Path:
+    """Return an unused name for a folder that is still being written, or is being removed."""
+    return root / f"{_HIDDEN}{step:09d}.{secrets.token_hex(8)}"
+
+
+def move_to_step(temporary: Path, place: Path, step: int) -> Path:
+    """Give a complete folder the first name for its step that is free, in one operation.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    number = 1
+    while True:
+        target = place / (f"step-{step:09d}" + (f"-{number}" if number > 1 else ""))
+        if not target.exists():
+            try:
+                return temporary.rename(target)
+            except OSError:
+                if not target.exists():  # else another process was faster
+                    raise
+        number += 1
+
+
+def remove(folder: Path, root: Path) -> None:
+    """Remove a checkpoint. If that is interrupted, no part of it is left that could be taken for one.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    hidden = temporary_name(root, 0)
+    folder.rename(hidden)
+    shutil.rmtree(hidden)
+
+
+def tidy(root: Path) -> None:
+    """Remove what processes that have ended left half written or half removed."""
+    with contextlib.suppress(OSError):  # a left-over takes space, but does no harm
+        for path in root.iterdir():
+            if path.name.startswith(_HIDDEN):
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,107 @@
+"""The ledger: every rewind of a run, why it was made and what was tried; kept over restarts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stablenum.recovery.settings import Response
+from stablenum.recovery.symptoms import Symptom
+
+__all__ = ["Ledger", "RecoveryEvent", "shown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryEvent:
+    """One rewind.
+
+    Attributes:
+        symptom: what was seen.
+        attempt: which attempt at this fault it was, from 1.
+        to_step: the step to whose state the run went back.
+        response: what was tried.
+        left_out: the identifiers of the first and the last batch that were left out; None if they followed
+            again.
+        suspects: the identifiers of the batches from the symptom's origin to its step, as far as known.
+        clip_at: the gradient norm to which steps were clipped for a while; None if that was left alone.
+    """
+
+    symptom: Symptom
+    attempt: int
+    to_step: int
+    response: Response
+    left_out: tuple[Any, Any] | None = None
+    suspects: tuple[Any, ...] = ()
+    clip_at: float | None = None
+
+    def __str__(self) -> str:
+        s = self.symptom
+        named = f" ({', '.join(s.names[:4])}{', ...' if len(s.names) > 4 else ''})" if s.names else ""
+        return (
+            f"step {s.step}: {s.detail}{named}. Attempt {self.attempt}: back to step {self.to_step}, "
+            f"{self._tried()}"
+        )
+
+    def _tried(self) -> str:
+        parts = ["the same data again"]
+        if self.left_out is not None:
+            parts = [f"batches {shown(self.left_out[0])} to {shown(self.left_out[1])} left out"]
+        if self.response.rate != 1.0:
+            parts.append(f"learning rate x {self.response.rate:g}")
+        if self.clip_at is not None:
+            parts.append(f"gradients clipped at {self.clip_at:.3g}")
+        if self.response.wider:
+            parts.append("a wider format")
+        until = f", up to step {self.eased_until}" if self.response.eases else ""
+        return ", ".join(parts) + until
+
+    @property
+    def eased_until(self) -> int:
+        """The last step to which rate, clip and format of the response apply."""
+        return self.symptom.step + self.response.steps
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, if the identifiers are."""
+        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return plain | {
+            "symptom": self.symptom.to_dict(),
+            "response": dataclasses.asdict(self.response),
+            "left_out": None if self.left_out is None else list(self.left_out),
+            "suspects": list(self.suspects),
+        }
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> RecoveryEvent:
+        """Return the event that :meth:`to_dict` described."""
+        left_out = plain["left_out"]
+        return cls(
+            **dict(plain)
+            | {
+                "symptom": Symptom.from_dict(plain["symptom"]),
+                "response": Response(**plain["response"]),
+                "left_out": None if left_out is None else tuple(left_out),
+                "suspects": tuple(plain["suspects"]),
+            }
+        )
+
+
+def shown(identifier: Any) -> str:
+    """Return a batch's identifier as messages show it."""
+    if isinstance(identifier, Mapping):
+        return " ".join(f"{key} {value}" for key, value in identifier.items())
+    return str(identifier)
+
+
+class Ledger:
+    """The rewinds of a run so far, oldest first."""
+
+    def __init__(self, events: Sequence[RecoveryEvent] = ()) -> None:
+        self.events = list(events)
+
+    def attempts_at(self, symptom: Symptom, forget_after: int) -> int:
+        """Return how many attempts were made at the fault that a symptom belongs to."""
+        if not self.events or symptom.step > self.events[-1].symptom.step + forget_after:
+            return 0
+        return self.events[-1].attempt

@@ -1,0 +1,352 @@
+"""The loop: it hands out batches, looks for symptoms between two steps, and goes back when there is one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from stablenum.errors import RecoveryStopped
+from stablenum.files import write_text
+from stablenum.guard.readout import StepRecord
+from stablenum.recovery.identifiers import Identifiers
+from stablenum.recovery.ledger import Ledger, RecoveryEvent
+from stablenum.recovery.plan import Rewind, Stop, plan
+from stablenum.recovery.positions import Generators, position_of
+from stablenum.recovery.reports import stopped_report
+from stablenum.recovery.settings import RecoveryPolicy, Response
+from stablenum.recovery.snapshots import Snapshot, Snapshots
+from stablenum.recovery.symptoms import Symptom, SymptomCode, Watch, first_of
+from stablenum.settings_checks import check_int
+
+__all__ = ["Easing", "Finding", "Hooks", "RecoveryLoop"]
+
+_logger = logging.getLogger("stablenum")
+_LEDGER = "recovery.json"
+
+
+class Finding(NamedTuple):
+    """Something bad in the state: its kind, a clause about it, and the entries concerned."""
+
+    code: SymptomCode
+    detail: str
+    names: tuple[str, ...]
+
+
+class Easing(NamedTuple):
+    """How carefully steps are taken for a while after a rewind.
+
+    Attributes:
+        rate: a factor on the learning rate.
+        clip_at: the largest gradient norm; None leaves the threshold alone.
+        wider: whether to compute one format wider.
+        until: the last step that it applies to.
+    """
+
+    rate: float
+    clip_at: float | None
+    wider: bool
+    until: int
+
+
+class Hooks(Protocol):
+    """What an adapter does for the loop."""
+
+    @property
+    def generators(self) -> Generators:
+        """The random generators of the process."""
+
+    def capture(self) -> Any:
+        """Return a copy of the whole state in host memory."""
+
+    def restore(self, state: Any) -> None:
+        """Put a captured state back; it may be put back again later."""
+
+    def rows(self) -> Sequence[StepRecord]:
+        """Return the guard's history, oldest first."""
+
+    def findings(self, *, audit: bool) -> list[Finding]:
+        """Return what is bad in the state; the optimizer's state is audited too if ``audit`` is true."""
+
+    def ease(self, easing: Easing | None) -> None:
+        """Take the next steps more carefully, or as usual again."""
+
+    def agree(self, symptoms: list[Symptom]) -> list[Symptom]:
+        """Return the symptoms of all ranks; called by all at the same steps."""
+
+    def shared(self, value: Any) -> Any:
+        """Return the value of the first of several ranks; called by all."""
+
+    def save(self, snapshot: Snapshot, held: Sequence[int]) -> None:
+        """Write a snapshot to the disk, if there is a folder, in place of one of the same step.
+
+        Those of steps that are not in ``held`` are removed there.
+        """
+
+    def load(self) -> list[Snapshot]:
+        """Return the snapshots on the disk that are whole, oldest first; none if there is no folder."""
+
+
+class RecoveryLoop:
+    """Runs the steps of a training that can go back.
+
+    Args:
+        policy: the settings.
+        hooks: the adapter's.
+        data: see :func:`stablenum.recovery.positions.position_of`.
+        folder: where the ledger is kept; None for nowhere. Only the first of several ranks has one.
+        predicate: returns a clause if the user sees a symptom, None otherwise; called at each check.
+        identify: returns a batch's identifier, plain values for JSON; its place in the data by default.
+        explain: is given the batch of the first of several skipped steps, and returns what it finds.
+    """
+
+    def __init__(
+        self,
+        policy: RecoveryPolicy,
+        hooks: Hooks,
+        data: Any,
+        *,
+        folder: Path | None = None,
+        predicate: Callable[[], str | None] | None = None,
+        identify: Callable[[Any], Any] | None = None,
+        explain: Callable[[Any], object] | None = None,
+    ) -> None:
+        self.policy, self._hooks, self._folder = policy, hooks, folder
+        self._position = position_of(data, hooks.generators)
+        self._predicate, self._explain = predicate, explain
+        self._identifiers = Identifiers(identify, keep_batches=explain is not None)
+        self._snapshots = Snapshots(policy.keep, policy.good_after)
+        self._ledger = Ledger()
+        self._watch = Watch(policy)
+        self._reported: list[Symptom] = []
+        self.step = 0
+        self._checked = self._audited = self._evaluated = 0  # the last steps after which all was well
+        self._easing: Easing | None = None
+
+    @property
+    def events(self) -> Sequence[RecoveryEvent]:
+        """The rewinds so far, oldest first."""
+        return self._ledger.events
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the guard's history with the identifier of each step's batch, where it is known."""
+        rows = self._hooks.rows()
+        last = rows[-1]["step"] if rows else 0
+        return [{**row, "batch": self._identifiers.of(self.step - (last - row["step"]))} for row in rows]
+
+    # --- what the user says --------------------------------------------------------------------
+
+    def report(self, detail: str, origin: int | None = None) -> None:
+        """Report a symptom that only the user sees; it is answered at the next check."""
+        since = self._checked + 1 if origin is None else origin
+        self._reported.append(Symptom(SymptomCode.REPORTED, self.step, since, detail))
+
+    def evaluated(self, *, finite: bool) -> None:
+        """Take in whether the result of an evaluation is finite."""
+        if finite:
+            self._evaluated = self.step
+        else:
+            detail, since = "the result of an evaluation is not finite", self._evaluated + 1
+            self._reported.append(Symptom(SymptomCode.NONFINITE_EVALUATION, self.step, since, detail))
+
+    # --- the loop ------------------------------------------------------------------------------
+
+    def batches(self, steps: int) -> Iterator[Any]:
+        """Yield batches until ``steps`` steps have been made; each must be used for one step.
+
+        Raises:
+            ValueError: ``steps`` is not a whole number from 0.
+            RecoveryStopped: the responses or the budget are used up.
+        """
+        check_int("steps", steps, at_least=0)
+        if not len(self._snapshots):
+            self._take_snapshot()
+        while self.step < steps:
+            place, batch = self._position.next()
+            self._identifiers.note(self.step + 1, place, batch)
+            yield batch
+            self.step += 1
+            self._after_step(last=self.step == steps)
+
+    def _after_step(self, *, last: bool) -> None:
+        at_snapshot = self.step % self.policy.every == 0
+        if not (last or at_snapshot or self.step % self.policy.check_every == 0):
+            return
+        audit = self.policy.audit and (at_snapshot or last)
+        symptom = first_of(self._hooks.agree(self._symptoms(audit=audit)))
+        self._reported.clear()
+        if symptom is not None:
+            self._answer(symptom)
+            return
+        self._checked = self.step
+        self._audited = self.step if audit else self._audited
+        if self._easing is not None and self.step >= self._easing.until:
+            self._ease(None)
+        if at_snapshot:
+            self._take_snapshot()
+
+    def _symptoms(self, *, audit: bool) -> list[Symptom]:
+        found = self._watch.read(self._hooks.rows(), self.step)
+        for code, detail, names in self._hooks.findings(audit=audit):
+            since = self._audited if code is SymptomCode.POISONED_MOMENTS else self._checked
+            found.append(Symptom(code, self.step, since + 1, detail, names))
+        seen = None if self._predicate is None else self._predicate()
+        if seen is not None:
+            self.report(str(seen))
+        return found + self._reported
+
+    # --- going back ----------------------------------------------------------------------------
+
+    def _answer(self, symptom: Symptom) -> None:
+        move = plan(symptom, self._snapshots, self._ledger, self.policy)
+        if isinstance(move, Stop):
+            self._stop(symptom, move)
+        else:
+            self._rewind(symptom, move)
+
+    def _rewind(self, symptom: Symptom, move: Rewind) -> None:
+        snapshot, response = move.snapshot, move.response
+        usual = self._watch.usual_grad_norm
+        clip_at = None if response.clip is None or usual is None else response.clip * usual
+        left_out = self._left_out(snapshot, response)
+        event = RecoveryEvent(
+            symptom=symptom,
+            attempt=move.attempt,
+            to_step=snapshot.step,
+            response=response,
+            left_out=left_out,
+            suspects=self._identifiers.range(symptom.origin, symptom.step),
+            clip_at=clip_at,
+        )
+        self._snapshots.confirm_before(symptom.origin)
+        # First, so that whatever fails from here on is in the budget of a restart.
+        self._ledger.events.append(event)
+        self._write_ledger()
+        self._go_back_to(snapshot)
+        if response.skip_data:
+            # Whoever comes back here again leaves the same data out.
+            snapshot = dataclasses.replace(snapshot, position=self._position.state())
+            self._snapshots.add(snapshot)
+        else:
+            self._position.go_to(snapshot.position)
+        if response.eases:
+            self._ease(Easing(response.rate, clip_at, response.wider, event.eased_until))
+        # A restart goes on from here, as carefully as this run.
+        self._save(dataclasses.replace(snapshot, course=snapshot.course | self._attempt()))
+        _logger.warning("Recovery at %s.", event)
+
+    def _left_out(self, snapshot: Snapshot, response: Response) -> tuple[Any, Any] | None:
+        """Read on past the batches that are left out, and return the first and the last of them."""
+        if not response.skip_data:
+            return None
+        first, last = self._identifiers.of(snapshot.step + 1), self._identifiers.of(self.step)
+        for _ in range(response.skip_further):
+            last = self._identifiers.identified(*self._position.next())
+        return first, last
+
+    def _go_back_to(self, snapshot: Snapshot) -> None:
+        self._ease(None)
+        self._hooks.restore(snapshot.state)
+        self._snapshots.drop_from(snapshot.step + 1)
+        self._set_course(snapshot.course)
+        self.step = snapshot.step
+
+    def _stop(self, symptom: Symptom, move: Stop) -> None:
+        verdict = self._verdict(symptom)
+        suspects = self._identifiers.range(symptom.origin, symptom.step)
+        self._go_back_to(move.snapshot)
+        self._position.go_to(move.snapshot.position)
+        self._save(move.snapshot)  # what is newer there is not known to be good
+        self._write_ledger()
+        report = stopped_report(
+            symptom, move, self.events, suspects=suspects, verdict=verdict, folder=self._folder
+        )
+        _logger.error(report)
+        raise RecoveryStopped(report, step=move.snapshot.step)
+
+    def _verdict(self, symptom: Symptom) -> str | None:
+        """Return what ``explain`` says of the first of several skipped steps: nothing has moved since."""
+        if self._explain is None or symptom.code is not SymptomCode.SKIPS_IN_A_ROW:
+            return None
+        kept = self._identifiers.batch_of(symptom.origin)
+        return None if kept is None else str(self._explain(kept[0]))
+
+    def _ease(self, easing: Easing | None) -> None:
+        if easing != self._easing:
+            self._hooks.ease(easing)
+            self._easing = easing
+
+    # --- snapshots -----------------------------------------------------------------------------
+
+    def _take_snapshot(self) -> None:
+        state = self._hooks.capture()
+        snapshot = Snapshot(self.step, state, self._position.state(), self._course())
+        self._snapshots.add(snapshot)
+        self._save(snapshot)
+
+    def _save(self, snapshot: Snapshot) -> None:
+        self._hooks.save(snapshot, self._snapshots.steps())
+
+    def _course(self) -> dict[str, Any]:
+        return {
+            "watch": self._watch.state_dict(),
+            "checked": self._checked,
+            "audited": self._audited,
+            "evaluated": self._evaluated,
+            **self._attempt(),
+        }
+
+    def _attempt(self) -> dict[str, Any]:
+        easing = None if self._easing is None else list(self._easing)
+        return {"easing": easing, "rewinds": len(self._ledger.events)}
+
+    def _set_course(self, course: Mapping[str, Any]) -> None:
+        self._watch.load_state_dict(course["watch"])
+        self._checked, self._audited = course["checked"], course["audited"]
+        self._evaluated = course["evaluated"]
+        self._ease(None if course["easing"] is None else Easing(*course["easing"]))
+
+    # --- on the disk ---------------------------------------------------------------------------
+
+    def resume(self) -> int:
+        """Go on from the newest whole snapshot on the disk, with the budget that is left there.
+
+        Returns:
+            The step of the snapshot; 0 if there is none, and nothing is changed.
+
+        Raises:
+            CheckpointError: there are snapshots, but none is whole.
+        """
+        snapshots = self._hooks.load()
+        if not snapshots:
+            return 0
+        self._read_ledger()
+        for snapshot in snapshots:
+            self._snapshots.add(snapshot)
+        self._go_back_to(snapshots[-1])
+        self._position.go_to(snapshots[-1].position)
+        return self.step
+
+    def _write_ledger(self) -> None:
+        if self._folder is None:
+            return
+        plain = {"events": [event.to_dict() for event in self.events]}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_text(self._folder / _LEDGER, json.dumps(plain, indent=1, default=str) + "\n")
+        except OSError as error:
+            _logger.warning(
+                "%s could not be written: %s. After a restart, the budget would be as before this rewind.",
+                self._folder / _LEDGER,
+                error,
+            )
+
+    def _read_ledger(self) -> None:
+        path = None if self._folder is None else self._folder / _LEDGER
+        text = path.read_text(encoding="utf-8") if path is not None and path.exists() else None
+        text = self._hooks.shared(text)  # ranks with other budgets would not stop together
+        if text is not None:
+            self._ledger.events = [RecoveryEvent.from_dict(event) for event in json.loads(text)["events"]]

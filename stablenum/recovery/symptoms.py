@@ -1,0 +1,209 @@
+"""Symptoms: what shows that a run has been hurt, and since when."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from stablenum.guard.readout import StepRecord
+from stablenum.guard.reasons import Reason
+from stablenum.recovery.settings import RecoveryPolicy
+
+__all__ = ["Symptom", "SymptomCode", "Watch", "first_of"]
+
+_NORMAL = 1.4826  # the standard deviation of a normal distribution divided by its median absolute deviation
+_LEAST_SPREAD = 0.01  # of the median
+# The worst parameter of these skips is only the one with the largest gradient.
+_NO_PARAMETER = (Reason.NONFINITE_LOSS, Reason.FOUND_INF, Reason.SPIKE_LOSS)
+
+
+class SymptomCode(StrEnum):
+    """The kinds of symptoms, in the order in which they are named if several have one origin."""
+
+    NONFINITE_STATE = "nonfinite_state"
+    POISONED_MOMENTS = "poisoned_moments"
+    SKIPS_IN_A_ROW = "skips_in_a_row"
+    NONFINITE_EVALUATION = "nonfinite_evaluation"
+    RUNAWAY_LOSS = "runaway_loss"
+    RUNAWAY_GRAD_NORM = "runaway_grad_norm"
+    REPORTED = "reported"
+
+
+_ORDER = {code: place for place, code in enumerate(SymptomCode)}
+
+
+class Symptom(NamedTuple):
+    """One symptom.
+
+    Attributes:
+        code: its kind.
+        step: the step after which it was seen, counted from 1.
+        origin: the first step that may have been hurt, counted from 1.
+        detail: a clause that says what was seen.
+        names: the parameters, buffers or moments concerned; none if that is not known.
+    """
+
+    code: SymptomCode
+    step: int
+    origin: int
+    detail: str
+    names: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return self._asdict() | {"code": str(self.code), "names": list(self.names)}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Symptom:
+        """Return the symptom that :meth:`to_dict` described."""
+        return cls(**dict(plain) | {"code": SymptomCode(plain["code"]), "names": tuple(plain["names"])})
+
+
+def first_of(symptoms: Iterable[Symptom]) -> Symptom | None:
+    """Return the symptom with the earliest origin; of several, the first kind. None if there is none.
+
+    The order of the symptoms does not matter, so that ranks which join theirs choose the same one.
+    """
+    return min(symptoms, key=lambda s: (s.origin, _ORDER[s.code], s), default=None)
+
+
+class _Level:
+    """The usual height of a signal, and its last values.
+
+    A value that leaves the last ones enters the window they are compared with, unless it was too high.
+    """
+
+    def __init__(self, window: int, steps: int, threshold: float) -> None:
+        self._threshold, self._enough = threshold, max(window // 2, 1)
+        self.usual: deque[float] = deque(maxlen=window)
+        self._last: deque[tuple[int, float]] = deque(maxlen=steps)
+
+    def add(self, step: int, value: float) -> None:
+        """Take in the value of an applied step; a loss that was not given is NaN, and left out."""
+        if not math.isfinite(value):
+            return
+        if len(self._last) == self._last.maxlen:
+            limit, (_, oldest) = self._limit(), self._last[0]
+            if limit is None or oldest <= limit:
+                self.usual.append(oldest)
+        self._last.append((step, value))
+
+    def high_since(self) -> int | None:
+        """Return the first of the last steps that was too high, if the median of all is; None otherwise."""
+        limit = self._limit()
+        if limit is None or len(self._last) != self._last.maxlen or self._middle() <= limit:
+            return None
+        return next(step for step, value in self._last if value > limit)
+
+    def described(self, name: str) -> str:
+        """Return a clause about a signal that is too high."""
+        return (
+            f"the median {name} of {len(self._last)} steps is {self._middle():.4g}, "
+            f"far above {statistics.median(self.usual):.4g}, the median of the steps before"
+        )
+
+    def _middle(self) -> float:
+        return statistics.median(value for _, value in self._last)
+
+    def _limit(self) -> float | None:
+        """Return the height above which a value is too high; None before there are enough values."""
+        if len(self.usual) < self._enough:
+            return None
+        middle = statistics.median(self.usual)
+        mad = statistics.median(abs(x - middle) for x in self.usual)
+        return middle + self._threshold * max(_NORMAL * mad, _LEAST_SPREAD * abs(middle))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"usual": list(self.usual), "last": [list(pair) for pair in self._last]}
+
+    def load_state_dict(self, plain: Mapping[str, Any]) -> None:
+        self.usual.clear()
+        self.usual.extend(plain["usual"])
+        self._last.clear()
+        self._last.extend((step, value) for step, value in plain["last"])
+
+
+class Watch:
+    """Finds symptoms in the guard's record.
+
+    A row is judged when the next one is there, because only that one says whether the loss scale came down.
+
+    Args:
+        policy: the settings.
+    """
+
+    def __init__(self, policy: RecoveryPolicy) -> None:
+        self._policy = policy
+        steps = policy.runaway_steps or 1
+        self._loss = _Level(policy.window, steps, policy.runaway_threshold)
+        self._grad_norm = _Level(policy.window, steps, policy.runaway_threshold)
+        self._skips: list[int] = []
+        self._seen = -1  # the number, in the guard's count, of the newest row that was judged
+
+    @property
+    def usual_grad_norm(self) -> float | None:
+        """The median gradient norm of the ordinary steps; None before the first."""
+        return statistics.median(self._grad_norm.usual) if self._grad_norm.usual else None
+
+    def read(self, rows: Sequence[StepRecord], step: int) -> list[Symptom]:
+        """Take in the rows that were not yet judged, and return the symptoms.
+
+        Args:
+            rows: the guard's history, oldest first.
+            step: how many steps the run has made; the newest row is that of the last of them.
+        """
+        found = []
+        for row, after in itertools.pairwise(rows):
+            if row["step"] > self._seen:
+                self._seen = row["step"]
+                at = step - (rows[-1]["step"] - row["step"])
+                self._take(row, at, scale_fell=after["loss_scale"] < row["loss_scale"])
+                if not row["applied"] and len(self._skips) == self._policy.skips_in_a_row:
+                    found.append(self._skipped(row, step))
+        return found + self._runaways(step)
+
+    def _take(self, row: StepRecord, at: int, *, scale_fell: bool) -> None:
+        if row["applied"]:
+            self._skips.clear()
+            self._loss.add(at, row["loss"])
+            self._grad_norm.add(at, row["grad_norm"])
+        elif not scale_fell:
+            self._skips.append(at)
+
+    def _skipped(self, row: StepRecord, step: int) -> Symptom:
+        name = row["worst"].name
+        detail = f"{len(self._skips)} steps in a row were skipped, the last for {row['reason'].name}"
+        names = () if name is None or row["reason"] in _NO_PARAMETER else (name,)
+        return Symptom(SymptomCode.SKIPS_IN_A_ROW, step, self._skips[0], detail, names)
+
+    def _runaways(self, step: int) -> list[Symptom]:
+        if self._policy.runaway_steps is None:
+            return []
+        signals = (
+            (SymptomCode.RUNAWAY_LOSS, "loss", self._loss),
+            (SymptomCode.RUNAWAY_GRAD_NORM, "gradient norm", self._grad_norm),
+        )
+        return [
+            Symptom(code, step, since, level.described(name))
+            for code, name, level in signals
+            if (since := level.high_since()) is not None
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, which :meth:`load_state_dict` takes."""
+        levels = {name: level.state_dict() for name, level in self._levels()}
+        return levels | {"skips": list(self._skips), "seen": self._seen}
+
+    def load_state_dict(self, plain: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        for name, level in self._levels():
+            level.load_state_dict(plain[name])
+        self._skips, self._seen = list(plain["skips"]), plain["seen"]
+
+    def _levels(self) -> tuple[tuple[str, _Level], ...]:
+        return ("loss", self._loss), ("grad_norm", self._grad_norm)

@@ -1,0 +1,1 @@
+"""Recovery in JAX: copy a training's state, put it back, look for what is bad in it, take steps carefully."""

@@ -1,0 +1,83 @@
+"""Take steps more carefully for a while, by values that are set in the state."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stablenum.recovery.loop import Easing
+from stablenum.rules.escalation import EscalationState
+from stablenum_jax._recovery.eased import EasedState, is_eased
+from stablenum_jax._recovery.states import replaced
+from stablenum_jax._trees.state import find_guard
+
+__all__ = ["eased_state", "not_applied"]
+
+PyTree: TypeAlias = Any
+
+_STAYS = 2**30  # good steps at a level
+
+
+def eased_state(state: PyTree, easing: Easing | None) -> PyTree:
+    """Return the state with what ``easing`` asks for, or as usual, as far as the state has a place for it.
+
+    It may be called again on a state that is eased already.
+    """
+
+    def change(node: Any) -> Any:
+        return _smaller(node, easing) if is_eased(node) else _wider(node, easing)
+
+    return replaced(state, change, lambda node: is_eased(node) or isinstance(node, EscalationState))
+
+
+def not_applied(state: PyTree, easing: Easing) -> list[str]:
+    """Return what the state has no place for, each with what would give it one."""
+    missing = []
+    holds_eased = any(map(is_eased, jax.tree.leaves(state, is_leaf=is_eased)))
+    if not holds_eased and (easing.rate != 1.0 or easing.clip_at is not None):
+        missing.append(
+            "a lower rate or a tighter clip (put stablenum_jax.eased around the optimizer, as in "
+            "optax.chain(stablenum_jax.guard(), stablenum_jax.eased(optax.adamw(1e-3))))"
+        )
+    if easing.wider and not isinstance(find_guard(state).guard.escalation, EscalationState):
+        missing.append("a wider format (give the guard an EscalatePrecision as escalate)")
+    return missing
+
+
+def _smaller(node: EasedState, easing: Easing | None) -> EasedState:
+    rate, clip_at = (1.0, None) if easing is None else (easing.rate, easing.clip_at)
+    # What is inside may be eased, or hold a guard, as well.
+    return node._replace(
+        rate=_like(node.rate, rate),
+        clip_at=_like(node.clip_at, clip_at or 0.0),
+        inner=eased_state(node.inner, easing),
+    )
+
+
+def _wider(node: EscalationState, easing: Easing | None) -> EscalationState:
+    level, left = (int(_array(x)) for x in (node.level, node.left))
+    if easing is not None and easing.wider:
+        level, left = max(level, 1), _STAYS
+    elif left > _STAYS // 2:  # an easing raised the level, and nothing has lowered it since
+        level, left = max(level - 1, 0), 0
+    return node._replace(level=_like(node.level, level), left=_like(node.left, left))
+
+
+def _like(old: Any, value: float) -> Any:
+    """Return an array of this value that a compiled step takes in place of the old one."""
+    array = _array(old)
+    plain = np.full(array.shape, value, array.dtype)
+    if not array.committed:
+        new = jnp.asarray(plain)
+    else:
+        new = jax.make_array_from_callback(array.shape, array.sharding, lambda index: plain[index])
+    return jax.tree.unflatten(jax.tree.structure(old), [new])
+
+
+def _array(node: Any) -> jax.Array:
+    """Return the array in a node: flax.nnx wraps each array in a Variable."""
+    (array,) = jax.tree.leaves(node)
+    return array

@@ -1,0 +1,1 @@
+"""Checkpoints: what a run goes back to."""

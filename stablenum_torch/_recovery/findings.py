@@ -1,0 +1,132 @@
+"""What is bad in the state of a run: a non-finite parameter, buffer or moment, or a poisoned moment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from stablenum.recovery.loop import Finding
+from stablenum.recovery.symptoms import SymptomCode
+from stablenum_torch._devices.ranks import local_part
+from stablenum_torch._diagnosis.audit import audit
+from stablenum_torch._diagnosis.optimizer_entries import unwrapped
+from stablenum_torch._recovery.modules import inside, tensors_of
+from stablenum_torch._recovery.optimizers import parameters_of
+
+__all__ = ["Search", "nonfinite"]
+
+# Others, such as float8, have no norms of their own.
+_WITH_NORMS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Search:
+    """Searches the state of a model and its optimizer for values that end a training.
+
+    Buffers, and parameters that are not trained, which were not finite at the beginning are left out: masks
+    of -inf, and the extremes that observers of quantisation begin with.
+
+    Args:
+        model: the model.
+        optimizer: its optimizer, guarded or not.
+        others: other things with a state, by name, of which modules are searched too.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, others: Mapping[str, Any] | None = None
+    ) -> None:
+        self._model, self._optimizer = inside(model), optimizer
+        modules = {name: inside(m) for name, m in (others or {}).items() if isinstance(m, nn.Module)}
+        self._modules = {"": self._model} | {f"{name}.": module for name, module in modules.items()}
+        trained = {id(p) for p in parameters_of(optimizer)}
+        untrained = {name: t for name, t in self._held().items() if id(t) not in trained}
+        self._left_out = frozenset(nonfinite(untrained))
+
+    def findings(self, *, with_audit: bool) -> list[Finding]:
+        """Return what is bad; with an audit also if all values are finite."""
+        bad = self.nonfinite()
+        if bad:
+            return [Finding(SymptomCode.NONFINITE_STATE, _detail(bad), tuple(bad))]
+        if not with_audit:
+            return []
+        poisoned = audit(self._optimizer, names=self._named_parameters()).poisoned
+        if not poisoned:
+            return []
+        count = sum(poisoned.values())
+        detail = f"the moments of {count} {'element is' if count == 1 else 'elements are'} poisoned"
+        return [Finding(SymptomCode.POISONED_MOMENTS, detail, tuple(poisoned))]
+
+    def nonfinite(self) -> list[str]:
+        """Return the names of the parameters, buffers and moments that are not finite."""
+        return nonfinite(self._tensors())
+
+    def _held(self) -> dict[str, Tensor]:
+        """Return the parameters and buffers of all modules."""
+        return {p + name: t for p, module in self._modules.items() for name, t in tensors_of(module).items()}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        found = {name: t for name, t in self._held().items() if name not in self._left_out}
+        known = {id(t) for t in found.values()}
+        names = {id(p): name for name, p in self._named_parameters().items()}
+        for p in parameters_of(self._optimizer):
+            if id(p) not in known:
+                found[names[id(p)]] = p
+        state = unwrapped(self._optimizer).state
+        for p in parameters_of(self._optimizer):
+            for key, value in state.get(p, {}).items():
+                if isinstance(value, Tensor):
+                    found[f"{key} of {names[id(p)]}"] = value
+        return found
+
+    def _named_parameters(self) -> dict[str, Tensor]:
+        """Return the optimizer's parameters by the model's names, or by the optimizer's if it has others."""
+        names = {id(t): name for name, t in self._model.named_parameters()}
+        own = getattr(self._optimizer, "parameter_names", None)
+        params = parameters_of(self._optimizer)
+        others = own() if callable(own) else [f"parameter {i}" for i in range(len(params))]
+        return {names.get(id(p), other): p for p, other in zip(params, others, strict=True)}
+
+
+def _detail(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return "1 tensor of the state is not finite"
+    return f"{len(names)} tensors of the state are not finite"
+
+
+@torch.no_grad()
+def nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the tensors with a value that is not finite; the host waits once for each device.
+
+    Of a sharded tensor, only this rank's part is read.
+    """
+    alike: dict[tuple[torch.device, torch.dtype], list[tuple[str, Tensor]]] = {}
+    for name, tensor in tensors.items():
+        values = _values(tensor)
+        if values is not None:
+            alike.setdefault((values.device, values.dtype), []).append((name, values))
+    flags: dict[torch.device, list[tuple[list[str], Tensor]]] = {}
+    for (device, _), pairs in alike.items():
+        norms = torch.stack(torch._foreach_norm([values for _, values in pairs], math.inf))
+        flags.setdefault(device, []).append(([name for name, _ in pairs], ~torch.isfinite(norms)))
+    bad: set[str] = set()
+    for found in flags.values():
+        names = [name for group, _ in found for name in group]
+        read = torch.cat([flag for _, flag in found]).tolist()
+        bad |= {name for name, flag in zip(names, read, strict=True) if flag}
+    return [name for name in tensors if name in bad]
+
+
+def _values(tensor: Any) -> Tensor | None:
+    """Return real values that have norms; None if there are none, or they are whole numbers."""
+    values = local_part(tensor).detach()
+    if values.layout is not torch.strided:
+        values = values.coalesce().values() if values.layout is torch.sparse_coo else values.values()
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    if not values.is_floating_point() or not values.numel():
+        return None
+    return values if values.dtype in _WITH_NORMS else values.float()

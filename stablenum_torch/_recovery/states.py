@@ -1,0 +1,131 @@
+"""What is saved of a dict of objects and plain values, and how it is loaded: wholly, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from stablenum.errors import CheckpointError, bad_type
+from stablenum_torch._devices.ranks import is_dtensor
+from stablenum_torch._recovery.entries import leaves
+
+__all__ = ["Loading", "State", "captured", "is_stateful"]
+
+
+class State(NamedTuple):
+    """What is saved.
+
+    Attributes:
+        values: for each name, a state dict or a plain value.
+        buffers: the names of the entries that a module holds and does not train.
+        objects: for each name, the object or the plain value that was given.
+    """
+
+    values: dict[str, Any]
+    buffers: frozenset[str] = frozenset()
+    objects: Mapping[str, Any] = {}
+
+
+def is_stateful(value: object) -> bool:
+    """Return whether a value has a state dict, and can load one."""
+    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def captured(objects: Any) -> State:
+    """Return the state of some objects and plain values. Tensors in it are those of the objects, not copies.
+
+    Raises:
+        TypeError: ``objects`` is not a dict with strings as keys.
+        ValueError: a tensor is on the meta device and has no values.
+    """
+    if not isinstance(objects, Mapping) or not all(isinstance(name, str) for name in objects):
+        hint = 'For example {"model": model, "optimizer": opt}.'
+        raise bad_type("state", "a dict of objects and plain values, by name", objects, hint=hint)
+    values = {name: value.state_dict() if is_stateful(value) else value for name, value in objects.items()}
+    for name, leaf in leaves(values):
+        if isinstance(leaf, Tensor) and leaf.is_meta:
+            raise ValueError(
+                f"{name} is on the meta device and has no values. Initialise it, as with to_empty()."
+            )
+    return State(values, _buffers(objects), objects)
+
+
+def _buffers(objects: Mapping[str, Any]) -> frozenset[str]:
+    modules = {name: value for name, value in objects.items() if isinstance(value, nn.Module)}
+    return frozenset(f"{name}.{b}" for name, module in modules.items() for b, _ in module.named_buffers())
+
+
+class Loading:
+    """Loads into some objects and plain values, and can undo it.
+
+    Args:
+        objects: what is loaded into: an object by its ``load_state_dict``; a plain value is replaced in this
+            dict.
+        values: what :func:`captured` returned for them, or for more than them.
+        where: names the checkpoint in messages.
+
+    Raises:
+        CheckpointError: something is not among the values; nothing is changed.
+    """
+
+    def __init__(self, objects: MutableMapping[str, Any], values: Mapping[str, Any], where: str) -> None:
+        missing = [name for name in objects if name not in values]
+        if missing:
+            raise CheckpointError(
+                f"{where} has no {missing[0]!r}; it has {', '.join(map(repr, values))}. Nothing was changed. "
+                "Load only what is there."
+            )
+        self._objects, self._values, self._where = objects, values, where
+        self._before: dict[str, Any] = {}
+
+    def load(self) -> None:
+        """Load everything.
+
+        Raises:
+            CheckpointError: it does not fit an object; nothing is changed.
+        """
+        name = ""
+        try:
+            # All copies are made first, since objects may share tensors.
+            copies = {n: _copied(o.state_dict()) if is_stateful(o) else o for n, o in self._objects.items()}
+            for name, value in self._objects.items():
+                self._before[name] = copies[name]
+                self._put(name, value, self._values[name])
+        except BaseException as error:
+            self.undo()
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C
+            raise CheckpointError(
+                f"{self._where} does not fit {name!r}: {error} Nothing was changed."
+            ) from error
+
+    def undo(self) -> None:
+        """Put back what was there before :meth:`load`."""
+        for name, value in self._before.items():
+            self._put(name, self._objects[name] if is_stateful(self._objects[name]) else None, value)
+        self._before = {}
+
+    def _put(self, name: str, target: Any, value: Any) -> None:
+        if is_stateful(target):
+            target.load_state_dict(value)
+        else:
+            self._objects[name] = value
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a state dict whose tensors, but for parts of distributed ones, are on the host."""
+    if isinstance(value, Tensor):
+        kept = value.detach()
+        return kept.clone() if is_dtensor(kept) or kept.device.type == "cpu" else kept.cpu()
+    if isinstance(value, dict):
+        copy = type(value)()
+        vars_of = getattr(value, "__dict__", None)
+        copy.update({key: _copied(part) for key, part in value.items()})
+        if vars_of:  # the versions of modules, in the state dict of a module
+            vars(copy).update(vars_of)
+        return copy
+    if type(value) in (list, tuple, set):
+        return type(value)(_copied(part) for part in value)
+    return value

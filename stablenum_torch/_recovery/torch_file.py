@@ -1,0 +1,116 @@
+"""The format ``"torch"``: one file that ``torch.save`` writes and ``torch.load(weights_only=True)`` reads."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+import stablenum
+from stablenum.checkpoints.finiteness import NonFinite
+from stablenum.errors import CheckpointError
+from stablenum_torch._devices.ranks import is_dtensor
+from stablenum_torch._recovery.entries import leaves, nonfinite
+from stablenum_torch._recovery.states import State
+
+__all__ = ["TorchFile", "check_whole"]
+
+_FILE = "state.pt"
+# What torch.load() raises for a file that it cannot read.
+_UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError)
+_SAFE = (Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+class TorchFile:
+    """Writes a state into ``state.pt``.
+
+    Args:
+        writes: whether this process writes; otherwise another rank does.
+    """
+
+    name = "torch"
+
+    def __init__(self, writes: bool = True) -> None:
+        self._writes = writes
+
+    def versions(self) -> Mapping[str, str]:
+        return {"stablenum": stablenum.__version__, "torch": torch.__version__}
+
+    def write(self, folder: Path, state: State) -> None:
+        check_whole(state, self.name)
+        if not self._writes:
+            return
+        with (folder / _FILE).open("wb") as file:
+            noting = _Noting(file)
+            try:
+                torch.save(state.values, noting)
+            except RuntimeError as error:
+                # torch hides the error of the file behind "unexpected pos".
+                raise noting.failure or error from error
+        self._check_readable(folder, state)
+
+    def _check_readable(self, folder: Path, state: State) -> None:
+        """Read the file as :meth:`read` will, but for the contents of the tensors."""
+        try:
+            torch.load(folder / _FILE, map_location="meta", weights_only=True, mmap=True)
+        except pickle.UnpicklingError as error:
+            odd = next((name for name, leaf in leaves(state.values) if not isinstance(leaf, _SAFE)), "state")
+            raise TypeError(
+                f"{odd} must be a tensor or a plain value that torch.load(weights_only=True) can read; got "
+                f"{_kind_of(odd, state)}. Leave it out, convert it (an array with torch.as_tensor), or allow "
+                "its type with torch.serialization.add_safe_globals. Nothing was saved."
+            ) from error
+
+    def read(self, folder: Path, like: State) -> State:
+        try:
+            return State(torch.load(folder / _FILE, map_location="cpu", weights_only=True))
+        except _UNREADABLE as error:
+            raise CheckpointError(f"{_FILE} cannot be read: {error}") from error
+
+    def nonfinite(self, state: State) -> list[NonFinite]:
+        return nonfinite(state.values, state.buffers)
+
+
+class _Noting:
+    """A file that keeps the error with which it could not be written.
+
+    Attributes:
+        failure: the error; None if there was none.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.failure: OSError | None = None
+
+    def write(self, part: Any) -> int:
+        try:
+            return self._file.write(part)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def check_whole(state: State, format_name: str) -> None:
+    """Check that this process has the whole of every tensor.
+
+    Raises:
+        ValueError: one is a DTensor.
+    """
+    for name, leaf in leaves(state.values):
+        if is_dtensor(leaf):
+            raise ValueError(
+                f"{name} is a DTensor, of which each rank has a part; format={format_name!r} would save one "
+                'part. Use format="dcp".'
+            )
+
+
+def _kind_of(name: str, state: State) -> str:
+    leaf = dict(leaves(state.values)).get(name)
+    return f"{type(leaf).__module__}.{type(leaf).__name__}"

@@ -1,0 +1,550 @@
+"""The loop of a recovery, with a training of a few plain numbers in place of a framework."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import logging
+import math
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stablenum import (
+    Reason,
+    RecoveryEvent,
+    RecoveryPolicy,
+    RecoveryStopped,
+    Response,
+    Symptom,
+    SymptomCode,
+    Worst,
+)
+from stablenum.recovery.ledger import Ledger
+from stablenum.recovery.loop import Easing, Finding, RecoveryLoop
+from stablenum.recovery.plan import Rewind, Stop, plan
+from stablenum.recovery.snapshots import Snapshot, Snapshots
+
+
+class PythonsGenerator:
+    def read(self) -> Any:
+        return random.getstate()
+
+    def write(self, states: Any) -> None:
+        random.setstate(states)
+
+
+class Training:
+    """One weight with momentum and noise, and a guard that skips what is not finite: the adapter's hooks."""
+
+    def __init__(self) -> None:
+        self.generators = PythonsGenerator()
+        self.weight, self.momentum = 5.0, 0.0
+        self.record: list[Any] = []
+        self.easings: list[Easing | None] = []
+        self.rate = 0.1
+        self.saved: dict[int, Snapshot] = {}
+        self.moments_poisoned = False
+
+    def train(self, target: float) -> None:
+        gradient = (self.weight - target) + 0.01 * random.gauss(0, 1)
+        loss = gradient * gradient
+        good = math.isfinite(loss) and abs(loss) < 1e30
+        if good:
+            self.momentum = 0.5 * self.momentum + gradient
+            self.weight -= self.rate * self.momentum
+        reason = Reason.OK if good else Reason.NONFINITE_LOSS
+        self.record.append(
+            {
+                "step": len(self.record),
+                "loss": loss,
+                "grad_norm": abs(gradient),
+                "loss_scale": 1.0,
+                "clip_coefficient": 1.0,
+                "reason": reason,
+                "applied": good,
+                "worst": Worst(0, "weight"),
+                "precision_level": 0,
+                "worst_rank": None,
+            }
+        )
+
+    def capture(self) -> Any:
+        return copy.deepcopy((self.weight, self.momentum, self.record, random.getstate()))
+
+    def restore(self, state: Any) -> None:
+        self.weight, self.momentum, self.record, generator = copy.deepcopy(state)
+        random.setstate(generator)
+        self.moments_poisoned = False
+
+    def rows(self) -> Any:
+        return self.record[-128:]
+
+    def findings(self, *, audit: bool) -> list[Finding]:
+        found = []
+        if not math.isfinite(self.weight):
+            found.append(Finding(SymptomCode.NONFINITE_STATE, "a parameter is not finite", ("weight",)))
+        if audit and self.moments_poisoned:
+            found.append(Finding(SymptomCode.POISONED_MOMENTS, "a moment is negative", ("weight",)))
+        return found
+
+    def ease(self, easing: Easing | None) -> None:
+        self.easings.append(easing)
+        self.rate = 0.1 * (easing.rate if easing else 1.0)
+
+    def agree(self, symptoms: Any) -> Any:
+        return symptoms
+
+    def shared(self, value: Any) -> Any:
+        return value
+
+    def save(self, snapshot: Snapshot, held: Sequence[int]) -> None:
+        json.dumps(snapshot.course, allow_nan=False)
+        kept = self.saved | {snapshot.step: copy.deepcopy(snapshot)}
+        self.saved = {step: kept[step] for step in held if step in kept}
+
+    def load(self) -> list[Snapshot]:
+        return [self.saved[step] for step in sorted(self.saved)]
+
+
+def _train(training: Training, loop: RecoveryLoop, steps: int) -> None:
+    for batch in loop.batches(steps):
+        training.train(batch)
+
+
+def targets(n: int) -> float:
+    return 1.0 + 0.1 * math.sin(n)
+
+
+POLICY = RecoveryPolicy(every=20, good_after=30, check_every=5, window=16, skips_in_a_row=4, runaway_steps=6)
+Hurt = Callable[[Training, int], None]
+
+
+def nothing(training: Training, step: int) -> None:
+    """Leave the training alone."""
+
+
+def run(
+    steps: int = 200,
+    *,
+    policy: RecoveryPolicy = POLICY,
+    data: Any = targets,
+    hurt: Hurt = nothing,
+    training: Training | None = None,
+    **options: Any,
+) -> tuple[Training, RecoveryLoop]:
+    """Train, and let ``hurt`` do its harm before each step, whose number it is given."""
+    random.seed(7)
+    training = training or Training()
+    loop = RecoveryLoop(policy, training, data, **options)
+    for batch in loop.batches(steps):
+        hurt(training, loop.step + 1)
+        training.train(batch)
+    return training, loop
+
+
+def once(step: int, harm: Callable[[Training], None]) -> Hurt:
+    """Do harm the first time that a step is made, as a fault of the machine does."""
+    done: list[int] = []
+
+    def hurt(training: Training, now: int) -> None:
+        if now == step and not done:
+            done.append(now)
+            harm(training)
+
+    return hurt
+
+
+def flipped(training: Training) -> None:
+    training.weight = -1e28
+
+
+def made_nan(training: Training) -> None:
+    training.weight = math.nan
+
+
+def poisoned(training: Training) -> None:
+    training.moments_poisoned = True
+
+
+AGAIN = RecoveryPolicy(
+    every=20, good_after=30, check_every=5, window=16, skips_in_a_row=4, runaway_steps=6,
+    responses=(Response(skip_data=False),),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("harm", [flipped, made_nan, poisoned])
+@pytest.mark.parametrize("step", [1, 37, 60, 101, 185])
+def test_after_a_fault_of_the_machine_the_same_data_give_the_run_that_would_have_been(
+    harm: Callable[[Training], None], step: int
+) -> None:
+    expected, untouched = run()
+    assert untouched.events == []
+    training, loop = run(policy=AGAIN, hurt=once(step, harm))
+    assert training.capture() == expected.capture()
+    assert len(loop.events) == 1
+    assert loop.events[0].to_step < step
+
+
+def bad_data(first: int, last: int) -> Callable[[int], float]:
+    return lambda n: 1e20 if first <= n <= last else targets(n)
+
+
+def test_data_that_hurt_are_left_out() -> None:
+    asked: list[int] = []
+
+    def data(n: int) -> float:
+        asked.append(n)
+        return bad_data(100, 103)(n)
+
+    training, loop = run(data=data)
+    (event,) = loop.events
+    assert event.symptom.code is SymptomCode.SKIPS_IN_A_ROW
+    assert event.left_out is not None
+    assert event.left_out[0] == {"epoch": 0, "batch": event.to_step}
+    assert asked == list(range(len(asked)))  # no batch is used twice
+    assert len(asked) == 200 + event.left_out[1]["batch"] - event.to_step + 1
+    assert training.weight == pytest.approx(1.0, abs=0.2)
+
+
+def test_the_snapshot_is_older_than_the_fault_may_be() -> None:
+    _, loop = run(data=bad_data(100, 103))
+    (event,) = loop.events
+    assert event.symptom.origin == 101
+    # Of the snapshots at 0, 20, 40, 60, 80 and 100, that of 60 is the last with 30 steps before the origin.
+    assert event.to_step == 60
+
+
+def test_a_fault_before_any_snapshot_is_good_goes_back_to_the_beginning() -> None:
+    _, loop = run(data=bad_data(10, 15))
+    assert [event.to_step for event in loop.events] == [0]
+
+
+def test_the_same_fault_gets_the_next_response_and_then_the_run_stops(caplog: Any) -> None:
+    responses = (Response(), Response(older=1, skip_further=10, rate=0.5, steps=7), Response(skip_data=False))
+    policy = RecoveryPolicy(every=20, good_after=10, check_every=5, skips_in_a_row=4, responses=responses)
+    training = Training()
+    with pytest.raises(RecoveryStopped) as stopped, caplog.at_level(logging.WARNING, "stablenum"):
+        run(policy=policy, data=bad_data(100, 10_000), training=training)
+    assert stopped.value.code == 3
+    assert stopped.value.step == 60
+    assert math.isfinite(training.weight)
+    assert len(training.record) == 60
+    report = str(stopped.value)
+    assert "all 3 responses to this fault were tried" in report
+    assert report.count("Tried: step") == 3
+    assert "Attempt 1: back to step 80, batches epoch 0 batch 80 to epoch 0 batch 104 left out" in report
+    assert "Attempt 2: back to step 60, batches epoch 0 batch 60 to epoch 0 batch 119 left out" in report
+    assert "Attempt 3: back to step 60, the same data again" in report
+    assert "learning rate x 0.5" in report
+    assert "the state of step 60" in report
+    assert sum("Recovery at step" in line for line in caplog.messages) == 3
+
+
+def test_a_later_fault_is_another_one() -> None:
+    def data(n: int) -> float:
+        return 1e20 if 100 <= n < 105 or 300 <= n < 305 else targets(n)
+
+    policy = RecoveryPolicy(
+        every=20, good_after=10, check_every=5, skips_in_a_row=4, responses=(Response(),), forget_after=50
+    )
+    _, loop = run(400, policy=policy, data=data)
+    assert [event.attempt for event in loop.events] == [1, 1]
+    with pytest.raises(RecoveryStopped, match="all 1 responses"):
+        run(400, policy=RecoveryPolicy(**_fields(policy) | {"forget_after": 1000}), data=data)
+    with pytest.raises(RecoveryStopped, match="the budget of 1 rewinds"):
+        run(400, policy=RecoveryPolicy(**_fields(policy) | {"budget": 1}), data=data)
+
+
+def _fields(policy: RecoveryPolicy) -> dict[str, Any]:
+    return {name: getattr(policy, name) for name in RecoveryPolicy.__dataclass_fields__}
+
+
+def test_easing_lasts_as_long_as_the_response_says() -> None:
+    policy = RecoveryPolicy(
+        every=20, good_after=10, check_every=5, skips_in_a_row=4,
+        responses=(Response(rate=0.5, clip=2.0, steps=30),),
+    )  # fmt: skip
+    rates: list[tuple[int, float]] = []
+    training, loop = run(
+        policy=policy, data=bad_data(100, 103), hurt=lambda t, step: rates.append((step, t.rate))
+    )
+    (event,) = loop.events
+    assert event.eased_until == event.symptom.step + 30
+    eased = [step for step, rate in rates if rate == 0.05]
+    # Easing ends at the next check, which are 5 steps apart.
+    assert eased == list(range(event.to_step + 1, event.eased_until + 1))
+    assert [e is None for e in training.easings] == [False, True]
+    assert training.easings[0] == Easing(0.5, event.clip_at, False, event.eased_until)
+    assert event.clip_at is not None
+    assert 0 < event.clip_at < 10
+
+
+def test_what_only_the_user_sees_is_a_symptom() -> None:
+    policy = RecoveryPolicy(every=20, good_after=10, check_every=5, audit=False)
+    told: list[int] = []
+
+    def predicate() -> str | None:
+        return "samples look odd" if loop.step == 50 and not loop.events else None
+
+    random.seed(7)
+    training = Training()
+    loop = RecoveryLoop(policy, training, targets, predicate=predicate)
+    for batch in loop.batches(120):
+        training.train(batch)
+        if loop.step == 90 and not told:
+            told.append(loop.step)
+            loop.evaluated(finite=True)
+        if loop.step == 102 and told == [90]:
+            told.append(loop.step)
+            loop.evaluated(finite=False)
+    first, second = loop.events
+    assert (first.symptom.code, first.symptom.detail) == (SymptomCode.REPORTED, "samples look odd")
+    assert (second.symptom.code, second.symptom.origin) == (SymptomCode.NONFINITE_EVALUATION, 91)
+    assert loop.step == 120
+
+
+def test_a_symptom_of_another_rank_rewinds_this_one_too() -> None:
+    class OneOfTwo(Training):
+        def agree(self, symptoms: Any) -> Any:
+            there = len(self.record) == 50 and not loops[0].events
+            return [*symptoms, Symptom(SymptomCode.NONFINITE_STATE, 50, 46, "NaN elsewhere")] * there
+
+    training, loops = OneOfTwo(), []
+    random.seed(7)
+    loops.append(RecoveryLoop(POLICY, training, targets))
+    for batch in loops[0].batches(80):
+        training.train(batch)
+    assert [event.symptom.detail for event in loops[0].events] == ["NaN elsewhere"]
+
+
+def test_a_resumed_run_is_the_one_that_was_never_interrupted(tmp_path: Path) -> None:
+    expected, straight = run(data=bad_data(100, 103))
+    first, _ = run(137, data=bad_data(100, 103), folder=tmp_path)
+    random.seed(12345)
+    second = Training()
+    second.saved = {step: s for step, s in first.saved.items() if step <= 120}
+    loop = RecoveryLoop(POLICY, second, bad_data(100, 103), folder=tmp_path)
+    assert loop.resume() == 120
+    assert loop.events == straight.events
+    for batch in loop.batches(200):
+        second.train(batch)
+    assert second.capture() == expected.capture()
+
+
+EASED = RecoveryPolicy(
+    every=20, good_after=30, check_every=5, window=16, skips_in_a_row=4, runaway_steps=6,
+    responses=(Response(rate=0.5, steps=30),),
+)  # fmt: skip
+EASED_AGAIN = dataclasses.replace(EASED, responses=(Response(skip_data=False, rate=0.5, steps=30),))
+
+
+@pytest.mark.parametrize("policy", [EASED, EASED_AGAIN])
+@pytest.mark.parametrize("killed_after", [1, 17, 40])
+def test_a_run_that_is_killed_after_a_rewind_goes_on_as_the_one_that_was_not(
+    policy: RecoveryPolicy, killed_after: int, tmp_path: Path
+) -> None:
+    expected, straight = run(policy=policy, hurt=once(101, made_nan))
+    assert [event.to_step for event in straight.events] == [60]
+    first = Training()
+    random.seed(7)
+    loop, hurt = RecoveryLoop(policy, first, targets, folder=tmp_path), once(101, made_nan)
+    since = 0
+    for batch in loop.batches(200):
+        since += bool(loop.events)
+        if since > killed_after:
+            break
+        hurt(first, loop.step + 1)
+        first.train(batch)
+    second = Training()
+    second.saved = first.saved
+    again = RecoveryLoop(policy, second, targets, folder=tmp_path)
+    assert again.resume() == (60 if killed_after < 20 else 80 if killed_after < 40 else 100)
+    _train(second, again, 200)
+    assert second.capture() == expected.capture()
+    assert again.events == straight.events
+
+
+def test_a_rewind_is_in_the_budget_of_a_restart_whatever_fails_in_it(tmp_path: Path) -> None:
+    class Failing(Training):
+        def restore(self, state: Any) -> None:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run(hurt=once(101, made_nan), training=Failing(), folder=tmp_path)
+    assert len(json.loads((tmp_path / "recovery.json").read_text())["events"]) == 1
+
+
+def test_training_goes_on_if_the_ledger_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    _, loop = run(hurt=once(101, made_nan), folder=tmp_path / "file" / "folder")
+    assert loop.step == 200
+    assert "recovery.json could not be written" in caplog.text
+
+
+def test_a_run_that_gives_up_leaves_nothing_newer_than_its_good_state_on_the_disk() -> None:
+    training = Training()
+    with pytest.raises(RecoveryStopped) as stopped:
+        run(data=bad_data(100, 10**9), training=training)
+    assert max(training.saved) == stopped.value.step
+
+
+def test_all_ranks_have_the_ledger_of_the_first_after_a_restart(tmp_path: Path) -> None:
+    first, loop = run(hurt=once(101, made_nan), folder=tmp_path)
+    text = (tmp_path / "recovery.json").read_text()
+
+    class Second(Training):
+        def shared(self, value: Any) -> Any:
+            assert value is None
+            return text
+
+    second = Second()
+    second.saved = first.saved
+    again = RecoveryLoop(POLICY, second, targets)
+    again.resume()
+    assert again.events == loop.events
+    assert len(loop.events) == 1
+
+
+def test_a_restart_does_not_refill_the_budget(tmp_path: Path) -> None:
+    forever = bad_data(100, 10**9)
+    training = Training()
+    with pytest.raises(RecoveryStopped):
+        run(data=forever, folder=tmp_path, training=training)
+    rewinds = []
+    for _ in range(5):
+        again = Training()
+        again.saved = training.saved
+        loop = RecoveryLoop(POLICY, again, forever, folder=tmp_path)
+        loop.resume()
+        with pytest.raises(RecoveryStopped):
+            _train(again, loop, 200)
+        rewinds.append(len(loop.events))
+    assert rewinds == [3] * 5
+
+
+def test_nothing_to_resume_from_changes_nothing() -> None:
+    loop = RecoveryLoop(POLICY, Training(), targets)
+    assert loop.resume() == 0
+
+
+def test_the_history_names_the_batches() -> None:
+    _, loop = run(7, data=[0.0, 1.0, 2.0], identify=lambda batch: f"file {batch:.0f}")
+    assert [row["batch"][-1] for row in loop.history()] == list("0120120")
+    _, loop = run(4, data=[0.0, 1.0, 2.0])
+    assert loop.history()[-1]["batch"] == {"epoch": 1, "batch": 0}
+
+
+def test_the_report_replays_the_first_skipped_step() -> None:
+    seen: list[float] = []
+
+    def explain(batch: float) -> str:
+        seen.append(batch)
+        return "log of 0 at train.py:12"
+
+    policy = RecoveryPolicy(**_fields(POLICY) | {"responses": (Response(),)})
+    data = lambda n: n + 1e20 if n >= 100 else targets(n)  # noqa: E731
+    with pytest.raises(RecoveryStopped, match=r"replayed:\n  log of 0 at train.py:12"):
+        run(data=data, policy=policy, explain=explain)
+    assert seen == [pytest.approx(1e20)]
+
+
+# --- the plan ------------------------------------------------------------------------------------
+
+
+def test_an_event_survives_json() -> None:
+    _, loop = run(data=bad_data(100, 103))
+    (event,) = loop.events
+    assert RecoveryEvent.from_dict(json.loads(json.dumps(event.to_dict()))) == event
+
+
+def _snapshots(*steps: int, keep: int = 3, good_after: int = 10) -> Snapshots:
+    held = Snapshots(keep, good_after)
+    for step in steps:
+        held.add(Snapshot(step, None, None, {}))
+    return held
+
+
+def test_the_newest_good_snapshot_is_never_dropped() -> None:
+    for now in range(1, 400, 7):
+        held = _snapshots(*range(now), keep=2, good_after=50)
+        good = [step for step in held.steps() if step + 50 < now]
+        assert good[-1:] >= [now - 101] or now <= 51
+        assert held.steps()[-1] == now - 1
+        assert len(held) <= 2 + 4
+
+
+def test_snapshots_after_a_rewind_replace_those_that_were_there() -> None:
+    held = _snapshots(0, 20, 40, 60, keep=9)
+    held.drop_from(21)
+    held.add(Snapshot(20, "new", None, {}))
+    assert held.steps() == [0, 20]
+    assert held.good_before(100)[0].state == "new"
+
+
+@given(
+    st.lists(st.integers(0, 400), unique=True, min_size=1, max_size=12).map(sorted),
+    st.integers(1, 500),
+    st.integers(0, 120),
+)
+def test_no_good_snapshot_is_near_the_origin(steps: list[int], origin: int, good_after: int) -> None:
+    held = Snapshots(20, good_after)
+    for step in steps:
+        held.add(Snapshot(step, None, None, {}))
+    good = [s.step for s in held.good_before(origin)]
+    expected = [step for step in reversed(steps) if step + good_after < origin]
+    assert good == (expected or steps[:1])
+
+
+@given(st.data())
+def test_no_stream_of_faults_makes_a_run_endless(data: st.DataObject) -> None:
+    """Whatever shows at whatever step: a run ends, or stops after its budget."""
+    policy = RecoveryPolicy(
+        every=data.draw(st.integers(1, 15)),
+        keep=data.draw(st.integers(2, 4)),
+        good_after=data.draw(st.integers(0, 20)),
+        check_every=data.draw(st.integers(1, 9)),
+        budget=data.draw(st.integers(1, 6)),
+        forget_after=data.draw(st.integers(0, 30)),
+        responses=tuple(
+            Response(older=older, skip_data=skip)
+            for older, skip in data.draw(
+                st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=3)
+            )
+        ),
+    )
+    training, made = Training(), 0
+    loop = RecoveryLoop(policy, training, targets)
+    try:
+        for batch in loop.batches(40):
+            made += 1
+            training.train(batch)
+            if data.draw(st.integers(0, 9)) == 0:
+                loop.report("odd", origin=data.draw(st.integers(1, loop.step + 1)))
+    except RecoveryStopped as stopped:
+        ended = stopped.step
+    else:
+        ended = 40
+    assert loop.step == ended == len(training.record)
+    assert len(loop.events) <= policy.budget
+    assert made <= 40 * (policy.budget + 2)
+
+
+def test_a_plan_stops_in_the_last_good_state() -> None:
+    _, loop = run(data=bad_data(100, 103))
+    symptom = loop.events[0].symptom
+    held = _snapshots(0, 40, 80, 100, keep=9, good_after=30)
+    move = plan(symptom, held, Ledger(loop.events), RecoveryPolicy(responses=(Response(),)))
+    assert isinstance(move, Stop)
+    assert move.snapshot.step == 40
+    move = plan(symptom, held, Ledger(loop.events), RecoveryPolicy(responses=(Response(), Response(older=9))))
+    assert isinstance(move, Rewind)
+    assert (move.snapshot.step, move.attempt) == (0, 2)
