@@ -59,8 +59,8 @@ def _bad_number(leaf: Any) -> bool:
 
 def _parts(leaf: Any) -> list[Tensor]:
     """Return the plain tensors of numbers that hold the values of an entry."""
-    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fc":
-        leaf = torch.as_tensor(leaf)
+    if isinstance(leaf, np.ndarray) and leaf.dtype.char in "efdFD":
+        leaf = torch.as_tensor(leaf.copy())  # torch warns of memory that cannot be written to
     if not isinstance(leaf, Tensor):
         return []
     if hasattr(leaf, "__tensor_flatten__"):  # DTensors, nested tensors, formats of other libraries
