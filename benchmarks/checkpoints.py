@@ -2,8 +2,9 @@
 
 ``bare`` writes the files and nothing else. ``gated`` is ``Checkpoints.save``: it looks at every value, writes
 the same files, waits until they are on the disk, and reads them back for their checksums. ``flushed`` is
-``bare`` and the wait alone, so that the rest of the price is known: most libraries do not wait. ``finiteness``
-and ``checksums`` are those parts of a gated save alone. ``read`` and ``gated read`` are the same for loading.
+``bare`` and the wait alone, so that the rest of the price is known: most libraries do not wait.
+``finiteness`` and ``checksums`` are those parts of a gated save alone. ``read`` and ``gated read`` are the
+same for loading.
 """
 
 from __future__ import annotations

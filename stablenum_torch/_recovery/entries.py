@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +50,8 @@ def nonfinite(state: Any, buffers: Set[str] = frozenset()) -> list[NonFinite]:
 
 
 def _bad_number(leaf: Any) -> bool:
+    if isinstance(leaf, np.generic):
+        leaf = leaf.item()
     if isinstance(leaf, complex):
         return not (math.isfinite(leaf.real) and math.isfinite(leaf.imag))
     return isinstance(leaf, float) and not math.isfinite(leaf)
@@ -56,6 +59,8 @@ def _bad_number(leaf: Any) -> bool:
 
 def _parts(leaf: Any) -> list[Tensor]:
     """Return the plain tensors of numbers that hold the values of an entry."""
+    if isinstance(leaf, np.ndarray) and leaf.dtype.char in "efdFD":
+        leaf = torch.as_tensor(leaf.copy())  # torch warns of memory that cannot be written to
     if not isinstance(leaf, Tensor):
         return []
     if hasattr(leaf, "__tensor_flatten__"):  # DTensors, nested tensors, formats of other libraries
@@ -92,10 +97,10 @@ def _bad_tensors(parts: Iterable[tuple[int, Tensor]]) -> set[int]:
 
 
 def _described(name: str, leaf: Any, buffer: bool) -> NonFinite:
-    if not isinstance(leaf, Tensor):
+    parts = _parts(leaf)
+    if not parts:  # a number
         number = torch.tensor([leaf.real, leaf.imag], dtype=torch.float64)
         return NonFinite(name, "number", *_counts([number]), size=1)
-    parts = _parts(leaf)
     kind: Kind = "buffer" if buffer else "array"
     zero = all(bool((part.float()[part.float().isfinite()] == 0).all()) for part in parts)
     size = sum(part.numel() for part in parts)

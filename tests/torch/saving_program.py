@@ -77,11 +77,11 @@ def main(rank: int, store: str, folder: str) -> None:
     root, found = Path(folder), {}
     checkpoints = st.Checkpoints(root / "dcp", format="dcp")
 
-    run = training(sharded=True, steps=2) | {"rank": rank}
+    run = training(sharded=True, steps=2) | {"rank": rank, "rng": {"state": torch.full((2,), float(rank))}}
     for step in (1, 2):
         checkpoints.save(step, run)
     wanted = local(run)
-    fresh = training(sharded=True, steps=0) | {"rank": None}
+    fresh = training(sharded=True, steps=0) | {"rank": None, "rng": None}
     found["loaded"] = checkpoints.load(fresh)
     found["equal"] = same_state(local(fresh), wanted)
     found["sharded"] = [hasattr(s["exp_avg"], "placements") for s in fresh["optimizer"].state.values()]

@@ -133,6 +133,13 @@ def test_poison_in_a_sparse_tensor_is_refused(tmp_path):
             st.Checkpoints(tmp_path).save(1, {"x": sparse})
 
 
+@pytest.mark.parametrize("value", [np.array([1.0, np.nan]), np.float32("nan"), np.array([1j * np.inf])])
+def test_poison_in_what_numpy_holds_is_refused(tmp_path, value):
+    """Someone may have allowed numpy's types for torch.load."""
+    with pytest.raises(PoisonedStateError, match="x"):
+        st.Checkpoints(tmp_path).save(1, {"x": value})
+
+
 GOOD = {
     "a mask": lambda: {"mask": Training().model},
     "largest numbers": lambda: {"x": torch.tensor([torch.finfo(torch.float32).max] * 1000)},
