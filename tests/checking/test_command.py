@@ -13,11 +13,18 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.distributed import checkpoint
 from typer.testing import CliRunner
 
 import stablenum_torch
 from stablenum import cli
+from stablenum.checkpoints.manifest import Manifest, files_in, record_of
 from tests.test_imports import BLOCK, JAX, ROOT, TORCH
+
+# What torch.distributed.checkpoint says in one process.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning"
+)
 
 
 def check(*arguments: object) -> tuple[int, str]:
@@ -194,3 +201,22 @@ def test_the_command_is_listed_and_its_help_says_what_it_reads():
         [sys.executable, "-m", "stablenum", "--help"], capture_output=True, text=True, timeout=120, cwd=ROOT
     )
     assert re.search(r"^\s*check ", result.stdout, re.M)
+
+
+def test_what_each_rank_has_for_itself_is_looked_at(tmp_path):
+    """In distributed checkpoints of several ranks, tensors of one rank have its number in front."""
+    folder = tmp_path / "step-000000003"
+    tensors = {"model.w": torch.ones(2)}
+    for rank in range(2):
+        tensors[f"rank {rank}/window"] = torch.tensor([1.0, np.nan if rank else 2.0])
+    checkpoint.save(tensors, checkpoint_id=folder, no_dist=True)
+    plain = {"model": {"w": {"$": "array", "name": "model.w"}}, "window": {"$": "array", "name": "window"}}
+    for rank in range(2):
+        (folder / f"state-{rank:05d}.json").write_text(json.dumps(plain))
+    files = {name: record_of(folder / name) for name in files_in(folder)}
+    made = {"format": "dcp", "confirmed": True, "time": "", "versions": {}, "files": files}
+    Manifest(step=3, serial=1, **made).write(folder)
+    code, text = check(folder, "--json", tmp_path / "report.json")
+    (one,) = json.loads((tmp_path / "report.json").read_text())["checkpoints"]
+    assert (code, one["entries"], one["elements"]) == (1, 3, 6), text
+    assert [p["name"] for p in one["poison"]] == ["window"]
