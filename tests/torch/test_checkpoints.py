@@ -131,6 +131,21 @@ def test_poison_in_a_sparse_tensor_is_refused(tmp_path):
     for sparse in (dense.to_sparse(), dense.to_sparse_csr()):
         with pytest.raises(PoisonedStateError, match="x"):
             st.Checkpoints(tmp_path).save(1, {"x": sparse})
+    for step, good in enumerate((dense.nan_to_num().to_sparse(), dense.nan_to_num().to_sparse_csr())):
+        state = {"x": good}
+        st.Checkpoints(tmp_path).save(step, state)
+        assert st.Checkpoints(tmp_path).load(state) == step
+        assert torch.equal(state["x"].to_dense(), dense.nan_to_num())
+
+
+def test_a_nested_tensor_is_looked_into(tmp_path):
+    good, bad = torch.ones(2), torch.tensor([math.inf])
+    with pytest.raises(PoisonedStateError, match=r"x \(1 inf of 3\)"):
+        st.Checkpoints(tmp_path).save(1, {"x": torch.nested.nested_tensor([good, bad], layout=torch.jagged)})
+    state = {"x": torch.nested.nested_tensor([good, good[:1]], layout=torch.jagged)}
+    st.Checkpoints(tmp_path).save(1, state)
+    assert st.Checkpoints(tmp_path).load(state) == 1
+    assert [part.tolist() for part in state["x"].unbind()] == [[1.0, 1.0], [1.0]]
 
 
 @pytest.mark.parametrize("value", [np.array([1.0, np.nan]), np.float32("nan"), np.array([1j * np.inf])])
