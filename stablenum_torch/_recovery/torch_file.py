@@ -23,8 +23,8 @@ __all__ = ["TorchFile", "check_whole"]
 _FILE = "state.pt"
 # What torch.load() raises for a file that it cannot read.
 _UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError)
-_SAFE = (Tensor, torch.nn.Parameter, torch.dtype, torch.device, torch.Size)
-_SAFE += (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_SAFE: tuple[type, ...] = (Tensor, torch.nn.Parameter, torch.dtype, torch.device, torch.Size, *_PLAIN)
 
 
 class TorchFile:
