@@ -19,7 +19,7 @@ from stablenum.checkpoints.finiteness import NonFinite
 from stablenum.checkpoints.structure import array_names, put_together, taken_apart
 from stablenum.errors import CheckpointError
 from stablenum_torch._devices.ranks import initialized, is_dtensor
-from stablenum_torch._recovery.entries import nonfinite
+from stablenum_torch._recovery.entries import leaves, nonfinite
 from stablenum_torch._recovery.safetensors_file import is_tensor, read_plain, write_plain
 from stablenum_torch._recovery.states import State
 
@@ -59,7 +59,7 @@ class DcpFolder:
     def read(self, folder: Path, like: State) -> State:
         def prepared() -> tuple[Any, dict[str, str], dict[str, Tensor]]:
             entries = checkpoint.FileSystemReader(folder).read_metadata().state_dict_metadata
-            current = taken_apart(like.values, is_tensor)[1]
+            current = {name: leaf for name, leaf in leaves(like.values) if is_tensor(leaf)}
             # Where fewer ranks have saved, the others get what rank 0 had.
             rank = self._ranks.rank if (folder / _PLAIN.format(self._ranks.rank)).exists() else 0
             plain = read_plain(folder / _PLAIN.format(rank))
