@@ -4,7 +4,8 @@
 on a CUDA device, measured only on request (``python -m benchmarks gpu``). ``rules.json`` has the cost of each
 rule's decision and how well the spike rules find spikes, ``diagnosis.json`` how often a diagnosis is right.
 ``diff.json`` has the cost of comparing two programs, ``diff-peers.json`` how often a comparison and other
-tools find a difference, ``partners.json`` what a bad batch leaves behind in other trainers.
+tools find a difference, ``partners.json`` what a bad batch leaves behind in other trainers,
+``checkpoints.json`` what a gated checkpoint costs per GB.
 ``python -m benchmarks rules`` measures one part alone.
 
 The command exits with an error if a peer is missing or a result differs from the peer's, so that only
@@ -26,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import (
+    checkpoints,
     decide_cost,
     diagnosis,
     diff_cost,
@@ -164,6 +166,24 @@ def _measure_replicas(console: Console) -> None:
         times = {name: f"{v['median_ms']:.1f} ms" for name, v in row["variants"].items()}
         console.print(row["framework"], times, f"x {row['variants']['checked']['ratio_to_bare']}")
     _save(console, "replicas.json", report)
+
+
+def _measure_checkpoints(console: Console) -> None:
+    console.print("measuring: checkpoints (some minutes) ...")
+    report = _facts(("safetensors",)) | {"rows": checkpoints.run(say=console.print)}
+    for row in report["rows"]:
+        console.print(_checkpoints_table(row))
+    _save(console, "checkpoints.json", report)
+
+
+def _checkpoints_table(row: dict[str, Any]) -> Table:
+    times = f"{row['ratio_to_bare']:.2f} +- {row['uncertainty']:.0%} x bare"
+    table = Table(title=f"checkpoints in {row['format']}, {row['bytes'] / 1e6:.0f} MB: gated is {times}")
+    for column in ("variant", "ms per GB", "spread"):
+        table.add_column(column, justify="left" if column == "variant" else "right")
+    for name, v in row["variants"].items():
+        table.add_row(name, f"{v['ms_per_gb']:.0f}", f"{v['spread']:.0%}")
+    return table
 
 
 def _measure_distributed(console: Console) -> None:
@@ -311,6 +331,7 @@ PARTS = {
     "steps": _measure_steps,
     "ranks": _measure_ranks,
     "replicas": _measure_replicas,
+    "checkpoints": _measure_checkpoints,
     "distributed": _measure_distributed,
     "gpu": _measure_gpu,
     "rules": _measure_rules,

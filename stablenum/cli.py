@@ -17,6 +17,7 @@ __all__ = ["app", "main"]
 # Maps each module that a subcommand imports to the distribution that provides it. All are in the extra "cli".
 _EXPLAIN_NEEDS = {"rich": "rich", "typer": "typer"}
 _DIFF_NEEDS = {**_EXPLAIN_NEEDS, "numpy": "numpy"}
+_CHECK_NEEDS = {**_DIFF_NEEDS, "ml_dtypes": "ml-dtypes"}
 _NEEDS = {
     **_EXPLAIN_NEEDS,
     "matplotlib": "matplotlib",
@@ -30,8 +31,14 @@ _MODULES = {
     "explain": "explain.command",
     "checkup": "explain.checkup_command",
     "diff": "diff.command",
+    "check": "check.command",
 }
-_OWN_NEEDS = {"explain": _EXPLAIN_NEEDS, "checkup": _EXPLAIN_NEEDS, "diff": _DIFF_NEEDS}
+_OWN_NEEDS = {
+    "explain": _EXPLAIN_NEEDS,
+    "checkup": _EXPLAIN_NEEDS,
+    "diff": _DIFF_NEEDS,
+    "check": _CHECK_NEEDS,
+}
 
 
 def main() -> None:
@@ -42,11 +49,11 @@ def main() -> None:
     if missing:
         sys.stderr.write(f"stablenum: the command needs {', '.join(missing)}: pip install 'stablenum[cli]'\n")
         sys.exit(2)
-    if running:  # these commands run the user's programs, so the process environment stays unchanged
+    if running:  # these commands run the user's programs or read files; the environment stays unchanged
         app(running)(prog_name="stablenum")
         return
     _keep_quiet()
-    app("compare", "explain", "checkup", "diff")(prog_name="stablenum")
+    app("compare", "explain", "checkup", "diff", "check")(prog_name="stablenum")
 
 
 def app(*names: str) -> Typer:

@@ -39,10 +39,12 @@ if TYPE_CHECKING:
     from stablenum_jax._diagnosis.diff.program import program
     from stablenum_jax._diagnosis.ranges import range_report
     from stablenum_jax._diagnosis.replay import replay
+    from stablenum_jax._recovery.checkpoints import Checkpoints
     from stablenum_jax._recovery.eased import eased
     from stablenum_jax._recovery.recovery import Recovery
 
 __all__ = [
+    "Checkpoints",
     "Fp8State",
     "GuardOptState",
     "GuardPlacementWarning",
@@ -87,6 +89,7 @@ if not TYPE_CHECKING:
         globals(),
         {
             "Recovery": "stablenum_jax._recovery.recovery",
+            "Checkpoints": "stablenum_jax._recovery.checkpoints",
             "audit": "stablenum_jax._diagnosis.audit",
             "checkup": "stablenum_jax._diagnosis.checkup.few_steps",
             "eased": "stablenum_jax._recovery.eased",

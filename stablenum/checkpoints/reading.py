@@ -61,7 +61,8 @@ def newest_good(
             reasons[candidate.folder.name] = str(error)
         else:
             newer = {f.folder.name: f.reason for f in found if f.manifest is None and f.step > loaded.step}
-            _log_passed_over(root, loaded, reasons | newer)
+            if ranks.rank == 0:
+                _log_passed_over(root, loaded, reasons | newer)
             return loaded
     raise CheckpointError(_none_good(root, step, found, reasons), reasons=reasons)
 

@@ -72,10 +72,10 @@ class Store:
             message = self._failure(step, error)
             if self.settings.on_error == "raise":
                 raise CheckpointError(message) from error
-            _logger.warning(message)
+            self._warn(message)
             return None
         if poison:
-            _logger.warning(f"step {step} is not finite ({listed(poison)}) and was set aside in {folder}.")
+            self._warn(f"step {step} is not finite ({listed(poison)}) and was set aside in {folder}.")
         return folder
 
     def load(self, like: Any, step: int | None = None) -> Loaded:
@@ -176,7 +176,7 @@ class Store:
             for folder in [*gone, *self._old_post_mortems()]:
                 remove(folder, self.folder)
         except OSError as error:
-            _logger.warning(f"a checkpoint in {self.folder} that is no longer needed is still there: {error}")
+            self._warn(f"a checkpoint in {self.folder} that is no longer needed is still there: {error}")
 
     def _old_post_mortems(self) -> list[Path]:
         place = self.folder / POST_MORTEMS
@@ -184,6 +184,10 @@ class Store:
             return []
         by_age = sorted(place.glob("step-*"), key=lambda folder: folder.stat().st_mtime_ns)
         return by_age[:-_KEPT_POST_MORTEMS]
+
+    def _warn(self, message: str) -> None:
+        if self.ranks.rank == 0:
+            _logger.warning(message)
 
     def _refusal(self, step: int, poison: Sequence[NonFinite]) -> str:
         return (

@@ -11,37 +11,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from stablenum.diagnosis.audit import Role
+from stablenum.diagnosis.audit import OPTAX_STATES, Role
 from stablenum_jax._trees.names import path_name
 from stablenum_jax._trees.state import GuardOptState, injects_hyperparams
 
 __all__ = ["Group", "Part", "find_groups", "inner_state"]
 
 PyTree: TypeAlias = Any
-
-# The name of a state's class -> the kind of optimizer ("" if several share the class, or it has no moments)
-# and the roles of its fields. optax uses one class for Adam, NAdam, RAdam, Adamax and Yogi.
-_STATES: dict[str, tuple[str, dict[str, Role]]] = {
-    "ScaleByAdamState": ("adam", {"mu": Role.FIRST, "nu": Role.SECOND}),
-    "ScaleByAmsgradState": ("amsgrad", {"mu": Role.FIRST, "nu": Role.SECOND, "nu_max": Role.SECOND_MAX}),
-    "ScaleByBeliefState": ("adabelief", {"mu": Role.FIRST, "nu": Role.SECOND}),
-    "ScaleByNovogradState": ("novograd", {"mu": Role.BUFFER, "nu": Role.SECOND}),
-    "ScaleByAdanState": (
-        "adan", {"m": Role.BUFFER, "v": Role.BUFFER, "n": Role.SECOND, "g": Role.BUFFER},
-    ),
-    "ScaleByRmsState": ("rmsprop", {"nu": Role.SECOND}),
-    "ScaleByRmsWithCountState": ("rmsprop", {"nu": Role.SECOND}),
-    "ScaleByRStdDevState": ("rmsprop", {"mu": Role.MEAN, "nu": Role.SECOND}),
-    "ScaleByRStdDevWithCountState": ("rmsprop", {"mu": Role.MEAN, "nu": Role.SECOND}),
-    "ScaleByRssState": ("adagrad", {"sum_of_squares": Role.SECOND}),
-    "ScaleByAdaDeltaState": ("adadelta", {"e_g": Role.SECOND, "e_x": Role.ACCUMULATOR}),
-    "ScaleByLionState": ("lion", {"mu": Role.BUFFER}),
-    "TraceState": ("momentum", {"trace": Role.BUFFER}),
-    "EmaState": ("ema", {"ema": Role.BUFFER}),
-    "FactoredState": ("adafactor", {"v": Role.SECOND, "v_row": Role.OTHER, "v_col": Role.OTHER}),
-    "KahanState": ("", {"compensation": Role.COMPENSATION}),
-    "ScaleBySM3State": ("sm3", {"mu": Role.OTHER, "nu": Role.OTHER}),
-}  # fmt: skip
 
 
 class Part(NamedTuple):
@@ -100,7 +76,7 @@ def _walk(tree: PyTree, names: frozenset[str], hyperparams: Mapping[str, Any]) -
                 if len(leaves := jax.tree.leaves(value)) == 1
             }
             yield from _walk(node.inner_state, names, {**hyperparams, **found})
-        elif type(node).__name__ in _STATES and hasattr(node, "_fields"):
+        elif type(node).__name__ in OPTAX_STATES and hasattr(node, "_fields"):
             yield from _of_node(node, names, hyperparams)
         else:
             name = _named(path_name(path), names)
@@ -111,12 +87,12 @@ def _walk(tree: PyTree, names: frozenset[str], hyperparams: Mapping[str, Any]) -
 
 
 def _is_known(node: object) -> bool:
-    known = type(node).__name__ in _STATES and hasattr(node, "_fields")
+    known = type(node).__name__ in OPTAX_STATES and hasattr(node, "_fields")
     return known or isinstance(node, GuardOptState) or injects_hyperparams(node)
 
 
 def _of_node(node: Any, names: frozenset[str], hyperparams: Mapping[str, Any]) -> Iterator[Group]:
-    kind, roles = _STATES[type(node).__name__]
+    kind, roles = OPTAX_STATES[type(node).__name__]
     parts: dict[str, list[Part]] = {}
     for field, role in roles.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(node, field, None)):

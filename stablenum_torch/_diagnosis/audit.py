@@ -24,6 +24,7 @@ from stablenum.diagnosis.audit import (
     join_blocks,
     measure_block,
     poisoned,
+    torch_formula,
 )
 from stablenum_torch._devices.fused_optimizers import is_fused
 from stablenum_torch._devices.ranks import is_sharded, local_part
@@ -39,7 +40,6 @@ from stablenum_torch._step.parameters import names_of
 
 __all__ = ["audit", "repair", "setting_problems", "state_problems", "value_of"]
 
-_CORRECTED = ("adam", "nadam", "radam", "adamax", "sparse adam")
 # Elements per block: a block and what is computed from it fit in the cache, or in a part of GPU memory.
 _ON_HOST, _ON_DEVICE = 2**15, 2**23
 
@@ -96,7 +96,7 @@ def audit(
         state, value = every.get(p, {}), value_of(inner, p)
         # A master weight is the value itself, not a part of the state.
         state = {key: entry for key, entry in state.items() if key != "master" or value is p}
-        row = _row(name, value, state, _formula(kind, group, state), grad, fused=fused)
+        row = _row(name, value, state, torch_formula(kind, group, state, _number), grad, fused=fused)
         rows.append(row)
         if row.measured.gradient_bad:
             bad_gradients.append(name)
@@ -220,28 +220,6 @@ def _gradients(
                 f"grads[{name!r}] must have the parameter's shape {tuple(p.shape)}; got {tuple(grad.shape)}."
             )
     return found
-
-
-def _formula(kind: str, group: Mapping[str, Any], state: Mapping[str, Any]) -> UpdateFormula:
-    if not kind:
-        return UpdateFormula()
-    beta1, beta2 = (_number(b) for b in group.get("betas", (None, None)))
-    decoupled = group.get("decoupled_weight_decay", False)
-    return UpdateFormula(
-        kind=kind,
-        lr=_number(group.get("lr")),
-        beta1=beta1,
-        beta2=_number(group.get("alpha", group.get("rho"))) if beta2 is None else beta2,
-        eps=_number(group.get("eps")),
-        step=_number(state.get("step")),
-        momentum=_number(group.get("momentum")) or 0.0,
-        nesterov=bool(group.get("nesterov")),
-        weight_decay=0.0 if decoupled else _number(group.get("weight_decay")) or 0.0,
-        maximize=bool(group.get("maximize")),
-        corrected=kind in _CORRECTED,
-        rate_decay=_number(group.get("momentum_decay", group.get("lr_decay"))) or 0.0,
-        momentum_product=_number(state.get("mu_product")),
-    )
 
 
 def _number(value: Any) -> float | None:

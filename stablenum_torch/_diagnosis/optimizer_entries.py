@@ -10,26 +10,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from stablenum.diagnosis.audit import Role
+from stablenum.diagnosis.audit import TORCH_ROLES, Role
 from stablenum_torch._precision.float32_copies import Float32CopyOptimizer
 
 __all__ = ["Entries", "entries_of", "formula_owner", "kind_of", "unwrapped"]
 
 Entries = dict[str, tuple[Role, Tensor]]
 
-# The entries that torch's optimizers, and others with the same names, store per parameter.
-_ROLES = {
-    "exp_avg": Role.FIRST,
-    "exp_avg_sq": Role.SECOND,
-    "max_exp_avg_sq": Role.SECOND_MAX,
-    "exp_inf": Role.NORM,
-    "square_avg": Role.SECOND,
-    "grad_avg": Role.MEAN,
-    "acc_delta": Role.ACCUMULATOR,
-    "momentum_buffer": Role.BUFFER,
-    "kahan_comp": Role.COMPENSATION,
-    "compensation": Role.COMPENSATION,
-}
 # An update formula applies to the class and to subclasses that do not override ``step``, such as AdamW.
 _FORMULAS: dict[type[Optimizer], str] = {
     torch.optim.Adam: "adam",
@@ -76,7 +63,7 @@ def entries_of(p: Tensor, state: Mapping[str, Any], kind: str) -> tuple[Entries,
     known: Entries = {}
     others: dict[str, Tensor] = {}
     for key, value in state.items():
-        role = _ROLES.get(key, Role.SECOND if key == "sum" and kind == "adagrad" else None)
+        role = TORCH_ROLES.get(key, Role.SECOND if key == "sum" and kind == "adagrad" else None)
         # A compensation is an integer, so it is always finite; only its parameter can be poisoned.
         if not isinstance(value, Tensor) or not (
             value.is_floating_point() or value.is_complex() or role is Role.COMPENSATION

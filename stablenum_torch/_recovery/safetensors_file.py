@@ -49,7 +49,7 @@ class SafetensorsFile:
     def write(self, folder: Path, state: State) -> None:
         check_whole(state, self.name)
         plain, tensors = taken_apart(state.values, is_tensor)
-        stored = dict(_stored(name, tensor) for name, tensor in tensors.items())
+        stored = _apart(dict(_stored(name, tensor) for name, tensor in tensors.items()))
         if not self._writes:
             return
         write_plain(folder / _PLAIN, plain)
@@ -97,7 +97,7 @@ def read_plain(path: Path) -> Any:
 
 
 def _stored(name: str, tensor: Tensor) -> tuple[str, Tensor]:
-    """Return a tensor as the file can hold it: dense, on the host, and with memory of its own.
+    """Return a tensor as the file can hold it: dense and on the host.
 
     Raises:
         ValueError: it has another layout.
@@ -110,12 +110,22 @@ def _stored(name: str, tensor: Tensor) -> tuple[str, Tensor]:
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.is_complex():
         name, tensor = name + _PAIRS, torch.view_as_real(tensor)
-    tensor = tensor.cpu().contiguous()
-    # The file must not hold one memory under two names: tied weights are written twice.
-    return name, tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
+    return name, tensor.cpu().contiguous()
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with memory of their own, as the library demands: tied weights are written twice."""
+    found, seen = {}, set()
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        shared = storage.data_ptr() in seen or storage.nbytes() != tensor.nbytes
+        seen.add(storage.data_ptr())
+        found[name] = tensor.clone() if shared else tensor
+    return found
 
 
 def _restored(name: str, tensor: Tensor) -> tuple[str, Tensor]:
+    tensor = tensor.clone()  # the library maps the file, and whoever overwrites it would change the tensor
     if not name.endswith(_PAIRS):
         return name, tensor
     return name.removesuffix(_PAIRS), torch.view_as_complex(tensor)

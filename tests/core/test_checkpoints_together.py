@@ -138,6 +138,8 @@ def test_all_ranks_go_on_if_one_cannot_write(run, caplog):
 
     with caplog.at_level(logging.WARNING, "stablenum"):
         assert on_ranks(save) == [None] * WORLD
+    (record,) = caplog.records
+    assert "step 30 could not be saved in" in record.message, "said once"
 
 
 def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all(run):

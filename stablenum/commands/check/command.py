@@ -1,0 +1,77 @@
+"""``stablenum check``: the options, the exit codes, and where the report goes."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from stablenum.commands.check.looking import look_at
+from stablenum.commands.check.rendering import shown
+from stablenum.commands.check.verdicts import Outcome
+from stablenum.commands.outputs import check_target, write
+from stablenum.files import write_text
+
+__all__ = ["check"]
+
+_WIDTH = 140
+
+
+def check(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE|FOLDER", help="A checkpoint, or a folder of checkpoints.", show_default=False
+        ),
+    ],
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Entries with such names may be not finite, as in --allow '*.mask'. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the report as strict JSON.", show_default=False)
+    ] = None,
+) -> None:
+    """Name what in a checkpoint is not finite, out of range for a format, or suspicious.
+
+    Reads what torch.save, safetensors, torch.distributed.checkpoint, Orbax, numpy.savez and
+    stablenum's Checkpoints write. No code of a checkpoint is run, and nothing is changed.
+
+    The exit code is 0 if all is good, 1 if something is poisoned (a parameter, buffer or moment that is not
+    finite, a negative second moment), and 2 if something is unreadable, corrupt or unknown.
+    """
+    check_target("--json", json)
+    if not path.exists():
+        raise typer.BadParameter(f"{path} does not exist.", param_hint="FILE|FOLDER")
+    outcomes, notes = look_at(path, allow=tuple(allow or ()))
+    if json is not None:
+        write(json, lambda target: write_text(target, _as_json(outcomes, notes)), "--json")
+    _console().print(shown(outcomes, notes), soft_wrap=len(outcomes) == 1)
+    raise typer.Exit(_exit_code(outcomes))
+
+
+def _console() -> Console:
+    """Return a console; written into a file or a pipe, names are not broken into lines of 80 characters."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, _WIDTH))
+
+
+def _exit_code(outcomes: Sequence[Outcome]) -> int:
+    return max(outcome.exit_code for outcome in outcomes)
+
+
+def _as_json(outcomes: Sequence[Outcome], notes: Sequence[str]) -> str:
+    report = {
+        "exit_code": _exit_code(outcomes),
+        "checkpoints": [outcome.to_dict() for outcome in outcomes],
+        "notes": list(notes),
+    }
+    return json_module.dumps(report, indent=2, allow_nan=False) + "\n"

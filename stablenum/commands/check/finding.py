@@ -1,0 +1,156 @@
+"""Find out what a file or folder is, by what is in it and not by its name, and what a folder contains."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stablenum.checkpoints.folders import POST_MORTEMS
+from stablenum.checkpoints.manifest import MANIFEST
+from stablenum.commands.check.contents import NotCheckedError
+from stablenum.commands.check.formats import distributed_folders, orbax_folders, safetensors_files
+from stablenum.commands.check.formats.torch_files import LEGACY, holds_arrays
+
+__all__ = ["Found", "checkpoints_in", "format_of", "part_format"]
+
+# Files with these endings are reported even if they cannot be recognised.
+_ENDINGS = (".bin", ".ckpt", ".npz", ".pt", ".pth", ".safetensors")
+_DEEPEST = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The checkpoints in a folder, and notes on what was passed over."""
+
+    paths: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+def format_of(path: Path) -> str:
+    """Return what a file or folder is: "torch", "safetensors", "npz", "npy", "distributed", "orbax" or
+    "stablenum"; for a folder that is no checkpoint itself, "folder".
+
+    Raises:
+        NotCheckedError: it is empty, damaged, or nothing known.
+    """
+    try:
+        return _of_folder(path) if path.is_dir() else _of_file(path)
+    except OSError as error:
+        raise NotCheckedError("unreadable", error.strerror or str(error)) from error
+
+
+def _of_folder(folder: Path) -> str:
+    if (folder / MANIFEST).is_file():
+        return "stablenum"
+    return part_format(folder)
+
+
+def part_format(path: Path) -> str:
+    """Return what a file or folder is apart from a manifest in it.
+
+    Raises:
+        NotCheckedError: as :func:`format_of`.
+    """
+    return _of_framework(path) if path.is_dir() else _of_file(path)
+
+
+def _of_framework(folder: Path) -> str:
+    if (folder / distributed_folders.METADATA).is_file():
+        return "distributed"
+    if any(folder.glob("*.distcp")):
+        raise NotCheckedError(
+            "corrupt", "it has no .metadata, which torch writes last: the save was interrupted"
+        )
+    if orbax_folders.is_item(folder) or orbax_folders.is_step(folder):
+        return "orbax"
+    return "folder"
+
+
+def _of_file(file: Path) -> str:
+    with file.open("rb") as stream:
+        head = stream.read(64)
+    if not head:
+        raise NotCheckedError("unknown", "it is empty")
+    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        return _of_archive(file)
+    if head.startswith(LEGACY):
+        return "torch"
+    if head.startswith(b"\x93NUMPY"):
+        return "npy"
+    if safetensors_files.begins_like_one(head):
+        return "safetensors"
+    if re.match(rb"\x80[\x02-\x05]", head):
+        raise NotCheckedError("unreadable", "needs arbitrary code: it is a pickle, which was not run")
+    raise NotCheckedError("unknown", "it is none of the formats that are known")
+
+
+def _of_archive(file: Path) -> str:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise NotCheckedError("corrupt", f"its table of contents is missing or damaged ({error})") from error
+    if any(name.endswith("/constants.pkl") for name in names):
+        raise NotCheckedError("unreadable", "it is a program (TorchScript), not a checkpoint")
+    if any(name == "data.pkl" or name.endswith("/data.pkl") for name in names):
+        return "torch"
+    if names and all(name.endswith(".npy") for name in names):
+        return "npz"
+    raise NotCheckedError(
+        "unknown", "it is a zip archive of something else" if names else "it is an empty archive"
+    )
+
+
+def checkpoints_in(folder: Path) -> Found:
+    """Return the checkpoints in a folder, those in its subfolders among them, in the order of their names.
+
+    Files that are nothing known are passed over, unless their names end like those of checkpoints.
+    """
+    notes: list[str] = []
+    return Found(paths=tuple(_walk(folder, notes, 0)), notes=tuple(notes))
+
+
+def _walk(folder: Path, notes: list[str], depth: int) -> Iterator[Path]:
+    for path in sorted(folder.iterdir(), key=_natural):
+        if path.name.startswith("."):
+            continue
+        if path.is_dir() and path.name == POST_MORTEMS:
+            notes.append(f"{path.name}/ was passed over: it holds states that were set aside as poisoned")
+        elif path.is_dir() and orbax_folders.TEMPORARY in path.name:
+            notes.append(f"{path.name}/ was passed over: a save that was interrupted")
+        elif path.is_dir():
+            yield from _of_subfolder(path, notes, depth)
+        elif _is_candidate(path, notes):
+            yield path
+
+
+def _of_subfolder(path: Path, notes: list[str], depth: int) -> Iterator[Path]:
+    try:
+        kind = format_of(path)
+    except NotCheckedError:
+        kind = "damaged"
+    if kind != "folder":
+        yield path
+    elif depth < _DEEPEST:
+        yield from _walk(path, notes, depth + 1)
+
+
+def _is_candidate(path: Path, notes: list[str]) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        kind = format_of(path)
+    except NotCheckedError as why:
+        return path.suffix in _ENDINGS or why.word == "corrupt"
+    if kind == "torch" and zipfile.is_zipfile(path) and not holds_arrays(path):
+        notes.append(f"{path.name} was passed over: it holds no tensor")
+        return False
+    return True
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Return a key by which 9 comes before 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name)]

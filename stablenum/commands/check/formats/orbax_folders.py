@@ -1,0 +1,126 @@
+"""Read a checkpoint of Orbax: the folder of one item, or of a step with several."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, Plain
+from stablenum.commands.check.contents import Path as Keys
+from stablenum.partners import imported
+
+__all__ = ["GUARD", "TEMPORARY", "is_item", "is_step", "read"]
+
+GUARD = "guard.json"
+# What the name of a folder contains while Orbax writes it.
+TEMPORARY = ".orbax-checkpoint-tmp"
+_ITEM, _STEP = "_METADATA", "_CHECKPOINT_METADATA"
+_OLDEST = "0.12.8"
+
+
+def is_item(folder: Path) -> bool:
+    """Return whether a folder holds one pytree of Orbax."""
+    return (folder / _ITEM).is_file()
+
+
+def is_step(folder: Path) -> bool:
+    """Return whether a folder is that of one step, with one or more items in it."""
+    return (folder / _STEP).is_file()
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+def read(folder: Path) -> Contents:
+    """Return what is in a checkpoint of Orbax.
+
+    Raises:
+        NotCheckedError: a part is missing or damaged, the save was interrupted, or Orbax is not installed.
+    """
+    if TEMPORARY in folder.name:
+        raise NotCheckedError(
+            "corrupt", "the save was interrupted: Orbax renames the folder when it is complete"
+        )
+    items = [folder] if is_item(folder) else [path for path in _folders(folder) if is_item(path)]
+    if not items:
+        raise NotCheckedError("corrupt", f"no folder in it has the file {_ITEM}")
+    orbax, jax = _libraries()
+    arrays: list[Entry] = []
+    values: dict[Keys, Plain] = {}
+    notes: list[str] = []
+    for item in items:
+        prefix = () if item is folder or item.name == "default" else (item.name,)
+        for path, leaf in _leaves(orbax, jax, item):
+            _sort((*prefix, *path), leaf, arrays, values)
+        if (item / GUARD).is_file():
+            notes.append(
+                f"{item.name}/{GUARD} holds the guard's state, apart from the rest; it was not judged"
+            )
+    return Contents(format="orbax", arrays=tuple(arrays), values=values, notes=tuple(notes))
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        orbax = imported("a checkpoint of Orbax", {"orbax.checkpoint": "orbax-checkpoint"}, _OLDEST)
+    except ImportError as error:
+        raise NotCheckedError("unreadable", str(error)) from error
+    return orbax, importlib.import_module("jax")
+
+
+def _leaves(orbax: Any, jax: Any, item: Path) -> Iterator[tuple[Keys, Any]]:
+    """Yield the arrays and values of a pytree, on the host, with their paths."""
+    with _quiet(), _damage_named(), orbax.Checkpointer(orbax.PyTreeCheckpointHandler()) as checkpointer:
+        tree = checkpointer.metadata(item.resolve())
+        tree = getattr(tree, "item_metadata", tree)
+        tree = getattr(tree, "tree", tree)
+        as_arrays = jax.tree.map(lambda leaf: _restored_as(orbax, leaf), tree)
+        restored = checkpointer.restore(item.resolve(), args=orbax.args.PyTreeRestore(restore_args=as_arrays))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(restored):
+        yield tuple(jax.tree_util.keystr((key,), simple=True) for key in path), leaf
+
+
+def _restored_as(orbax: Any, described: Any) -> Any:
+    text = "String" in type(described).__name__
+    return orbax.RestoreArgs(restore_type=str if text else np.ndarray)
+
+
+def _sort(path: Keys, leaf: Any, arrays: list[Entry], values: dict[Keys, Plain]) -> None:
+    if isinstance(leaf, bool | int | float | str):
+        values[path] = leaf
+    elif hasattr(leaf, "dtype"):
+        found = np.asarray(leaf)
+        arrays.append(Entry(path=path, dtype=found.dtype.name, shape=found.shape, read=lambda: found))
+
+
+@contextlib.contextmanager
+def _damage_named() -> Iterator[None]:
+    """Turn what Orbax and TensorStore raise for a damaged folder into :class:`NotCheckedError`."""
+    try:
+        yield
+    except NotCheckedError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise NotCheckedError("corrupt", text[:300] or type(error).__name__) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Orbax from telling what it looks for and does not find."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

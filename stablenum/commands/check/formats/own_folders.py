@@ -1,0 +1,99 @@
+"""Read a checkpoint of stablenum: verify its manifest, then read the files that it lists."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stablenum.checkpoints.finiteness import listed
+from stablenum.checkpoints.manifest import MANIFEST, Manifest, complaints, files_in, read_manifest
+from stablenum.checkpoints.structure import put_together
+from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, Plain
+from stablenum.commands.check.contents import Path as Keys
+from stablenum.errors import CheckpointError
+
+__all__ = ["read"]
+
+# Formats without complex numbers hold the pairs of their parts, under the name with this behind it.
+COMPLEX = "#complex"
+
+
+def read(folder: Path, part: Callable[[Path], Contents | None]) -> tuple[Contents, tuple[str, ...]]:
+    """Return what is in a checkpoint of stablenum, and the names of what in it is not finite on purpose.
+
+    Args:
+        folder: the checkpoint.
+        part: reads the folder, or a file or folder in it; None for what is no checkpoint apart from that.
+
+    Raises:
+        NotCheckedError: it is not what was written, or a part of it cannot be read.
+    """
+    manifest = _verified(folder)
+    whole = part(folder)
+    parts = [path for path in sorted(folder.iterdir()) if path.name != MANIFEST and path.suffix != ".json"]
+    found = [whole] if whole else [c for c in map(part, parts) if c is not None]
+    arrays, values = _merged(found, sorted(set(folder.glob("*.json")) - {folder / MANIFEST}))
+    notes = [note for contents in found for note in contents.notes]
+    if manifest.poisoned:
+        notes.append(f"it was set aside as poisoned, and is never loaded: {listed(manifest.poisoned)}")
+    if not manifest.confirmed:
+        notes.append("it is not confirmed: a fault may show in the steps after it")
+    form = f"stablenum, {manifest.format}"
+    contents = Contents(format=form, arrays=tuple(arrays), values=values, notes=tuple(notes))
+    return contents, manifest.allowed
+
+
+def _merged(found: Sequence[Contents], plain: Sequence[Path]) -> tuple[list[Entry], dict[Keys, Plain]]:
+    """Return the arrays and values, under the paths that the state has in the files of plain values."""
+    arrays = {entry.path: entry for contents in found for entry in contents.arrays}
+    values = {path: value for contents in found for path, value in contents.values.items()}
+    stored = {entry.name.removesuffix(COMPLEX): entry for entry in arrays.values()}
+    for file in plain:
+        for path, leaf in _leaves(_put_together(file, stored | _of_rank(file, stored)), ()):
+            if isinstance(leaf, Entry):
+                arrays[leaf.path] = dataclasses.replace(leaf, path=path)
+            else:
+                values[path] = leaf
+    return list(arrays.values()), values
+
+
+def _of_rank(file: Path, stored: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return the arrays that one rank has for itself, under the names that they have in its file."""
+    number = re.search(r"\d+", file.stem)
+    own = f"rank {int(number[0]) if number else 0}/"
+    return {name.removeprefix(own): entry for name, entry in stored.items() if name.startswith(own)}
+
+
+def _put_together(file: Path, arrays: Mapping[str, Entry]) -> Any:
+    try:
+        return put_together(json.loads(file.read_text("utf-8")), arrays)
+    except (ValueError, KeyError) as error:
+        raise NotCheckedError("corrupt", f"{file.name} does not describe the state ({error!r})") from error
+
+
+def _verified(folder: Path) -> Manifest:
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError as error:
+        raise NotCheckedError("corrupt", str(error)) from error
+    wrong = complaints(folder, manifest)
+    wrong += [f"{name} is not in the manifest" for name in files_in(folder) if name not in manifest.files]
+    if wrong:
+        raise NotCheckedError("corrupt", listed(wrong))
+    return manifest
+
+
+def _leaves(tree: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:
+    """Yield the arrays and plain values of a state, with their paths."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _leaves(value, (*path, str(key)))
+    elif isinstance(tree, list | tuple | set):
+        for i, value in enumerate(tree):
+            yield from _leaves(value, (*path, str(i)))
+    elif isinstance(tree, Entry | bool | int | float | str):
+        yield path, tree

@@ -1,0 +1,128 @@
+"""Read a safetensors file: a header in JSON, which says where in the rest each array is.
+
+The file is read here and not by the library of that name, so that every format in it can be read without a
+framework, and so that a header that does not fit the file is found.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, Plain
+from stablenum.commands.check.contents import Path as Keys
+
+__all__ = ["begins_like_one", "read"]
+
+# The longest header that the format allows.
+_LONGEST = 100_000_000
+_DTYPES: Mapping[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+    "C64": np.complex64,
+    **{f"I{bits}": f"<i{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"<u{bits // 8}" for bits in (8, 16, 32, 64)},
+    "BOOL": np.bool_,
+}
+
+
+def begins_like_one(head: bytes) -> bool:
+    """Return whether a file with these first bytes is to be read as safetensors."""
+    return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _LONGEST
+
+
+def read(path: Path) -> Contents:
+    """Return what is in a safetensors file.
+
+    Raises:
+        NotCheckedError: the header is not one, or does not fit the file.
+    """
+    header, data = _header(path)
+    metadata = header.pop("__metadata__", {})
+    _check_cover(header, len(data))
+    arrays, notes = [], []
+    for name, place in header.items():
+        if place["dtype"] not in _DTYPES:
+            notes.append(f"{name} is in {place['dtype']}, which was not looked at")
+            continue
+        arrays.append(_entry(name, place, data))
+    values: dict[Keys, Plain] = {
+        ("__metadata__", key): text for key, text in metadata.items() if isinstance(text, str)
+    }
+    return Contents(format="safetensors", arrays=tuple(arrays), values=values, notes=tuple(notes))
+
+
+def _header(path: Path) -> tuple[dict[str, Any], Any]:
+    """Return the header and the bytes after it."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > size - 8:
+            raise NotCheckedError(
+                "corrupt", f"its header should have {length:,} bytes, the file has {size:,}"
+            )
+        try:
+            header = json.loads(file.read(length).decode())
+        except ValueError as error:
+            raise NotCheckedError("corrupt", f"its header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise NotCheckedError("corrupt", "its header is not a JSON object")
+    rest = size - 8 - length
+    empty: Any = np.empty(0, np.uint8)
+    return header, np.memmap(path, np.uint8, "r", 8 + length, (rest,)) if rest else empty
+
+
+def _check_cover(header: Mapping[str, Any], size: int) -> None:
+    """Check that the arrays lie one after another and fill the file.
+
+    Raises:
+        NotCheckedError: they do not.
+    """
+    at = 0
+    try:
+        places = sorted((tuple(place["data_offsets"]), name) for name, place in header.items())
+        for (start, end), name in places:
+            if start != at or end < start:
+                raise NotCheckedError(
+                    "corrupt", f"{name} should begin at byte {at:,}; its header says {start:,}"
+                )
+            at = end
+            _check_size(name, header[name], end - start)
+    except (KeyError, TypeError, ValueError) as error:
+        raise NotCheckedError("corrupt", f"its header does not describe arrays ({error!r})") from error
+    if at != size:
+        raise NotCheckedError("corrupt", f"its arrays have {at:,} bytes, the file has {size:,} for them")
+
+
+def _check_size(name: str, place: Mapping[str, Any], size: int) -> None:
+    if place["dtype"] not in _DTYPES:
+        return
+    expected = math.prod(place["shape"]) * np.dtype(_DTYPES[place["dtype"]]).itemsize
+    if expected != size:
+        raise NotCheckedError(
+            "corrupt", f"{name} of shape {place['shape']} should have {expected:,} bytes; it has {size:,}"
+        )
+
+
+def _entry(name: str, place: Mapping[str, Any], data: Any) -> Entry:
+    dtype, shape = np.dtype(_DTYPES[place["dtype"]]), tuple(place["shape"])
+    start, end = place["data_offsets"]
+    return Entry(
+        path=(name,),
+        dtype=dtype.name,
+        shape=shape,
+        read=lambda: np.asarray(data[start:end]).view(dtype).reshape(shape),
+    )

@@ -1,0 +1,216 @@
+"""Say what in a checkpoint is poison, what is suspicious, and what is only worth a note.
+
+Poison is a number that training or inference computes with and that is wrong for good:
+
+- NaN or inf in a parameter or a buffer, except in a mask, which holds nothing but 0 and -inf;
+- NaN or inf in an optimizer's state, and a negative second moment;
+- a setting of an optimizer that is NaN, and a learning rate, momentum or weight decay that is inf.
+
+What is not finite on purpose is noted: a guard's state; plain numbers and one-element arrays among the
+records, as the best value so far is inf at first; an inf in a one-element entry of an optimizer's state, such
+as the best loss of a plateau; and what the user allows by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stablenum.checkpoints.finiteness import NonFinite, is_meant
+from stablenum.commands.check.contents import Contents, Entry, Path
+from stablenum.commands.check.counts import NARROW, Counts, count, is_measured
+from stablenum.commands.check.layout import Layout, Part
+from stablenum.commands.check.moments import rows_of
+from stablenum.commands.check.verdicts import Poison, Verdict
+from stablenum.diagnosis.audit import Risk, Role, Row, risks_of
+
+__all__ = ["judged"]
+
+_KINDS = {
+    Role.FIRST: "first moment",
+    Role.SECOND: "second moment",
+    Role.SECOND_MAX: "largest second moment",
+    Role.NORM: "norm",
+    Role.MEAN: "mean of gradients",
+    Role.BUFFER: "momentum",
+    Role.ACCUMULATOR: "accumulator",
+    Role.COMPENSATION: "compensation",
+}
+_SHOWN = 3
+
+
+def judged(contents: Contents, *, allow: Sequence[str] = ()) -> Verdict:
+    """Return what is to be said of a checkpoint.
+
+    Args:
+        contents: what a reader found.
+        allow: patterns of the names of entries that may be not finite.
+    """
+    layout = Layout(contents)
+    looked = _Look(layout, tuple(allow))
+    for entry in contents.arrays:
+        if is_measured(entry.dtype):
+            looked.at_array(entry)
+    for path, value in contents.values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            looked.at_number(path, value)
+    return Verdict(
+        format=contents.format,
+        entries=len(contents.arrays),
+        elements=looked.elements,
+        poison=tuple(looked.poison),
+        suspicious=tuple(_suspicious(layout)),
+        notes=(*contents.notes, *_of_guards(layout), *looked.notes, *looked.ranges()),
+    )
+
+
+@dataclass(slots=True)
+class _Wide:
+    """The entries that would overflow in a narrower format."""
+
+    names: list[str]
+    elements: int = 0
+    largest: float = 0.0
+
+
+class _Look:
+    """Looks at one entry after another."""
+
+    def __init__(self, layout: Layout, allow: tuple[str, ...]) -> None:
+        self.layout, self.allow = layout, allow
+        self.elements = 0
+        self.poison: list[Poison] = []
+        self.notes: list[str] = []
+        self._wide: dict[str, _Wide] = {}
+
+    def at_array(self, entry: Entry) -> None:
+        part, role = self.layout.part(entry.path), self.layout.role(entry.path)
+        if part is Part.GUARD:
+            return
+        squared = role is not None and role.squared
+        found = count(entry.read(), signed=not squared)
+        self.elements += found.size
+        if part is Part.STATE:
+            self._note_range(entry.name, found)
+        if not found.nonfinite and not found.negative:
+            return
+        why = self._meant(entry, part, found)
+        if why:
+            self.notes.append(f"{_told(entry.name, found)}: {why}")
+        else:
+            self.poison.append(_poison(entry, _kind(part, role, entry.path), found))
+
+    def at_number(self, path: Path, value: float) -> None:
+        part, name = self.layout.part(path), ".".join(path)
+        if part is Part.GUARD:
+            return
+        wrong = self.layout.is_setting(path) if math.isnan(value) else self.layout.is_factor(path)
+        if wrong and not _named(name, self.allow):
+            self.poison.append(Poison.of_number(name, "setting", value))
+        else:
+            self.notes.append(f"{name} is {value}")
+
+    def ranges(self) -> Iterator[str]:
+        """Yield a sentence for each narrower format in which parameters or buffers would overflow."""
+        for name in NARROW:
+            wide = self._wide.get(name)
+            if wide is not None:
+                yield (
+                    f"{_counted(wide.elements, 'number')} would be inf in {name} (up to {wide.largest:.3g}): "
+                    f"{_listed(wide.names)}"
+                )
+
+    def _note_range(self, name: str, found: Counts) -> None:
+        for narrow, elements in found.overflow.items():
+            wide = self._wide.setdefault(narrow, _Wide([]))
+            wide.names.append(name)
+            wide.elements += elements
+            wide.largest = max(wide.largest, found.largest)
+
+    def _meant(self, entry: Entry, part: Part, found: Counts) -> str:
+        """Return why an entry may be as it is; "" if it may not."""
+        if _named(entry.name, self.allow):
+            return "allowed by name"
+        if found.negative:
+            return ""
+        if found.size == 1 and part is Part.RECORD:
+            return "a record"
+        if found.size == 1 and part is Part.OPTIMIZER and self.layout.role(entry.path) is None:
+            return "a record of the optimizer" if not found.nan and self.layout.is_record(entry.path) else ""
+        if self.layout.may_be_mask(entry.path) and is_meant(_as_buffer(entry, found)):
+            return "a mask"
+        return ""
+
+
+def _named(name: str, allow: tuple[str, ...]) -> bool:
+    return is_meant(NonFinite(name, "array", 1, 0, 0, 1), allow)
+
+
+def _as_buffer(entry: Entry, found: Counts) -> NonFinite:
+    return NonFinite(
+        entry.name,
+        "buffer",
+        found.nan,
+        found.plus_inf,
+        found.minus_inf,
+        found.size,
+        dimensions=len(entry.shape),
+        others_zero=found.largest == 0.0,
+    )
+
+
+def _kind(part: Part, role: Role | None, path: Path) -> str:
+    if role is not None:
+        return _KINDS.get(role, "moment")
+    if part is Part.OPTIMIZER:
+        return "step count" if path[-1].endswith(("step", "count")) else "optimizer's state"
+    return part.value
+
+
+def _poison(entry: Entry, kind: str, found: Counts) -> Poison:
+    return Poison(
+        name=entry.name,
+        kind=kind,
+        dtype=entry.dtype,
+        shape=entry.shape,
+        size=found.size,
+        nan=found.nan,
+        inf=found.plus_inf + found.minus_inf,
+        negative=found.negative,
+        first=found.first,
+    )
+
+
+def _told(name: str, found: Counts) -> str:
+    counts = (("NaN", found.nan), ("inf", found.plus_inf), ("-inf", found.minus_inf), ("< 0", found.negative))
+    listed = ", ".join(f"{n} {word}" for word, n in counts if n)
+    return f"{name} holds {listed} of {_counted(found.size, 'number')}"
+
+
+def _of_guards(layout: Layout) -> Iterator[str]:
+    for path in layout.guards:
+        yield f"{'.'.join(path)} is a guard's state, which holds inf on purpose; it was not judged"
+
+
+def _suspicious(layout: Layout) -> list[Risk]:
+    """Return what the audit finds beyond the poison, which is listed by entry; the worst first."""
+    state = {e.name: e for e in layout.contents.arrays if layout.part(e.path) is Part.STATE}
+    risks = [risk for row in rows_of(layout.slots, state) for risk in risks_of(_without_poison(row))]
+    return sorted(risks, key=lambda risk: risk.weight, reverse=True)
+
+
+def _without_poison(row: Row) -> Row:
+    measured = dataclasses.replace(row.measured, parameter_bad=0, poisoned=0)
+    return dataclasses.replace(row, measured=measured)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def _listed(names: Sequence[Any]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(str, names[:_SHOWN])) + more

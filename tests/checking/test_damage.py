@@ -1,0 +1,255 @@
+"""What cannot be checked ends with exit code 2 and a message, never with a verdict and never with a crash."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from stablenum import cli
+from stablenum.commands.check.looking import look_at
+from stablenum.commands.check.verdicts import Outcome
+from tests.checking import jax_states, torch_states
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning"
+)
+FILES = {
+    ("torch", "torch"),
+    ("torch", "legacy"),
+    ("torch", "safetensors"),
+    ("torch", "npz"),
+    ("jax", "npz"),
+    ("jax", "safetensors"),
+}
+FOLDERS = {
+    ("torch", "dcp"),
+    ("torch", "ours, torch"),
+    ("torch", "ours, safetensors"),
+    ("torch", "ours, dcp"),
+    ("jax", "orbax"),
+    ("jax", "orbax, files"),
+    ("jax", "ours, npz"),
+    ("jax", "ours, safetensors"),
+    ("jax", "ours, orbax"),
+}
+
+
+def looked_at(path: Path) -> Outcome:
+    (outcome,), _ = look_at(path)
+    return outcome
+
+
+def good(framework: str, format_name: str, folder: Path) -> Path:
+    if framework == "torch":
+        return torch_states.WRITERS[format_name](torch_states.trained("adamw"), folder)
+    return jax_states.WRITERS[format_name](jax_states.started("adamw"), folder)
+
+
+def assert_not_checked(path: Path, *words: str) -> None:
+    outcome = looked_at(path)
+    assert outcome.exit_code == 2, outcome
+    assert outcome.word in words, outcome
+    assert len(outcome.why) > 10, outcome
+
+
+@pytest.mark.parametrize("kept", [0.02, 0.5, 0.99])
+@pytest.mark.parametrize(("framework", "format_name"), sorted(FILES))
+def test_a_truncated_file(framework, format_name, kept, tmp_path):
+    path = good(framework, format_name, tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole))])
+    assert_not_checked(path, "corrupt")
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize(("framework", "format_name"), sorted(FOLDERS))
+def test_a_folder_with_a_truncated_file(framework, format_name, kept, tmp_path):
+    path = good(framework, format_name, tmp_path)
+    largest = max((p for p in path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    whole = largest.read_bytes()
+    largest.write_bytes(whole[: int(kept * len(whole))])
+    assert_not_checked(path, "corrupt")
+
+
+@pytest.mark.parametrize(("framework", "format_name"), sorted(FOLDERS))
+def test_a_folder_from_which_a_file_is_missing(framework, format_name, tmp_path):
+    path = good(framework, format_name, tmp_path)
+    largest = max((p for p in path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.unlink()
+    assert_not_checked(path, "corrupt")
+
+
+@pytest.mark.parametrize(
+    ("framework", "format_name"),
+    [pair for pair in sorted(FILES | FOLDERS) if pair[1] in ("torch", "npz", "dcp") or "ours" in pair[1]],
+)
+def test_a_flipped_bit_is_found_by_the_checksums_that_a_format_has(framework, format_name, tmp_path):
+    path = good(framework, format_name, tmp_path)
+    files = [p for p in (path, *path.rglob("*")) if p.is_file() and p.name != "manifest.json"]
+    largest = max(files, key=lambda p: p.stat().st_size)
+    changed = bytearray(largest.read_bytes())
+    at = _inside_an_array(largest, changed)
+    changed[at] ^= 0x04
+    largest.write_bytes(changed)
+    assert_not_checked(path, "corrupt")
+
+
+def _inside_an_array(path: Path, content: bytearray) -> int:
+    """A position that is part of the data, and not of the space between them."""
+    start, end = 0, len(content)
+    if path.suffix == ".distcp":
+        for index, place in pickle.loads((path.parent / ".metadata").read_bytes()).storage_data.items():
+            if index.fqn == "model.last.weight":
+                start, end = place.offset, place.offset + place.length
+    part = bytes(content[start:end])
+    if not zipfile.is_zipfile(io.BytesIO(part)):
+        return len(content) // 2
+    with zipfile.ZipFile(io.BytesIO(part)) as archive:
+        member = max(
+            (m for m in archive.infolist() if "data.pkl" not in m.filename), key=lambda m: m.file_size
+        )
+    name = member.filename.encode()
+    extra = int.from_bytes(part[member.header_offset + 28 : member.header_offset + 30], "little")
+    return start + member.header_offset + 30 + len(name) + extra + member.file_size // 2
+
+
+def test_a_changed_manifest(tmp_path):
+    path = good("torch", "ours, torch", tmp_path)
+    manifest = path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"step": 3', '"step": 4'))
+    assert_not_checked(path, "corrupt")
+
+
+def test_a_file_that_the_manifest_does_not_list(tmp_path):
+    path = good("torch", "ours, torch", tmp_path)
+    torch.save({"w": torch.ones(2)}, path / "more.pt")
+    outcome = looked_at(path)
+    assert (outcome.word, outcome.why) == ("corrupt", "more.pt is not in the manifest")
+
+
+class NeedsCode:
+    """An object that a checkpoint must not be able to make."""
+
+
+def test_what_needs_code_is_not_run(tmp_path):
+    torch.save({"model": {"w": torch.ones(2)}, "model_class": NeedsCode()}, tmp_path / "objects.pt")
+    (tmp_path / "plain.pkl").write_bytes(pickle.dumps({"w": [1.0]}))
+    np.savez(tmp_path / "objects.npz", a=np.array([NeedsCode()], dtype=object))
+    for name, word in (("objects.pt", "NeedsCode"), ("plain.pkl", "pickle"), ("objects.npz", "objects")):
+        outcome = looked_at(tmp_path / name)
+        assert (outcome.exit_code, outcome.word) == (2, "unreadable")
+        assert outcome.why.startswith("needs arbitrary code")
+        assert word in outcome.why
+
+
+class Bomb:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self):
+        return (Path.touch, (self.target,))
+
+
+@pytest.mark.parametrize("where", ["torch", "dcp metadata", "dcp value"])
+def test_a_checkpoint_runs_no_code(where, tmp_path):
+    target, folder = tmp_path / "ran", tmp_path / "dcp"
+    bomb = Bomb(target)
+    if where == "torch":
+        path = tmp_path / "bomb.pt"
+        torch.save({"w": torch.ones(2), "bomb": bomb}, path)
+    else:
+        path = torch_states.WRITERS["dcp"]({"w": torch.ones(2)}, tmp_path)
+        metadata = pickle.loads((folder / ".metadata").read_bytes())
+        if where == "dcp metadata":
+            metadata.planner_data = bomb
+            (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+        else:
+            shutil.rmtree(folder)
+            torch_states.WRITERS["dcp"]({"w": torch.ones(2), "bomb": bomb}, tmp_path)
+    outcome = looked_at(path)
+    assert (outcome.exit_code, outcome.word) == (2, "unreadable"), outcome
+    assert not target.exists()
+    pickle.loads(pickle.dumps(bomb))
+    assert target.exists(), "the bomb itself works"
+
+
+def test_what_is_something_else(tmp_path):
+    (tmp_path / "empty.pt").touch()
+    (tmp_path / "text.txt").write_text("these are words")
+    (tmp_path / "number.bin").write_bytes(b"\x01")
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("a.txt", "text")
+    with zipfile.ZipFile(tmp_path / "nothing.zip", "w"):
+        pass
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes.txt").write_text("no checkpoint")
+    (tmp_path / "empty folder").mkdir()
+    torch.save("a word", tmp_path / "word.pt")
+    torch.save([object], tmp_path / "class.pt")
+    for name in ("empty.pt", "text.txt", "number.bin", "other.zip", "nothing.zip", "folder", "empty folder"):
+        assert_not_checked(tmp_path / name, "unknown")
+    assert_not_checked(tmp_path / "class.pt", "unreadable", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("header", "word"),
+    [
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, "should have 8 bytes"),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}, "should begin at byte 0"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, "have 4 bytes, the file has 8"),
+        ({"a": {"dtype": "F32", "shape": "x", "data_offsets": [0, 8]}}, "does not describe arrays"),
+        ({"a": 3}, "does not describe arrays"),
+        ([1, 2], "does not describe|not a JSON object"),
+    ],
+)
+def test_a_safetensors_header_that_does_not_fit_its_file(header, word, tmp_path):
+    text = json.dumps(header).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    outcome = looked_at(path)
+    assert outcome.exit_code == 2
+    if isinstance(header, dict):
+        assert word in outcome.why
+
+
+def test_an_interrupted_save(tmp_path):
+    dcp = torch_states.WRITERS["dcp"](torch_states.trained("adamw"), tmp_path)
+    (dcp / ".metadata").unlink()
+    assert_not_checked(dcp, "corrupt")
+    orbax = jax_states.WRITERS["orbax"](jax_states.started("adamw"), tmp_path)
+    temporary = orbax.rename(f"{orbax}.orbax-checkpoint-tmp-1")
+    assert_not_checked(temporary, "corrupt")
+
+
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
+    path = good("torch", "torch", tmp_path)
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    outcome = looked_at(path)
+    assert (outcome.word, outcome.why) == ("unreadable", "Permission denied")
+
+
+def test_an_error_that_nobody_foresaw_is_no_verdict(tmp_path, monkeypatch):
+    path = good("torch", "safetensors", tmp_path)
+    monkeypatch.setattr("stablenum.commands.check.looking.judged", lambda *_, **__: 1 / 0)
+    outcome = looked_at(path)
+    assert (outcome.exit_code, outcome.word) == (2, "unreadable")
+    assert "ZeroDivisionError" in outcome.why
+
+
+def test_a_path_that_does_not_exist():
+    result = CliRunner().invoke(cli.app("check", "diff"), ["check", "/nowhere/at/all"])
+    assert result.exit_code == 2
+    assert "does not exist" in result.output
