@@ -86,6 +86,8 @@ def test_a_load_that_fails_on_one_rank_changes_nothing_on_both(ranks):
     for found in ranks:
         assert found["missing on one rank"][0] == "CheckpointError"
         assert found["unchanged"]
+        assert found["fits on one rank"][0] == "CheckpointError"
+        assert found["undone"], "on the rank where everything fits, too"
         assert found["steps"] == [1, 2], "nothing that failed is there"
 
 
