@@ -116,10 +116,10 @@ def test_a_copy_does_not_wait_for_the_step(has_host_memory: bool, monkeypatch: p
 
     @jax.jit
     def step(x: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(0, 40, lambda _, y: jnp.tanh(y @ y), x)
+        return jax.lax.fori_loop(0, 200, lambda _, y: jnp.tanh(y @ y), x)
 
     x = jnp.eye(400)
-    done = jax.block_until_ready(step(x))  # compiled
+    done = _copy_of(step(x)).again()  # now all of it is compiled
     result = step(x)
     copy = _copy_of(result)
     assert not result.is_ready()
