@@ -16,7 +16,8 @@ import optax
 import pytest
 
 import stablenum_jax
-from stablenum import RecoveryStopped, Response, SymptomCode
+from stablenum import RecoveryStopped, Response
+from stablenum.recovery.symptoms import SymptomCode
 from stablenum_jax._recovery.findings import Findings
 from tests.jax.recovering import (
     AGAIN,
