@@ -66,6 +66,7 @@ def setup(app: object) -> None:
     ranks.write_distributed(results / "distributed.json", generated)
     ranks.write_ranks_model(generated)
     diffs.write_diff_peers(results / "diff-peers.json", generated)
+    diffs.write_diff_cost(results / "diff.json", generated)
     cures.write_cures(generated)
     poison.write_poison(generated)
     gallery.write_gallery(generated)

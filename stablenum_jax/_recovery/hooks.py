@@ -108,7 +108,7 @@ class JaxHooks:
         return [*self._halts(), *self._findings.of(self.state, audit=audit)]
 
     def _halts(self) -> list[Finding]:
-        """Return what is to be said of a guard that has halted: a compiled step cannot raise, and skips all."""
+        """Say whether the guard has halted: a compiled step cannot raise, and skips all that follow."""
         if not int(find_guard(self.state).guard.halted):
             return []
         return [Finding(SymptomCode.SKIPS_IN_A_ROW, "the guard has halted the training", ())]
