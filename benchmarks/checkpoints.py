@@ -2,8 +2,9 @@
 
 ``bare`` writes the files and nothing else. ``gated`` is ``Checkpoints.save``: it looks at every value, writes
 the same files, waits until they are on the disk, and reads them back for their checksums. ``flushed`` is
-``bare`` and the wait alone, so that the rest of the price is known: most libraries do not wait. ``finiteness``
-and ``checksums`` are those parts of a gated save alone. ``read`` and ``gated read`` are the same for loading.
+``bare`` and the wait alone, so that the rest of the price is known: most libraries do not wait.
+``finiteness`` and ``checksums`` are those parts of a gated save alone. ``read`` and ``gated read`` are the
+same for loading.
 """
 
 from __future__ import annotations
@@ -105,9 +106,16 @@ def _in_this_process(name: str, rounds: int, turn: int, shapes: Sequence[Sequenc
     draw = torch.Generator().manual_seed(turn)
     state = {f"w{i}": torch.randn(*shape, generator=draw) for i, shape in enumerate(shapes)}
     with tempfile.TemporaryDirectory() as folder:
-        steps = _variants(name, Path(folder), {"model": state})
-        # What one variant has left to be written to the disk must not slow the next one.
-        times = interleaved(steps, rounds=rounds, warmup=1, prepare=lambda _: os.sync(), seed=turn)
+        root = Path(folder)
+        steps = _variants(name, root, {"model": state})
+
+        def prepare(_: str) -> None:
+            shutil.rmtree(
+                root / "bare", ignore_errors=True
+            )  # each save writes new files, as a gated one does
+            os.sync()  # what one variant has left to be written to the disk must not slow the next one
+
+        times = interleaved(steps, rounds=rounds, warmup=1, prepare=prepare, seed=turn)
     return {variant: t.samples for variant, t in times.items()}
 
 
@@ -120,10 +128,10 @@ def _variants(name: str, folder: Path, state: dict[str, Any]) -> dict[str, Calla
 
     write, read = _plain(name)
     checkpoints = stablenum_torch.Checkpoints(folder / "gated", keep=1, format=name)  # type: ignore[arg-type]
-    saved, bare = checkpoints.save(0, state), folder / "bare"
+    saved, bare, kept = checkpoints.save(0, state), folder / "bare", folder / "kept"
     if saved is None:
         raise BenchmarkError("no checkpoint was saved")
-    kept = shutil.copytree(saved, folder / "kept")
+    write(kept, state)
 
     def flushed() -> None:
         write(bare, state)
@@ -134,14 +142,13 @@ def _variants(name: str, folder: Path, state: dict[str, Any]) -> dict[str, Calla
         if checkpoints.load({"model": None}) != 0:
             raise BenchmarkError("another checkpoint was loaded")
 
-    write(bare, state)
     return {
         "bare": functools.partial(write, bare, state),
         "flushed": flushed,
         "gated": functools.partial(checkpoints.save, 0, state),
         "finiteness": functools.partial(nonfinite, state),
         "checksums": lambda: [record_of(kept / file) for file in files_in(kept)],
-        "read": functools.partial(read, bare, state),
+        "read": functools.partial(read, kept, state),
         "gated read": gated_read,
     }
 
@@ -166,7 +173,8 @@ def _plain(name: str) -> tuple[Callable[[Path, Any], object], Callable[[Path, An
     if name == "safetensors":
         library, file = safetensors.torch, "tensors.safetensors"
         write = in_file(file, lambda state, path: library.save_file(state["model"], path))
-        return write, lambda folder, _: library.load_file(folder / file)
+        # The library maps the file; only a copy is read.
+        return write, lambda folder, _: [t.clone() for t in library.load_file(folder / file).values()]
 
     def write_dcp(folder: Path, state: Any) -> None:
         writer = checkpoint.FileSystemWriter(folder, sync_files=False)

@@ -67,6 +67,7 @@ def setup(app: object) -> None:
     ranks.write_distributed(results / "distributed.json", generated)
     ranks.write_ranks_model(generated)
     diffs.write_diff_peers(results / "diff-peers.json", generated)
+    diffs.write_diff_cost(results / "diff.json", generated)
     recoveries.write_recoveries(results / "recovery.json", generated)
     cures.write_cures(generated)
     poison.write_poison(generated)

@@ -56,6 +56,7 @@ def test_the_pages_have_examples():
     rules = {str(page.relative_to(DOCS)) for page in RULES}
     pages = {
         "audit.md",
+        "check.md",
         "checkpoints.md",
         "checkup.md",
         "diagnosis.md",

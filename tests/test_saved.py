@@ -158,6 +158,22 @@ def test_pickles_of_other_public_classes(file, cls):
     assert type(load(f"{file}.pickle")) is cls
 
 
+def test_a_pickled_report_says_what_it_said():
+    report = load("report.pickle")
+    assert report.verdict.code in str(report)
+    assert [(f.operation, f.phase, f.wide_finite) for f in report.findings] == [
+        ("log", "forward", None),
+        ("log", "backward", None),
+    ]
+    assert [f.derivative for f in report.findings] == [False, True]
+    assert report.evidence.reproduced is True
+    assert not report.evidence.other_rank
+    assert report.evidence.poisoned == ()
+    assert report.to_html()
+    assert stablenum.diagnosis.Report.from_dict(report.to_dict()) == report
+    assert pickle.loads(pickle.dumps(report)) == report
+
+
 def test_pickled_history_rows_and_optax_states():
     (row,) = load("history.pickle")
     assert row["reason"] is stablenum.Reason.NAN_GRADIENT

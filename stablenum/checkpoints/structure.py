@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["put_together", "taken_apart"]
+__all__ = ["array_names", "put_together", "taken_apart"]
 
 _KIND = "$"
 
@@ -48,6 +48,23 @@ def put_together(plain: Any, arrays: Mapping[str, Any]) -> Any:
     if _KIND not in plain:
         return {key: put_together(value, arrays) for key, value in plain.items()}
     return _DECODERS[plain[_KIND]](plain, arrays)
+
+
+def array_names(plain: Any) -> list[str]:
+    """Return the names of the arrays that :func:`put_together` will need.
+
+    Example:
+        >>> plain, _ = taken_apart({"w": 1j, "n": 3, "more": [1j]}, lambda value: value == 1j)
+        >>> array_names(plain)
+        ['w', 'more.0']
+    """
+    if isinstance(plain, list):
+        return [name for value in plain for name in array_names(value)]
+    if not isinstance(plain, dict):
+        return []
+    if plain.get(_KIND) == "array":
+        return [plain["name"]]
+    return [name for value in plain.values() for name in array_names(value)]
 
 
 def _encoded(value: Any, name: str, is_array: Callable[[Any], bool], arrays: dict[str, Any]) -> Any:

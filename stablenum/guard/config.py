@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, SupportsFloat, TypedDict, cast
 
 from stablenum.errors import bad_field, either
+from stablenum.pickled_fields import pickled_by_name
 from stablenum.rules.clipping import (
     CLIP_RULES,
     AdaptiveGradClip,
@@ -48,6 +49,7 @@ _RULES: dict[str, dict[str, type[Any]]] = {
 _NONE = "none"
 
 
+@pickled_by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardConfig:
     """The settings of a guard. The default skips a non-finite step entirely and records it.
@@ -283,16 +285,6 @@ class _JmpLossScale(Protocol):
     def scale(self, tree: Any, /) -> Any: ...
     def unscale(self, tree: Any, /) -> Any: ...
     def adjust(self, grads_finite: Any, /) -> Any: ...
-
-
-def _restore(config: GuardConfig, values: Sequence[Any]) -> None:
-    """Set the fields from a pickle. One of an earlier version has fewer; the others get their defaults."""
-    for i, field in enumerate(dataclasses.fields(config)):
-        object.__setattr__(config, field.name, values[i] if i < len(values) else field.default)
-
-
-# Set after the class is made, because some versions of Python 3.11 replace it in a frozen class with slots.
-GuardConfig.__setstate__ = _restore  # type: ignore[attr-defined]
 
 
 class Settings(TypedDict, total=False):

@@ -142,6 +142,7 @@ _SCALARS = (
     "reason",
     "skipped_total",
     "skipped_in_a_row",
+    "worst_rank",
 )
 
 
@@ -149,6 +150,7 @@ def scalars(last: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """Return the numbers of a step's :func:`metrics`, for a logger.
 
     A loss that was not given is left out. A loss that is NaN stays, because the step was skipped for it.
+    ``worst_rank`` is left out where it is None: one process decides alone, or no rank is at fault.
 
     Args:
         last: what :func:`metrics` returns.
@@ -165,7 +167,7 @@ def scalars(last: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """
     if not isinstance(prefix, str):
         raise bad_type("prefix", "a string", prefix)
-    given = loss_was_given(last)
-    return {
-        prefix + key: last[key] + 0 for key in _SCALARS if given or key != "loss"
-    }  # + 0: not a bool or enum
+    missing = set() if loss_was_given(last) else {"loss"}
+    missing |= {"worst_rank"} if last["worst_rank"] is None else set()
+    # + 0: not a bool or enum
+    return {prefix + key: last[key] + 0 for key in _SCALARS if key not in missing}

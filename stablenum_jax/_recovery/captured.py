@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from stablenum.errors import CheckpointError
-from stablenum_jax._recovery.copies import Copy, copy_from, copy_of, is_data
+from stablenum_jax._recovery.copies import Copy, copies_of, copy_from, is_data
 from stablenum_jax._recovery.states import flattened, names_of, put_back
 
 __all__ = ["Captured"]
@@ -31,7 +31,7 @@ class Captured(NamedTuple):
     def of(cls, state: PyTree, generators: dict[str, Any]) -> Captured:
         """Start copying a state."""
         leaves, structure = flattened(state)
-        return cls([copy_of(leaf) for leaf in leaves], structure, generators)
+        return cls(copies_of(leaves), structure, generators)
 
     def put_into(self, state: PyTree) -> PyTree:
         """Return the captured state; the nnx objects of the present one are changed in place."""

@@ -8,7 +8,8 @@ own devices hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -18,7 +19,7 @@ from jax.sharding import SingleDeviceSharding
 
 from stablenum_jax._recovery.blocks import Block, Index, index_of, region
 
-__all__ = ["Copy", "copy_from", "copy_of", "is_data"]
+__all__ = ["Copy", "copies_of", "copy_from", "is_data"]
 
 _HOST = "pinned_host"
 _PLAIN = (bool, int, float, complex, str, bytes)
@@ -39,17 +40,24 @@ def is_data(leaf: object) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic, *_PLAIN))
 
 
-def copy_of(leaf: Any) -> Copy:
-    """Start copying a leaf of a state: an array, or anything else, which is kept as it is."""
+def copies_of(leaves: Iterable[Any]) -> list[Copy]:
+    """Start copying the leaves of a state: arrays, and anything else, which is kept as it is."""
+    going = _Going()
+    copies = [_copy_of(leaf, going) for leaf in leaves]
+    going.start()
+    return copies
+
+
+def _copy_of(leaf: Any, going: _Going) -> Copy:
     if isinstance(leaf, np.ndarray):
         return _InNumPy(leaf.copy())
     if not isinstance(leaf, jax.Array):
         return _Kept(leaf)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return _Key(copy_of(jax.random.key_data(leaf)), jax.random.key_impl(leaf))
+        return _Key(_copy_of(jax.random.key_data(leaf), going), jax.random.key_impl(leaf))
     if leaf.weak_type or not _has_host_memory(leaf):
         return _OnDevice(jnp.copy(leaf))  # weakly typed arrays are numbers, mostly
-    return _OnHost(_Layout.of(leaf), _moved_to_host(leaf))
+    return _OnHost(_Layout.of(leaf), going.blocks_of(leaf))
 
 
 def copy_from(plain: Any, like: Any) -> Copy:
@@ -165,19 +173,39 @@ class _OnHost(NamedTuple):
 
 
 def _has_host_memory(array: jax.Array) -> bool:
-    return all(
-        any(memory.kind == _HOST for memory in device.addressable_memories())
-        for device in array.sharding.addressable_devices
-    )
+    return all(map(_can_pin, array.sharding.addressable_devices))
 
 
-def _moved_to_host(array: jax.Array) -> dict[Index, jax.Array]:
-    blocks: dict[Index, jax.Array] = {}
-    for shard in array.addressable_shards:
-        index = index_of(shard.index, array.shape)
-        if index not in blocks:
-            blocks[index] = _moved(shard.data, shard.device, _HOST)
-    return blocks
+@functools.cache
+def _can_pin(device: jax.Device) -> bool:
+    return any(memory.kind == _HOST for memory in device.addressable_memories())
+
+
+class _Going:
+    """Shards that are on their way to host memory, all in one call."""
+
+    def __init__(self) -> None:
+        self._arrays: list[Any] = []
+        self._shardings: list[Any] = []
+        self._places: list[tuple[dict[Index, Any], Index]] = []
+
+    def blocks_of(self, array: jax.Array) -> dict[Index, Any]:
+        """Return what will hold the shards of this process when they have been started."""
+        blocks: dict[Index, Any] = {}
+        for shard in array.addressable_shards:
+            index = index_of(shard.index, array.shape)
+            if index not in blocks:
+                blocks[index] = None
+                self._arrays.append(shard.data)
+                self._shardings.append(SingleDeviceSharding(shard.device, memory_kind=_HOST))
+                self._places.append((blocks, index))
+        return blocks
+
+    def start(self) -> None:
+        """Start them."""
+        moved = jax.device_put(self._arrays, self._shardings, may_alias=False)
+        for (blocks, index), array in zip(self._places, moved, strict=True):
+            blocks[index] = array
 
 
 def _moved(array: Any, device: jax.Device, kind: str | None) -> jax.Array:

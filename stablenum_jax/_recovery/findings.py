@@ -6,8 +6,8 @@ All leaves are counted on their devices, in one compiled pass for each set of de
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,14 @@ from stablenum.recovery.loop import Finding
 from stablenum.recovery.symptoms import SymptomCode
 from stablenum_jax._diagnosis.optax_states import find_groups
 from stablenum_jax._trees.leaves import is_floating, wide_dtype
-from stablenum_jax._trees.names import known_names, path_name
+from stablenum_jax._trees.names import Path, known_names, path_name
 from stablenum_jax._trees.state import find_guard, is_guard
 
 __all__ = ["Findings"]
 
 Array: TypeAlias = jax.Array
 PyTree: TypeAlias = Any
+_Key = TypeVar("_Key")
 
 
 class Findings:
@@ -36,24 +37,23 @@ class Findings:
     """
 
     def __init__(self, state: PyTree) -> None:
-        self._usual = {path: count for path, count in _counted(_nonfinite, _watched(state)) if count}
+        self._usual = {path: count for (path, _), count in _counted(_nonfinite, _watched(state)) if count}
 
     def poisoned_at_first(self, state: PyTree) -> tuple[str, ...]:
         """Return the names of the parameters, and of what is kept for them, that are NaN."""
-        watched, parameters = _watched(state), _parameters(state)
-        bad = [path for path, count in _counted(_nan, watched) if count]
-        return _shown([path for path in bad if _divided(path, parameters)[1]], state, dict(watched))
+        parameters = _parameters(state)
+        bad = [(path, leaf) for (path, leaf), count in _counted(_nan, _watched(state)) if count]
+        return _shown([one for one in bad if _divided(path_name(one[0]), parameters)[1]], state)
 
     def of(self, state: PyTree, *, audit: bool) -> list[Finding]:
         """Return what is bad in a state; with an audit also if all values are finite."""
-        watched = _watched(state)
-        bad = [path for path, count in _counted(_nonfinite, watched) if count > self._usual.get(path, 0)]
+        counts = _counted(_nonfinite, _watched(state))
+        bad = [(path, leaf) for (path, leaf), count in counts if count and count > self._usual.get(path, 0)]
         if bad:
             are = "1 array of the state is" if len(bad) == 1 else f"{len(bad)} arrays of the state are"
-            names = _shown(bad, state, dict(watched))
-            return [Finding(SymptomCode.NONFINITE_STATE, f"{are} not finite", names)]
+            return [Finding(SymptomCode.NONFINITE_STATE, f"{are} not finite", _shown(bad, state))]
         negative = _counted(_negative, _second_moments(state)) if audit else []
-        names = tuple(dict.fromkeys(name for name, count in negative if count))
+        names = tuple(dict.fromkeys(name for (name, _), count in negative if count))
         if not names:
             return []
         total = sum(count for _, count in negative)
@@ -64,13 +64,13 @@ class Findings:
 # --- what is looked at -------------------------------------------------------------------------
 
 
-def _watched(state: PyTree) -> list[tuple[str, Any]]:
+def _watched(state: PyTree) -> list[tuple[Path, Any]]:
     """Return the floating-point arrays of a state with their paths, each array once; the guard's are left
     out, as its record may hold infinities."""
-    found: dict[int, tuple[str, Any]] = {}
+    found: dict[int, tuple[Path, Any]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_guard):
         if _is_floating_array(leaf):
-            found.setdefault(id(leaf), (path_name(path), leaf))
+            found.setdefault(id(leaf), (path, leaf))
     return list(found.values())
 
 
@@ -91,16 +91,14 @@ def _is_floating_array(leaf: Any) -> bool:
 # --- counting ----------------------------------------------------------------------------------
 
 
-def _counted(count: Any, named: Sequence[tuple[str, Any]]) -> list[tuple[str, int]]:
-    """Return the names with the counts of their arrays."""
-    on: dict[Any, list[tuple[str, Any]]] = {}
-    for name, leaf in named:
-        on.setdefault(_devices(leaf), []).append((name, leaf))
-    started = [([name for name, _ in part], count([leaf for _, leaf in part])) for part in on.values()]
+def _counted(count: Any, keyed: Sequence[tuple[_Key, Any]]) -> list[tuple[tuple[_Key, Any], int]]:
+    """Return keys and arrays with the counts of the arrays; the host waits once for each set of devices."""
+    on: dict[Any, list[tuple[_Key, Any]]] = {}
+    for key, leaf in keyed:
+        on.setdefault(_devices(leaf), []).append((key, leaf))
+    started = [(pairs, count([leaf for _, leaf in pairs])) for pairs in on.values()]
     return [
-        (name, int(number))
-        for names, counts in started
-        for name, number in zip(names, jax.device_get(counts), strict=True)
+        pair for pairs, counts in started for pair in zip(pairs, np.asarray(counts).tolist(), strict=True)
     ]
 
 
@@ -109,18 +107,18 @@ def _devices(leaf: Any) -> frozenset[Any]:
 
 
 @jax.jit
-def _nonfinite(leaves: list[Array]) -> list[Array]:
-    return [jnp.sum(~jnp.isfinite(_wide(leaf)), dtype=jnp.int32) for leaf in leaves]
+def _nonfinite(leaves: list[Array]) -> Array:
+    return jnp.stack([jnp.sum(~jnp.isfinite(_wide(leaf)), dtype=jnp.int32) for leaf in leaves])
 
 
 @jax.jit
-def _nan(leaves: list[Array]) -> list[Array]:
-    return [jnp.sum(jnp.isnan(_wide(leaf)), dtype=jnp.int32) for leaf in leaves]
+def _nan(leaves: list[Array]) -> Array:
+    return jnp.stack([jnp.sum(jnp.isnan(_wide(leaf)), dtype=jnp.int32) for leaf in leaves])
 
 
 @jax.jit
-def _negative(leaves: list[Array]) -> list[Array]:
-    return [jnp.sum(jnp.real(_wide(leaf)) < 0, dtype=jnp.int32) for leaf in leaves]
+def _negative(leaves: list[Array]) -> Array:
+    return jnp.stack([jnp.sum(jnp.real(_wide(leaf)) < 0, dtype=jnp.int32) for leaf in leaves])
 
 
 def _wide(leaf: Array) -> Array:
@@ -130,13 +128,12 @@ def _wide(leaf: Array) -> Array:
 # --- names -------------------------------------------------------------------------------------
 
 
-def _shown(paths: Sequence[str], state: PyTree, leaves: Mapping[str, Any]) -> tuple[str, ...]:
+def _shown(bad: Sequence[tuple[Path, Any]], state: PyTree) -> tuple[str, ...]:
     """Return the names that users know: ``w`` and ``nu of w``, rather than ``0.w`` and ``1.1.0.nu.w``.
 
     Args:
-        paths: the paths of some leaves.
+        bad: the paths of some leaves, and the leaves.
         state: the state.
-        leaves: its leaves by their paths.
     """
     parameters = _parameters(state)
     of_optimizer = {
@@ -144,7 +141,11 @@ def _shown(paths: Sequence[str], state: PyTree, leaves: Mapping[str, Any]) -> tu
         for group in find_groups(state, frozenset())
         for part in group.parts
     }
-    short = [of_optimizer.get(id(leaves[path])) or _short(path, parameters) for path in paths]
+    paths = [path_name(path) for path, _ in bad]
+    short = [
+        of_optimizer.get(id(leaf)) or _short(path, parameters)
+        for path, (_, leaf) in zip(paths, bad, strict=True)
+    ]
     return tuple(path if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True))
 
 

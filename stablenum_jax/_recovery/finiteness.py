@@ -88,7 +88,8 @@ def _counted(x: jax.Array) -> jax.Array:
 def _of_array(name: str, x: Any, record: bool) -> NonFinite:
     values = x if isinstance(x, jax.Array) else jnp.asarray(_wide(np.asarray(x)))
     nan, plus, minus, zero = (int(n) for n in np.asarray(_counted(values)))
-    kind: Kind = "number" if record else "buffer" if may_be_mask(name) else "array"
+    mask = may_be_mask(name.removesuffix(".value"))  # flax.nnx wraps each array in a node
+    kind: Kind = "number" if record else "buffer" if mask else "array"
     size = x.size * (2 if jnp.iscomplexobj(x) else 1)
     return NonFinite(name, kind, nan, plus, minus, size, dimensions=x.ndim, others_zero=bool(zero))
 

@@ -15,7 +15,7 @@ from stablenum.recovery.loop import Easing, Finding
 from stablenum.recovery.positions import Generators
 from stablenum.recovery.snapshots import Snapshot
 from stablenum.recovery.spilled import Spilled
-from stablenum.recovery.symptoms import Symptom
+from stablenum.recovery.symptoms import Symptom, SymptomCode
 from stablenum_jax._recovery.captured import Captured
 from stablenum_jax._recovery.easing import eased_state, not_applied
 from stablenum_jax._recovery.findings import Findings
@@ -105,7 +105,13 @@ class JaxHooks:
         if step is self._last_step:
             raise RuntimeError(_NOT_ASSIGNED)
         self._last_step = step
-        return self._findings.of(self.state, audit=audit)
+        return [*self._halts(), *self._findings.of(self.state, audit=audit)]
+
+    def _halts(self) -> list[Finding]:
+        """Say whether the guard has halted: a compiled step cannot raise, and skips all that follow."""
+        if not int(find_guard(self.state).guard.halted):
+            return []
+        return [Finding(SymptomCode.SKIPS_IN_A_ROW, "the guard has halted the training", ())]
 
     def _check_alive(self) -> jax.Array:
         """Return the guard's count of steps.

@@ -48,14 +48,12 @@ def leaves_of(tree: PyTree) -> Iterator[tuple[tuple[str, ...], str, Any]]:
         if isinstance(leaf, jax.core.Tracer):
             raise TypeError(f"{path_name(path)} is traced: save and load outside jit, grad, vmap and scan.")
         if is_guard(leaf) or is_array(leaf) or isinstance(leaf, _PLAIN):
-            yield _keys(path), path_name(path), leaf
+            keys = _keys(path)
+            yield keys, ".".join(keys), leaf
 
 
 def _keys(path: Path) -> tuple[str, ...]:
     """Return the keys under which a leaf is saved."""
-    # flax.nnx wraps each array in a node, whose one child is called "value".
-    if len(path) > 1 and path[-1] == jax.tree_util.GetAttrKey("value"):
-        path = path[:-1]
     return tuple(path_name((key,)) for key in path) or (path_name(path),)
 
 
@@ -120,16 +118,17 @@ def put_into(like: PyTree, nested: Mapping[str, Any]) -> PyTree:
     def found(path: Any, leaf: Any) -> Any:
         if not (is_guard(leaf) or is_array(leaf) or isinstance(leaf, _PLAIN)):
             return leaf
-        return _restored(path_name(path), leaf, _at(saved, _keys(path), path_name(path)))
+        keys = _keys(path)
+        return _restored(".".join(keys), leaf, _at(saved, keys))
 
     return jax.tree_util.tree_map_with_path(found, like, is_leaf=is_guard)
 
 
-def _at(nested: Mapping[str, Any], keys: tuple[str, ...], name: str) -> Any:
+def _at(nested: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     inner: Any = nested
     for key in keys:
         if not isinstance(inner, Mapping) or key not in inner:
-            raise CheckpointError(f"{name} is not in it")
+            raise CheckpointError(f"{'.'.join(keys)} is not in it")
         inner = inner[key]
     return inner
 
@@ -181,12 +180,12 @@ def _check_fit(name: str, like: Any, saved: Any) -> None:
 
 def _placed(saved: Any, like: Any) -> Any:
     """Return an array of the kind and dtype of ``like``, where it is."""
-    if isinstance(like, (np.ndarray, np.generic)):
-        array = np.array(saved, dtype=like.dtype)
-        return array[()] if isinstance(like, np.generic) else array
     if isinstance(saved, jax.Array):  # restored by Orbax, in its place
         return saved.astype(like.dtype)
-    array = np.asarray(saved).astype(like.dtype)
+    with np.errstate(over="ignore"):  # what becomes inf is found when all values are looked at
+        array = np.array(saved, dtype=like.dtype)
+    if isinstance(like, (np.ndarray, np.generic)):
+        return array[()] if isinstance(like, np.generic) else array
     weak = getattr(like, "weak_type", False) and not array.shape
     return _on_device(jnp.asarray(array.item()) if weak else jnp.array(array), like)
 

@@ -129,8 +129,9 @@ def scalars(opt_state: PyTree, prefix: str = "") -> dict[str, float]:
     """Return the last step as plain numbers for a logger. Reading them waits for the device.
 
     Keys: loss (left out if it was not given), grad_norm, loss_scale, clip_coefficient, applied (1 or 0),
-    reason (:class:`stablenum.Reason`), skipped_total, skipped_in_a_row. Loss and norm are NaN or inf if they
-    were so in the step. In a trace, :func:`stablenum_jax.metrics` returns these as arrays.
+    reason (:class:`stablenum.Reason`), skipped_total, skipped_in_a_row, and worst_rank where several devices
+    decide together and one of them can be named. Loss and norm are NaN or inf if they were so in the step. In
+    a trace, :func:`stablenum_jax.metrics` returns these as arrays.
 
     Args:
         opt_state: a pytree with one guard's state in it.

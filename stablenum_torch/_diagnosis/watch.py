@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from stablenum.commands.explain.courses import GOOD, MOST_IN_A_ROW
 from stablenum.commands.explain.frames import transparent
 from stablenum.commands.explain.plan import Failure, Sent
 from stablenum.commands.explain.session import FAILED, Doubt, Session
@@ -23,6 +24,7 @@ from stablenum.diagnosis.replay.descent import Descent
 from stablenum.diagnosis.replay.growth import Growth
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum.diagnosis.replay.source_files import users_frame
+from stablenum.errors import NonFiniteError
 from stablenum_torch._diagnosis.audit import setting_problems, state_problems
 from stablenum_torch._diagnosis.by_hand import (
     REPAIRS,
@@ -33,6 +35,7 @@ from stablenum_torch._diagnosis.by_hand import (
     tensors_of,
     unwrapped,
 )
+from stablenum_torch._diagnosis.guarded_steps import Found, GuardedSteps
 from stablenum_torch._diagnosis.optimizers import largest, parameters_of, rate_of, will_skip
 from stablenum_torch._diagnosis.poisoned import Buffers
 from stablenum_torch._diagnosis.rates import Rates
@@ -47,12 +50,8 @@ from stablenum_torch._step.optimizer import GuardedOptimizer
 __all__ = ["watch"]
 
 _Line: TypeAlias = tuple[str, int]  # file and number
-# After so many bad losses without a good one between them, the script is no longer taken to cope with them.
-PATIENCE = 25
 # So many operations before the first step are recorded: a few seconds' worth.
 MOST_PREPARED = 20_000
-# So many steps of other optimizers show that a script trains on without the one that it has ruined.
-GOOD = 3
 
 
 def watch(session: Session) -> None:
@@ -110,6 +109,7 @@ class _Watcher:
         self.reproduced = True if session.plan.again else None
         self.growth, self.descent = Growth(), Descent()
         self.buffers, self.rates = Buffers(), Rates()
+        self.guarded = GuardedSteps(session)
         self.last_stepped: set[int] = set()  # the ids of the parameters of the last step
         self._named: dict[int, str] = {}
         self.scaled = False  # losses are scaled, and steps that overflow are skipped
@@ -181,6 +181,8 @@ class _Watcher:
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.session.over or self.look(self.inside_a_step, sys._getframe(1)) is True:
             return
+        if isinstance(optimizer, GuardedOptimizer):
+            self.look(self.end_guarded_step, optimizer)
         self.look(self.check_parameters, optimizer)
         for broken in self.broken:
             broken.others += broken.optimizer() is not optimizer
@@ -225,12 +227,25 @@ class _Watcher:
             return
         bad = [p for p in parameters_of(optimizer) if p.grad is not None and not finite(p.grad)]
         used = self.finite_anyway and any(p.grad is not None for p in parameters_of(optimizer))
-        if (bad or used) and self.bad_loss is not None:
-            self.end(optimizer, self.bad_loss.failure, self.bad_loss.report)
-        elif bad:
-            self.fail("gradient", bad, [p.grad for p in bad], optimizer)
-        else:
+        if not (bad or used):
             self.note_good_gradients()
+        elif isinstance(optimizer, GuardedOptimizer):
+            self.guarded.expect_skip(optimizer, lambda: self.found_in_gradients(bad))
+            self.bad_loss, self.finite_anyway = None, False
+        else:
+            self.end(optimizer, *self.found_in_gradients(bad))
+
+    def found_in_gradients(self, bad: Sequence[torch.Tensor]) -> Found:
+        """Return the failure of gradients that an optimizer is about to use, or that of their loss."""
+        if self.bad_loss is not None:
+            return self.bad_loss.failure, self.bad_loss.report
+        return self.described("gradient", bad, [p.grad for p in bad])
+
+    def end_guarded_step(self, optimizer: GuardedOptimizer) -> None:
+        """See whether a guard has skipped a bad step. One that it has applied all the same is a failure."""
+        applied = self.guarded.ended(optimizer)
+        if applied is not None and self.broken_by(optimizer) is None:
+            self.end(optimizer, *applied)
 
     def broken_by(self, optimizer: torch.optim.Optimizer) -> _Broken | None:
         """Return the step of the optimizer that failed; None if none did."""
@@ -254,7 +269,7 @@ class _Watcher:
         bad = [p for p in parameters_of(optimizer) if id(p) not in self.bad_from_the_start and not finite(p)]
         if bad:
             self.settings = setting_problems(optimizer)
-            self.fail("setting" if self.settings else "parameter", bad, bad, optimizer)
+            self.end(optimizer, *self.described("setting" if self.settings else "parameter", bad, bad))
 
     def note_growth(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Note how large the parameters are, and the gradients if an optimizer is about to use them."""
@@ -304,8 +319,8 @@ class _Watcher:
         if not self.scaled:
             self.note_loss(tensors_of(given))
         # A scaled loss that overflows is left to the scaler, unless the loss itself was bad.
-        if bad and self.scaled and any(t.isnan().any() for t in bad):
-            self.fail("loss", [], bad)
+        if bad and self.scaled and not self.guarded.loss_known and any(t.isnan().any() for t in bad):
+            self.session.found(*self.described("loss", [], bad))
         self.bad_root = bool(bad) and not self.scaled
         if self.bad_root:
             stepped = self.stepped()
@@ -380,14 +395,16 @@ class _Watcher:
         for gradients in self.by_hand:
             gradients.repaired |= any(gradients.hold(x) for x in (*args, *kwargs.values()))
 
-    def before_scale(self, scaler: Any, outputs: Any) -> None:
-        if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
+    def before_scale(self, scaler: Any, outputs: Any = ()) -> None:
+        guards = isinstance(scaler, GuardedOptimizer)
+        if not (scaler.scales_loss if guards else scaler.is_enabled()):
             return
         self.scaled = True
-        outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
-        bad = [t for t in outputs if isinstance(t, torch.Tensor) and not finite(t)]
-        if bad:
-            self.fail("loss", [], bad)
+        bad = [t for t in tensors_of(outputs) if not finite(t)]
+        if bad and guards:
+            self.guarded.expect_skip(scaler, lambda: self.described("loss", [], bad), known=True)
+        elif bad:
+            self.session.found(*self.described("loss", [], bad))
 
     def before_look(self, *args: Any, **kwargs: Any) -> None:
         """Check a tensor only if training could minimise it: a single number with a gradient."""
@@ -434,7 +451,7 @@ class _Watcher:
         self.last_doubt = loss, doubt
         self.doubted_loss = True
         self.doubt_buffers()
-        if self.bad_losses > PATIENCE:
+        if self.bad_losses > MOST_IN_A_ROW:
             self.session.give_up(doubt)
         return doubt
 
@@ -485,7 +502,8 @@ class _Watcher:
         self.look(self.explain_error, error)
 
     def explain_error(self, error: BaseException) -> None:
-        if self.broken:  # the error comes of that
+        # The error comes of a step that failed, or of the steps that a guard has skipped.
+        if self.broken or (self.guarded.unsettled and isinstance(error, NonFiniteError)):
             return
         read = bad_in_frames(error)
         if not is_about_numbers(error, read):
@@ -501,21 +519,12 @@ class _Watcher:
             report = self.window.report(read, **known) if read else self.window.report_of_last(**known)
         self.outcome.report = None if report is None else report.to_dict()
 
-    def fail(
-        self,
-        what: str,
-        parameters: Sequence[torch.Tensor],
-        bad: Sequence[Any],
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> None:
-        """End the script, with an explanation if the step was recorded; that of an optimizer later."""
+    def described(self, what: str, parameters: Sequence[torch.Tensor], bad: Sequence[Any]) -> Found:
+        """Return a failure, with its explanation if the step was recorded."""
         names = names_in_modules(parameters)
         failure = Failure(step=self.step, what=what, names=self.settings if what == "setting" else names)
         if self.window is None:
-            if optimizer is None:
-                self.session.found(failure)
-            self.end(optimizer, failure)
-            return
+            return failure, None
         known: dict[str, Any] = {"loss_finite": what != "loss"}
         known |= {"gradient": {"bad_gradients": names}, "loss": {}}.get(what, {"bad_updates": names})
         if what in ("parameter", "setting"):
@@ -523,10 +532,7 @@ class _Watcher:
         else:
             self.note_growth()
             known |= self.blown_up()
-        report = self.explained(bad, known)
-        if optimizer is None:
-            self.session.found(failure, report)
-        self.end(optimizer, failure, report)
+        return failure, self.explained(bad, known)
 
     def explained(self, bad: Sequence[Any], known: dict[str, Any]) -> Report:
         """Return the report on values in the recorded step."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from stablenum.checkpoints.codec import ALONE, Codec, Ranks, on_each
 from stablenum.checkpoints.settings import StoreSettings
 from stablenum.checkpoints.store import Store
-from stablenum.errors import CheckpointError, bad_type
+from stablenum.errors import bad_type
 from stablenum.settings_checks import check_choice
 from stablenum_torch._devices.ranks import check_group, several_ranks
 from stablenum_torch._recovery.dcp_folder import DcpFolder
@@ -150,8 +150,8 @@ class Checkpoints:
         loading = on_each(store.ranks, lambda: Loading(state, values, where))
         try:
             on_each(store.ranks, loading.load)
-        except (CheckpointError, OSError):
-            loading.undo()  # another rank has failed
+        except BaseException:  # it does not fit, here or on another rank, or Ctrl-C was pressed
+            loading.undo()
             raise
         return loaded.step
 

@@ -16,16 +16,16 @@ from torch.distributed import checkpoint
 import stablenum
 from stablenum.checkpoints.codec import Ranks, on_each
 from stablenum.checkpoints.finiteness import NonFinite
-from stablenum.checkpoints.structure import put_together, taken_apart
+from stablenum.checkpoints.structure import array_names, put_together, taken_apart
 from stablenum.errors import CheckpointError
 from stablenum_torch._devices.ranks import initialized, is_dtensor
-from stablenum_torch._recovery.entries import nonfinite
+from stablenum_torch._recovery.entries import leaves, nonfinite
 from stablenum_torch._recovery.safetensors_file import is_tensor, read_plain, write_plain
 from stablenum_torch._recovery.states import State
 
 __all__ = ["DcpFolder"]
 
-_PLAIN = "state-{:05d}.json"
+_PLAIN, _OWN = "state-{:05d}.json", "rank {}/{}"
 
 
 class DcpFolder:
@@ -48,7 +48,8 @@ class DcpFolder:
         def prepared() -> dict[str, Tensor]:
             plain, tensors = taken_apart(state.values, is_tensor)
             write_plain(folder / _PLAIN.format(self._ranks.rank), plain)
-            return tensors
+            shared = _shared(state.objects)
+            return {_place(n, t, shared, self._ranks.rank): t for n, t in tensors.items()}
 
         tensors = on_each(self._ranks, prepared)
         # The store flushes the files.
@@ -56,25 +57,26 @@ class DcpFolder:
         self._with_dcp(lambda: checkpoint.save(tensors, storage_writer=writer, **self._together()))
 
     def read(self, folder: Path, like: State) -> State:
-        def prepared() -> tuple[Any, dict[str, Tensor]]:
-            metadata = checkpoint.FileSystemReader(folder).read_metadata().state_dict_metadata
-            current = taken_apart(like.values, is_tensor)[1]
-            found = {name: _template(name, entry, current, like.objects) for name, entry in metadata.items()}
-            return read_plain(self._own_plain(folder)), found
+        def prepared() -> tuple[Any, dict[str, str], dict[str, Tensor]]:
+            entries = checkpoint.FileSystemReader(folder).read_metadata().state_dict_metadata
+            current = {name: leaf for name, leaf in leaves(like.values) if is_tensor(leaf)}
+            # Where fewer ranks have saved, the others get what rank 0 had.
+            rank = self._ranks.rank if (folder / _PLAIN.format(self._ranks.rank)).exists() else 0
+            plain = read_plain(folder / _PLAIN.format(rank))
+            own = {name: _OWN.format(rank, name) for name in array_names(plain)}
+            places = {name: place if place in entries else name for name, place in own.items()}
+            into = {p: _template(n, entries[p], current, like.objects) for n, p in places.items()}
+            return plain, places, into
 
         try:
-            plain, tensors = on_each(self._ranks, prepared)
-            self._with_dcp(lambda: checkpoint.load(tensors, checkpoint_id=folder, **self._together()))
-            return State(put_together(plain, tensors))
+            plain, places, into = on_each(self._ranks, prepared)
+            self._with_dcp(lambda: checkpoint.load(into, checkpoint_id=folder, **self._together()))
+            return State(put_together(plain, {name: into[place] for name, place in places.items()}))
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"it cannot be read by torch.distributed.checkpoint: {error}") from error
 
     def nonfinite(self, state: State) -> list[NonFinite]:
         return nonfinite(state.values, state.buffers)
-
-    def _own_plain(self, folder: Path) -> Path:
-        own = folder / _PLAIN.format(self._ranks.rank)
-        return own if own.exists() else folder / _PLAIN.format(0)  # written by fewer ranks
 
     def _together(self) -> dict[str, Any]:
         return {"process_group": self._group, "no_dist": not initialized()}
@@ -96,6 +98,21 @@ class DcpFolder:
                 on_disk = all(map(_of_the_disk, failures))
                 kind = OSError if on_disk else RuntimeError
                 raise kind(f"rank {min(error.failures)}: {_told(failures[0])}") from error
+
+
+def _shared(objects: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return how the names begin of entries that all ranks have alike: those of models and optimizers."""
+    kinds = (torch.nn.Module, torch.optim.Optimizer)
+    return tuple(f"{name}." for name, value in objects.items() if isinstance(value, kinds))
+
+
+def _place(name: str, tensor: Tensor, shared: tuple[str, ...], rank: int) -> str:
+    """Return the name under which a tensor is saved.
+
+    Ranks have generators, and positions in the data, of their own: of tensors with the same name, DCP would
+    save the first rank's.
+    """
+    return name if name.startswith(shared) or is_dtensor(tensor) else _OWN.format(rank, name)
 
 
 def _is_hidden(failure: BaseException) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +50,8 @@ def nonfinite(state: Any, buffers: Set[str] = frozenset()) -> list[NonFinite]:
 
 
 def _bad_number(leaf: Any) -> bool:
+    if isinstance(leaf, np.generic):
+        leaf = leaf.item()
     if isinstance(leaf, complex):
         return not (math.isfinite(leaf.real) and math.isfinite(leaf.imag))
     return isinstance(leaf, float) and not math.isfinite(leaf)
@@ -56,6 +59,8 @@ def _bad_number(leaf: Any) -> bool:
 
 def _parts(leaf: Any) -> list[Tensor]:
     """Return the plain tensors of numbers that hold the values of an entry."""
+    if isinstance(leaf, np.ndarray) and leaf.dtype.char in "efdFD":
+        leaf = torch.as_tensor(leaf.copy())  # torch warns of memory that cannot be written to
     if not isinstance(leaf, Tensor):
         return []
     if hasattr(leaf, "__tensor_flatten__"):  # DTensors, nested tensors, formats of other libraries
@@ -73,29 +78,35 @@ def _parts(leaf: Any) -> list[Tensor]:
 def _bad_tensors(parts: Iterable[tuple[int, Tensor]]) -> set[int]:
     """Return the numbers of the entries with a part that is not finite.
 
-    Tensors of one device and format are measured together, by their largest absolute value: it is NaN if an
-    element is, and cannot overflow. The host waits once for each device and format.
+    A tensor is finite if its largest and its smallest value are, which are NaN if an element is and cannot
+    overflow. The host waits once for each device and format.
     """
     alike: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}
     for i, part in parts:
         alike.setdefault((part.device, part.dtype), []).append((i, part))
     bad: set[int] = set()
-    for (_, dtype), group in alike.items():
-        tensors = [part for _, part in group]
-        if dtype in _MEASURED:
-            sizes = torch.stack(torch._foreach_norm(tensors, math.inf))
-        else:
-            sizes = torch.stack([part.to(torch.float32).abs().amax() for part in tensors])
-        finite = sizes.isfinite().tolist()
+    for group in alike.values():
+        finite = _are_finite([part for _, part in group]).tolist()
         bad |= {i for (i, _), good in zip(group, finite, strict=True) if not good}
     return bad
 
 
+def _are_finite(tensors: Sequence[Tensor]) -> Tensor:
+    """Return which tensors, all of one device and format, are finite: (n,) bool."""
+    if tensors[0].dtype not in _MEASURED:
+        tensors = [tensor.to(torch.float32) for tensor in tensors]
+    if not tensors[0].is_cpu:
+        return torch.stack(torch._foreach_norm(tensors, math.inf)).isfinite()  # a few kernels for all
+    # On a CPU that norm takes twelve times as long as both extremes.
+    smallest, largest = zip(*map(torch.aminmax, tensors), strict=True)
+    return torch.stack(smallest).isfinite() & torch.stack(largest).isfinite()
+
+
 def _described(name: str, leaf: Any, buffer: bool) -> NonFinite:
-    if not isinstance(leaf, Tensor):
+    parts = _parts(leaf)
+    if not parts:  # a number
         number = torch.tensor([leaf.real, leaf.imag], dtype=torch.float64)
         return NonFinite(name, "number", *_counts([number]), size=1)
-    parts = _parts(leaf)
     kind: Kind = "buffer" if buffer else "array"
     zero = all(bool((part.float()[part.float().isfinite()] == 0).all()) for part in parts)
     size = sum(part.numel() for part in parts)

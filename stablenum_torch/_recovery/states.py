@@ -81,10 +81,10 @@ class Loading:
         self._before: dict[str, Any] = {}
 
     def load(self) -> None:
-        """Load everything.
+        """Load everything. After any exception, call :meth:`undo`.
 
         Raises:
-            CheckpointError: it does not fit an object; nothing is changed.
+            CheckpointError: it does not fit an object.
         """
         name = ""
         try:
@@ -93,16 +93,14 @@ class Loading:
             for name, value in self._objects.items():
                 self._before[name] = copies[name]
                 self._put(name, value, self._values[name])
-        except BaseException as error:
-            self.undo()
-            if not isinstance(error, Exception):
-                raise  # Ctrl-C
+        except Exception as error:
+            said = str(error).rstrip(".")
             raise CheckpointError(
-                f"{self._where} does not fit {name!r}: {str(error).rstrip('.')}. Nothing was changed."
+                f"{self._where} does not fit {name!r}: {said}. Nothing was changed."
             ) from error
 
     def undo(self) -> None:
-        """Put back what was there before :meth:`load`."""
+        """Put back what was there before :meth:`load`, as far as that has come."""
         for name, value in self._before.items():
             self._put(name, self._objects[name] if is_stateful(self._objects[name]) else None, value)
         self._before = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,7 +23,8 @@ __all__ = ["TorchFile", "check_whole"]
 _FILE = "state.pt"
 # What torch.load() raises for a file that it cannot read.
 _UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError)
-_SAFE = (Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_SAFE: tuple[type, ...] = (Tensor, torch.nn.Parameter, torch.dtype, torch.device, torch.Size, *_PLAIN)
 
 
 class TorchFile:
@@ -56,13 +58,12 @@ class TorchFile:
     def _check_readable(self, folder: Path, state: State) -> None:
         """Read the file as :meth:`read` will, but for the contents of the tensors."""
         try:
-            torch.load(folder / _FILE, map_location="meta", weights_only=True, mmap=True)
+            torch.load(folder / _FILE, map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError as error:
-            odd = next((name for name, leaf in leaves(state.values) if not isinstance(leaf, _SAFE)), "state")
             raise TypeError(
-                f"{odd} must be a tensor or a plain value that torch.load(weights_only=True) can read; got "
-                f"{_kind_of(odd, state)}. Leave it out, convert it (an array with torch.as_tensor), or allow "
-                "its type with torch.serialization.add_safe_globals. Nothing was saved."
+                "the state must hold tensors and plain values that torch.load(weights_only=True) can read; "
+                f"{_oddity(state, error)}. Leave it out, convert it (an array with torch.as_tensor), or "
+                "allow its type with torch.serialization.add_safe_globals. Nothing was saved."
             ) from error
 
     def read(self, folder: Path, like: State) -> State:
@@ -111,6 +112,10 @@ def check_whole(state: State, format_name: str) -> None:
             )
 
 
-def _kind_of(name: str, state: State) -> str:
-    leaf = dict(leaves(state.values)).get(name)
-    return f"{type(leaf).__module__}.{type(leaf).__name__}"
+def _oddity(state: State, error: pickle.UnpicklingError) -> str:
+    """Return what in a state torch.load does not read: the first entry of another type, or the type alone."""
+    for name, leaf in leaves(state.values):
+        if type(leaf) not in _SAFE:
+            return f"{name} is {type(leaf).__module__}.{type(leaf).__name__}"
+    found = re.search(r"GLOBAL (\S+)", str(error))
+    return f"it has {found[1] if found else 'something else'}"

@@ -570,8 +570,9 @@ class GuardedOptimizer(Optimizer):
         """Return the last step as plain numbers for a logger. Reading them waits for the device.
 
         Keys: loss (left out if it was not given), grad_norm, loss_scale, clip_coefficient, applied (1 or 0),
-        reason (:class:`stablenum.Reason`), skipped_total, skipped_in_a_row. Loss and norm are NaN or inf if
-        they were so in the step.
+        reason (:class:`stablenum.Reason`), skipped_total, skipped_in_a_row, and worst_rank where several
+        ranks decide together and one of them can be named. Loss and norm are NaN or inf if they were so in
+        the step.
 
         Args:
             prefix: put in front of each key, such as ``"guard/"``.

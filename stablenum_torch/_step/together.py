@@ -16,15 +16,23 @@ from stablenum.guard.recorder import recorded_loss
 from stablenum.rules.clipping import AdaptiveGradClip, Units
 from stablenum.wide import Wide
 from stablenum_torch._devices.joint import Joint
-from stablenum_torch._devices.ranks import local_window
+from stablenum_torch._devices.ranks import local_part, local_window
 from stablenum_torch._devices.state import to_device
-from stablenum_torch._step.measure import gradient_norms_without_wait, in_float32, saturated, squares_of
+from stablenum_torch._step.measure import (
+    dense_values,
+    gradient_norms_without_wait,
+    in_float32,
+    saturated,
+    squares_of,
+)
 from stablenum_torch._step.measure_elements import Extremes, extremes_without_wait
 from stablenum_torch._step.measure_exactly import as_row, exact_norms, exact_sums, sum_of_rows
 from stablenum_torch._step.measure_units import parts_of_units
 
 __all__ = ["Together", "measured_together", "needs_rows", "widths"]
 
+# Float64 norms above the first number, whose squares overflow, are exchanged in units of the second.
+_HUGE, _HUGE_UNIT, _LARGEST = 1e150, 2.0**700, torch.finfo(torch.float64).max
 _COLUMNS = 4  # norm, worst parameter, loss, found_inf; then what the loss scale asks for
 
 
@@ -88,6 +96,7 @@ def measured_together(
         wide: whether norms are exchanged in float64, as those beyond float32's range have to be.
     """
     norms = gradient_norms_without_wait(params, device)
+    norms = _beyond_roots(params, norms) if wide else norms
     squares = squares_of(norms)
     extremes = extremes_without_wait(params, device, config.needs)
     part = (squares * joint.shares(device)).sum().sqrt()
@@ -109,12 +118,11 @@ def measured_together(
         sums = counted_once(own, joint.first(device), xp=torch_namespace)
         row = torch.cat([row, as_row(sums).to(dtype)])
     if rows:
-        values, places = _values(config, params, squares, device, joint, included)
-        table, vector = joint.exchange(row, values, places)
-        norms = torch.stack([vector[start] for start in joint.starts]).sqrt()
+        table, found = _joined_norms(config, params, norms, row, joint, included, wide=wide)
+        norms = torch.stack([found[start] for start in joint.starts])
     else:
-        table, vector = joint.exchange(row)
-    units = _units(config, params, vector, joint, included)
+        table, found = joint.exchange(row)
+    units = _units(config, params, found, joint, included)
     extremes = _of_ranks(table[:, _COLUMNS : len(columns)], config.needs)
     if sums is None:
         return Together(table, norms, units, extremes)
@@ -130,6 +138,16 @@ def _exact_norms(sums: Sums, joint: Joint) -> Tensor:
     digits = joined.T.reshape(len(top), LIMBS, DIGITS).int()
     found = exact_norms(carried(top, digits, xp=torch_namespace))
     return torch.ldexp(found.value.double(), found.power)
+
+
+def _beyond_roots(params: Sequence[Tensor], norms: Tensor) -> Tensor:
+    """Return the norms of this rank's parts of gradients on the host, of which those whose squares overflow
+    float64 are measured again."""
+    found = norms.clone()
+    for i in _is_huge(norms).nonzero().flatten().tolist():
+        part = dense_values(local_part(params[i].grad)).double()
+        found[i] = norms[i] * torch.linalg.vector_norm(part / norms[i])
+    return torch.where(torch.isfinite(norms), found.clamp(max=_LARGEST), norms)
 
 
 def _beyond_squares(norms: Tensor, shares: Tensor) -> Tensor:
@@ -169,25 +187,62 @@ def _of_ranks(table: Tensor, needs: frozenset[str]) -> Extremes:
 # --- values per parameter ----------------------------------------------------------------------
 
 
+def _joined_norms(
+    config: GuardConfig,
+    params: Sequence[Tensor],
+    norms: Tensor,
+    row: Tensor,
+    joint: Joint,
+    included: Sequence[bool],
+    *,
+    wide: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the rows of all ranks, and the norms of whole parameters and units in one vector."""
+
+    def joined(squares: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        values, places = _values(config, params, norms, squares, joint, included)
+        return joint.exchange(row, values, places)
+
+    if not wide:
+        table, sums = joined(squares_of)
+        return table, sums.sqrt()
+    table, sums = joined(_squares_of_ordinary)
+    _, huge = joined(_squares_of_huge)
+    found = torch.hypot(sums.sqrt(), huge.sqrt() * _HUGE_UNIT)
+    return table, torch.where(torch.isfinite(sums), found.clamp(max=_LARGEST), found)
+
+
+def _squares_of_ordinary(norms: Tensor) -> Tensor:
+    return torch.where(_is_huge(norms), 0.0, norms).square()
+
+
+def _squares_of_huge(norms: Tensor) -> Tensor:
+    return torch.where(_is_huge(norms), norms / _HUGE_UNIT, 0.0).square()
+
+
+def _is_huge(norms: Tensor) -> Tensor:
+    return torch.isfinite(norms) & (norms > _HUGE)
+
+
 def _values(
     config: GuardConfig,
     params: Sequence[Tensor],
-    squares: Tensor,
-    device: torch.device,
+    norms: Tensor,
+    squares: Callable[[Tensor], Tensor],
     joint: Joint,
     included: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:
     """Return what this rank adds to the joined vector, and where."""
+    device, rule = norms.device, config.unit_rule
     shares = joint.row_shares(device)
-    rule = config.unit_rule
     if rule is None:
-        return squares * shares, _places(joint, device, lambda: [np.asarray(joint.starts)])
+        return squares(norms) * shares, _places(joint, device, lambda: [np.asarray(joint.starts)])
     used = [len_of_units(rule, p, use) for p, use in zip(params, included, strict=True)]
-    values, each = [squares * shares], shares.unbind()
+    values, each = [squares(norms) * shares], shares.unbind()
     for which in ([p.grad for p in params], [p.detach() for p in params]):
         for i, (p, tensor, n) in enumerate(zip(params, which, used, strict=True)):
             if n:
-                values.append(squares_of(parts_of_units(rule, p, tensor, device)) * each[i])
+                values.append(squares(parts_of_units(rule, p, tensor, device)) * each[i])
 
     def places() -> list[np.ndarray]:
         own = [_own_units(rule, p) if n else np.zeros(0, np.int64) for p, n in zip(params, used, strict=True)]
@@ -213,13 +268,13 @@ def _own_units(rule: AdaptiveGradClip, param: Tensor) -> np.ndarray:
 
 
 def _units(
-    config: GuardConfig, params: Sequence[Tensor], vector: Tensor, joint: Joint, included: Sequence[bool]
+    config: GuardConfig, params: Sequence[Tensor], found: Tensor, joint: Joint, included: Sequence[bool]
 ) -> Units | None:
     if config.unit_rule is None:
         return None
     norms, weights = [], []
     for start, p, use in zip(joint.starts, params, included, strict=True):
         n = len_of_units(config.unit_rule, p, use)
-        norms.append(vector[start + 1 : start + 1 + n].sqrt())
-        weights.append(vector[start + 1 + n : start + 1 + 2 * n].sqrt())
+        norms.append(found[start + 1 : start + 1 + n])
+        weights.append(found[start + 1 + n : start + 1 + 2 * n])
     return Units(tuple(norms), tuple(weights))

@@ -42,6 +42,7 @@ def looked_at(path: Path) -> Outcome:
     return outcome
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("framework", "kind", "format_name"), GOOD)
 def test_a_good_checkpoint_is_called_good(framework, kind, format_name, tmp_path):
     path, _ = written(framework, kind, format_name, tmp_path)
@@ -73,6 +74,7 @@ def cases():
                 yield framework, kind, format_name, poison
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("framework", "kind", "format_name", "poison"), list(cases()))
 def test_all_planted_poison_is_named(framework, kind, format_name, poison, tmp_path):
     path, planted = written(framework, kind, format_name, tmp_path, poison)

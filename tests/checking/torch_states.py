@@ -128,7 +128,7 @@ def _as_dcp(state: dict[str, Any], folder: Path) -> Path:
 
 def _ours(kind: str) -> Callable[[dict[str, Any], Path], Path]:
     def write(state: dict[str, Any], folder: Path) -> Path:
-        allow = () if state["model"]["mask"].isnan().any() else ("*.mask",)
+        allow = ("extra.best_array",) if state["model"]["mask"].isnan().any() else ("extra.*", "*.mask")
         ours = stablenum_torch.Checkpoints(folder, format=kind, on_poisoned="set aside", allow=allow)
         found = ours.save(3, state)
         assert found is not None

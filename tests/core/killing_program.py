@@ -45,7 +45,7 @@ def killed_while_saving(
         if child == 0:
             _save_in_a_loop(store, state, step, writing)
         os.close(writing)
-        time.sleep(draw.uniform(0.0, 2.5 * took))
+        time.sleep(draw.uniform(0.0, 2.0 * took))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         with os.fdopen(reading, "rb") as pipe:

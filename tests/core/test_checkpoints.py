@@ -302,6 +302,33 @@ def test_a_disk_that_fails_at_any_call_leaves_what_was_there(run, monkeypatch, f
     assert store.steps() == [30, 40]
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux tells which file a number means")
+def test_everything_is_flushed_before_it_gets_its_name(run, monkeypatch):
+    """A power cut after the renaming must not leave empty files behind."""
+    calls: list[tuple[str, str]] = []
+    fsync, rename = os.fsync, os.rename
+
+    def noting_fsync(handle: int) -> None:
+        calls.append(("flushed", os.readlink(f"/proc/self/fd/{handle}")))
+        fsync(handle)
+
+    def noting_rename(source: Any, target: Any, **kwargs: Any) -> None:
+        calls.append(("renamed", str(target)))
+        rename(source, target, **kwargs)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "rename", noting_rename)
+    folder = store_in(run).save(30, state_of(30))
+    at = calls.index(("renamed", str(folder)))
+    flushed = [Path(path) for how, path in calls[:at] if how == "flushed"]
+    (hidden,) = {path for path in flushed if path.parent == run}
+    names = {path.relative_to(hidden).as_posix() for path in flushed if path != hidden}
+    assert {"parts", "parts/moments.json", "parts/weights.json"} <= names
+    assert any(name.startswith(".manifest") for name in names), "under its first name"
+    assert flushed[-1] == hidden
+    assert ("flushed", str(run)) in calls[at:]
+
+
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:
     """A disk with 64 kB."""

@@ -10,7 +10,7 @@ import pytest
 from stablenum import AdaGC, ClipByGlobalNorm, GuardConfig, Observation, Reason, SpikeGuard
 from stablenum.formats import FLOAT32_MAX, NO_LOSS
 from stablenum.guard.ranks import MAX_PARAMETERS, Ranks, parameter_of, rank_of
-from stablenum.guard.readout import history, metrics
+from stablenum.guard.readout import history, metrics, scalars
 from tests.backends import to_numpy
 
 INF, NAN = math.inf, math.nan
@@ -61,6 +61,7 @@ def test_a_bad_loss_on_one_rank_skips_the_step_and_names_the_rank(backend, bad):
     assert not bool(decision.apply)
     assert last["reason"] is Reason.NONFINITE_LOSS
     assert (last["worst_rank"], last["worst"].index) == (2, 7)
+    assert scalars(last)["worst_rank"] == 2
 
 
 def test_norms_of_ranks_are_joined_and_the_largest_is_named(backend):
@@ -138,5 +139,6 @@ def test_a_bad_gradient_that_all_ranks_have_names_none(backend):
     """A reduction has given it to all of them: the first is no more at fault than the last."""
     _, last = decided(backend, seen(backend, [NAN, NAN], [1.0, 1.0], worst=[3, 3]))
     assert (last["worst_rank"], last["worst"].index) == (None, 3)
+    assert "worst_rank" not in scalars(last)
     _, last = decided(backend, seen(backend, [NAN, NAN], [1.0, INF], worst=[3, 3]))
     assert (last["worst_rank"], last["worst"].index) == (1, 3)

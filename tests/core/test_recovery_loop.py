@@ -16,20 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablenum import (
-    Reason,
-    RecoveryEvent,
-    RecoveryPolicy,
-    RecoveryStopped,
-    Response,
-    Symptom,
-    SymptomCode,
-    Worst,
-)
+from stablenum import Reason, RecoveryEvent, RecoveryPolicy, RecoveryStopped, Response, Worst
 from stablenum.recovery.ledger import Ledger
 from stablenum.recovery.loop import Easing, Finding, RecoveryLoop
 from stablenum.recovery.plan import Rewind, Stop, plan
 from stablenum.recovery.snapshots import Snapshot, Snapshots
+from stablenum.recovery.symptoms import Symptom, SymptomCode
 
 
 class PythonsGenerator:

@@ -15,8 +15,9 @@ from stablenum.commands.explain.session import Session
 from tests.jax.watched import watched_with
 from tests.selection import REPEATS
 
-# Its tests need four devices; test_tracing_shards.py runs them in a process that has them.
-collect_ignore = [] if "device_count=4" in os.environ.get("XLA_FLAGS", "") else ["shards.py"]
+# Their tests need four devices; other tests run them in a process that has them.
+_ON_FOUR = ["joined_rules.py", "shards.py"]
+collect_ignore = [] if "device_count=4" in os.environ.get("XLA_FLAGS", "") else _ON_FOUR
 
 Step = Callable[..., tuple[Any, Any]]
 

@@ -54,6 +54,41 @@ def test_a_script_on_eight_devices(how: str, tmp_path: Path) -> None:
     assert "on the shard data=3 (device 3)" in said
 
 
+GUARDED = """
+import jax, jax.numpy as jnp, optax, stablenum_jax
+from jax.sharding import AxisType, PartitionSpec as P
+
+tx = optax.chain(stablenum_jax.guard(clip=1.0, axis_name="data"), optax.sgd(0.1))
+mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+params = {"w": jnp.ones(4)}
+state = tx.init(params)
+
+def step(params, state, x):
+    def loss_fn(params):
+        return jnp.mean((params["w"] * x) ** 2)
+
+    loss, grads = stablenum_jax.value_and_grad(loss_fn, state)(params)
+    return stablenum_jax.step(tx, params, state, grads, value=loss)
+
+specs = {"w": P("data")}, P()
+step = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(*specs, P("data")), out_specs=specs))
+for i in range(5):
+    params, state = step(params, state, jnp.ones(4) * (jnp.nan if i == 1 else 1.0))
+"""
+
+
+def test_a_guard_in_a_shard_map_gets_the_gradients_themselves(tmp_path: Path) -> None:
+    """The watch marks what an optimizer uses, and marked gradients are others than the script's."""
+    script = tmp_path / "guarded.py"
+    script.write_text(GUARDED, encoding="utf-8")
+    run = started(str(script), json=tmp_path / "report.json", devices=4)
+    said, _ = run.communicate(timeout=240)
+    assert run.returncode == 0, said
+    assert "Warning" not in said
+    assert "nothing went wrong in 5 watched calls" in said
+    assert "is not finite in call 1" in said
+
+
 @pytest.mark.slow(reason="starts two processes that wait for each other")
 def test_of_two_processes_the_first_reports_what_failed_in_the_second(tmp_path: Path) -> None:
     with socket.socket() as found:

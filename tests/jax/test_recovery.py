@@ -16,7 +16,8 @@ import optax
 import pytest
 
 import stablenum_jax
-from stablenum import RecoveryStopped, Response, SymptomCode
+from stablenum import RecoveryStopped, Response
+from stablenum.recovery.symptoms import SymptomCode
 from stablenum_jax._recovery.findings import Findings
 from tests.jax.recovering import (
     AGAIN,
@@ -99,6 +100,25 @@ def test_skips_in_a_row_take_the_run_back() -> None:
     event = only(run(spoil=scaled(31, 40, math.nan)))
     assert (event.symptom.code, event.symptom.origin) == (SymptomCode.SKIPS_IN_A_ROW, 31)
     assert event.symptom.step == 35
+
+
+def test_a_guard_that_has_halted_takes_the_run_back() -> None:
+    tx = optax.chain(stablenum_jax.guard(max_skips_in_a_row=2), optax.sgd(0.1))
+    params, spoil = {"w": jnp.zeros(4)}, scaled(31, 40, math.nan)
+
+    @jax.jit
+    def step(state: Any, batch: Any) -> Any:
+        loss, grads = jax.value_and_grad(lambda p: ((batch[0] @ p["w"] - batch[1]) ** 2).mean())(state[0])
+        return stablenum_jax.step(tx, *state, grads, value=loss)
+
+    recovery = stablenum_jax.Recovery((params, tx.init(params)), POLICY, data=batch_at)
+    for batch in recovery.batches(60):
+        recovery.state = step(recovery.state, spoil(recovery.step + 1, batch))
+    (event,) = recovery.events
+    assert (event.symptom.code, event.symptom.step) == (SymptomCode.SKIPS_IN_A_ROW, 35)
+    assert "the guard has halted the training" in event.symptom.detail
+    assert (event.symptom.origin, event.symptom.names) == (31, ())
+    assert recovery.history()[-1]["step"] == 59
 
 
 def test_a_loss_that_stays_high_takes_the_run_back() -> None:

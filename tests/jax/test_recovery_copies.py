@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -11,11 +12,17 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from stablenum import Response
 from stablenum_jax._recovery import copies
-from stablenum_jax._recovery.copies import copy_of
+from stablenum_jax._recovery.copies import Copy, copies_of
 from stablenum_jax._recovery.generators import ProcessGenerators
 from stablenum_jax._recovery.states import flattened, put_back, replaced
-from tests.jax.recovering import donating_step, once, put, run, same, train_step
+from tests.jax.recovering import POLICY, donating_step, once, put, run, same, train_step
+
+
+def _copy_of(leaf: Any) -> Copy:
+    (copy,) = copies_of([leaf])
+    return copy
 
 
 def _on_one_device() -> jax.Array:
@@ -57,7 +64,7 @@ def test_an_array_comes_back_as_it_was(
     if not has_host_memory:
         monkeypatch.setattr(copies, "_has_host_memory", lambda array: False)
     leaf, original = LEAVES[kind](), LEAVES[kind]()
-    copy = copy_of(leaf)
+    copy = _copy_of(leaf)
     leaf.delete()  # as donation does
     for _ in range(2):
         back = copy.again()
@@ -69,13 +76,13 @@ def test_an_array_comes_back_as_it_was(
 
 def test_other_leaves_come_back_as_they_were() -> None:
     array = np.arange(3.0)
-    copy = copy_of(array)
+    copy = _copy_of(array)
     array += 1
     once_more = copy.again()
     once_more += 1
     assert copy.again().tolist() == [0.0, 1.0, 2.0]
-    assert copy_of("text").again() == "text"
-    assert copy_of(jnp.tanh).again() is jnp.tanh
+    assert _copy_of("text").again() == "text"
+    assert _copy_of(jnp.tanh).again() is jnp.tanh
 
 
 def test_a_copy_of_a_large_donated_array_is_whole() -> None:
@@ -83,7 +90,7 @@ def test_a_copy_of_a_large_donated_array_is_whole() -> None:
     x = jnp.zeros(2_000_000)
     kept = []
     for _ in range(5):
-        kept.append(copy_of(x))
+        kept.append(_copy_of(x))
         x = add(x)
     ends = [(float(back.min()), float(back.max())) for back in (copy.again() for copy in kept)]
     assert ends == [(float(n), float(n)) for n in range(5)]
@@ -96,7 +103,8 @@ def test_a_copy_of_a_large_donated_array_is_whole() -> None:
 def test_snapshots_rewinds_and_easings_compile_nothing(step: Any) -> None:
     run(25, step=step)
     compiled = step._cache_size()
-    recovery = run(step=step, hurt=once(33, put(("params", "last"), float("nan"))))
+    policy = dataclasses.replace(POLICY, responses=(Response(rate=0.5, clip=1.0, steps=5),))
+    recovery = run(step=step, policy=policy, hurt=once(33, put(("params", "last"), float("nan"))))
     assert len(recovery.events) == 1
     assert step._cache_size() == compiled == 1
 
@@ -108,12 +116,12 @@ def test_a_copy_does_not_wait_for_the_step(has_host_memory: bool, monkeypatch: p
 
     @jax.jit
     def step(x: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(0, 40, lambda _, y: jnp.tanh(y @ y), x)
+        return jax.lax.fori_loop(0, 200, lambda _, y: jnp.tanh(y @ y), x)
 
     x = jnp.eye(400)
-    done = jax.block_until_ready(step(x))  # compiled
+    done = _copy_of(step(x)).again()  # now all of it is compiled
     result = step(x)
-    copy = copy_of(result)
+    copy = _copy_of(result)
     assert not result.is_ready()
     assert same(copy.again(), done)
 
@@ -128,7 +136,7 @@ def test_objects_of_nnx_are_put_back_in_place() -> None:
     state = {"model": model, "more": [jnp.ones(2), None], "again": model, "rngs": nnx.Rngs(1)}
     kernel, key = np.asarray(model.kernel[...]), state["rngs"].default.count[...]
     leaves, structure = flattened(state)
-    held = [copy_of(leaf) for leaf in leaves]
+    held = copies_of(leaves)
     model.kernel[...] = model.kernel[...] + 1
     state["rngs"]()
     after = put_back({**state, "more": [jnp.zeros(2), None]}, [copy.again() for copy in held], structure)

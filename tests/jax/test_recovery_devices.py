@@ -50,10 +50,10 @@ def first_state():
     specs = jax.tree.map(lambda x: P(None, "data") if x.shape == (4, 8) else P(), opt_state)
     opt_state = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), opt_state, specs)
     key = jax.random.wrap_key_data(place(np.asarray(jax.random.key_data(jax.random.key(2))), P()))
-    return params, opt_state, key
+    return params, opt_state, key, jnp.asarray(0.0)  # a local one that is weakly typed
 
 def train_step(state, batch):
-    params, opt_state, key = state
+    params, opt_state, key, seen = state
     key, dropout = jax.random.split(key)
     def loss_fn(p):
         hidden = jnp.tanh(batch[0] @ p["first"])
@@ -61,9 +61,9 @@ def train_step(state, batch):
         return ((out - batch[1]) ** 2).mean()
     loss, grads = jax.value_and_grad(loss_fn)(params)
     params, opt_state = stablenum_jax.step(tx, params, opt_state, grads, value=loss)
-    return params, opt_state, key
+    return params, opt_state, key, seen + 1
 
-shardings = jax.tree.map(lambda x: x.sharding, first_state())
+shardings = (*jax.tree.map(lambda x: x.sharding, first_state()[:3]), NamedSharding(mesh, P()))
 step = jax.jit(train_step, donate_argnums=0, out_shardings=shardings)
 
 def nan_in_the_last_shard(state):
@@ -84,7 +84,7 @@ def digest(state):
     for leaf in jax.tree.leaves(state):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
-        found.update(str((leaf.dtype, leaf.shape, leaf.sharding)).encode())
+        found.update(str((leaf.dtype, leaf.weak_type, leaf.shape, leaf.sharding)).encode())
         for s in leaf.addressable_shards:
             found.update(np.asarray(s.data).tobytes())
     return found.hexdigest()
@@ -131,8 +131,8 @@ found["compiled"] = [*sizes, step._cache_size()]
 found["folder"] = kept
 found["ledger"] = os.path.exists(folder + "-2/recovery.json")
 
-from stablenum_jax._recovery.copies import copy_of
-copies = [copy_of(leaf) for leaf in jax.tree.leaves(first_state()[0])]
+from stablenum_jax._recovery.copies import copies_of
+copies = copies_of(jax.tree.leaves(first_state()[0]))
 found["bytes"] = [sum(b.nbytes for b in copy.blocks.values()) for copy in copies]
 print(json.dumps(found))
 """

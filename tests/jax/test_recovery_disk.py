@@ -20,7 +20,7 @@ import pytest
 import stablenum_jax
 from stablenum import CheckpointError, RecoveryStopped, Response
 from stablenum_jax._recovery.blocks import Block, region
-from stablenum_jax._recovery.copies import copy_from, copy_of
+from stablenum_jax._recovery.copies import Copy, copies_of, copy_from
 from stablenum_jax._recovery.generators import ProcessGenerators
 from tests.jax.recovering import (
     AGAIN,
@@ -36,6 +36,11 @@ from tests.jax.recovering import (
 )
 from tests.jax.recovery_kinds import DATA, KINDS, keyed_loader
 from tests.jax.test_recovery_copies import LEAVES
+
+
+def _copy_of(leaf: Any) -> Copy:
+    (copy,) = copies_of([leaf])
+    return copy
 
 
 def interrupted(
@@ -261,7 +266,7 @@ def test_a_training_that_begins_with_nan_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", LEAVES)
 def test_an_array_comes_back_from_plain_values(kind: str) -> None:
-    plain = copy_of(LEAVES[kind]()).to_plain()
+    plain = _copy_of(LEAVES[kind]()).to_plain()
     like = LEAVES[kind]()
     back = copy_from(plain, like).again()
     assert (back.dtype, back.sharding, back.committed) == (like.dtype, like.sharding, like.committed)
@@ -270,12 +275,12 @@ def test_an_array_comes_back_from_plain_values(kind: str) -> None:
 
 @pytest.mark.parametrize("leaf", [3, 2.5, True, "text", b"bytes", 1 + 2j, np.float32(1.5)])
 def test_plain_leaves_come_back_from_plain_values(leaf: Any) -> None:
-    back = copy_from(copy_of(leaf).to_plain(), leaf).again()
+    back = copy_from(_copy_of(leaf).to_plain(), leaf).again()
     assert (type(back), back) == (type(leaf), leaf)
 
 
 def test_functions_are_those_of_the_present_state() -> None:
-    assert copy_of(jnp.tanh).to_plain() is None
+    assert _copy_of(jnp.tanh).to_plain() is None
     assert copy_from(None, jnp.tanh).again() is jnp.tanh
 
 

@@ -87,6 +87,8 @@ def test_without_an_easing_updates_are_those_of_the_optimizer_bit_for_bit() -> N
     want, inner_state = updates_of(inner)
     assert same(updates, want)
     assert same(state.inner, inner_state)
+    # Here the update is among the numbers that a device may flush to zero when it multiplies them by 1.
+    assert same(updates_of(stablenum_jax.eased(optax.sgd(1.0)))[0], updates_of(optax.sgd(1.0))[0])
 
 
 def test_the_rate_multiplies_the_update_as_a_lower_learning_rate_does() -> None:
@@ -226,3 +228,19 @@ def test_on_ease_is_called_in_place_of_the_log(caplog: pytest.LogCaptureFixture)
     assert (end, last) == (None, None)
     assert (first.rate, first.wider, first.until) == (0.5, True, 16)
     assert second.until == 41
+
+
+def test_an_optimizer_of_nnx_is_eased_in_place() -> None:
+    from flax import nnx
+
+    model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    tx = stablenum_jax.guard(stablenum_jax.eased(optax.sgd(1.0)), escalate=EscalatePrecision())
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    state = eased_state((model, optimizer), Easing(0.5, None, True, 9))
+    assert state[1] is optimizer
+    assert float(optimizer.opt_state[1].rate[...]) == 0.5
+    assert level_of(optimizer) == 1
+    before = np.asarray(model.kernel[...])
+    grads = nnx.grad(lambda m: m(jnp.ones((1, 2))).sum())(model)
+    optimizer.update(model, grads)
+    np.testing.assert_allclose(model.kernel[...], before - 0.5)

@@ -268,3 +268,72 @@ def test_a_nan_that_the_script_writes_is_not_the_one_that_it_has_read(session: S
 
     report = found(session, run)
     assert report.findings[0].operation != "div", str(report)
+
+
+# ---------------------------------------------------------------------------------- NaN from the script
+
+
+def set_in_one_batch() -> None:
+    derivative = jax.jit(jax.value_and_grad(lambda w, x: jnp.mean((x @ w) ** 2)))
+    for i in range(4):
+        x = X if i < 3 else X.at[0, 1].set(jnp.nan)  # BAD
+        derivative(jnp.ones(2), x)
+
+
+def set_in_the_data() -> None:
+    data = jnp.ones((8, 2))
+    data = data.at[7, 0].set(float("nan"))  # BAD
+    data = (data - data[0]).at[0].set(1.0)
+    for i in range(4):
+        jax.value_and_grad(lambda w, x: jnp.mean((x @ w) ** 2))(jnp.ones(2), data[2 * i : 2 * i + 2])
+
+
+def chosen_by_where() -> None:
+    x = jnp.where(X > 3.0, jnp.nan, X)  # BAD
+    jax.jit(jax.grad(lambda w, x: jnp.mean((x @ w) ** 2)))(jnp.ones(2), x)
+
+
+def set_in_a_jitted_step() -> None:
+    @jax.jit
+    def step(w: jax.Array, i: int) -> jax.Array:
+        spoiled = X.at[0, 1].set(jnp.nan)  # BAD
+        x = jnp.where(i == 3, spoiled, X)
+        return w - 0.1 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+
+    w = jnp.ones(2)
+    for i in range(5):
+        w = step(w, i)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [set_in_one_batch, set_in_the_data, chosen_by_where, set_in_a_jitted_step],
+    ids=lambda f: f.__name__,
+)
+def test_a_nan_that_the_script_writes_is_bad_data(session: Session, script: Callable[[], Any]) -> None:
+    report = found(session, script)
+    first = report.findings[0]
+    assert first.place is not None
+    assert first.place.code.endswith("# BAD"), str(report)
+    assert (report.verdict.cause, first.phase, first.kind) == (Cause.BATCH, "before", "nan"), str(report)
+
+
+def test_an_array_of_numpy_into_which_the_script_writes_a_nan_is_bad_data(session: Session) -> None:
+    def run() -> None:
+        x = np.ones((4, 2), np.float32)
+        x[0, 0] = np.nan
+        jax.jit(jax.grad(lambda w, x: jnp.mean((x @ w) ** 2)))(jnp.ones(2), x)
+
+    assert found(session, run).verdict.cause is Cause.BATCH
+
+
+def test_a_number_that_is_written_after_a_bad_operation_leaves_its_origin(session: Session) -> None:
+    def run() -> None:
+        x = jnp.log(X - 1.5)  # BAD
+        x = x.at[1, 1].set(0.0)
+        jax.jit(jax.grad(lambda w, x: jnp.mean((x @ w) ** 2)))(jnp.ones(2), x)
+
+    report = found(session, run)
+    first = report.findings[0]
+    assert first.place is not None
+    assert (first.operation, first.place.code[-5:]) == ("log", "# BAD"), str(report)

@@ -19,11 +19,11 @@ import optax
 import pytest
 from flax import nnx
 
+from stablenum.commands.explain.courses import MOST_IN_A_ROW, Course
 from stablenum.commands.explain.session import Session
 from stablenum_jax import replay
 from stablenum_jax._diagnosis.replay.jax_internals import under_transformation
 from stablenum_jax._diagnosis.watch import judge, programs
-from stablenum_jax._diagnosis.watch.courses import Course
 from stablenum_jax._diagnosis.watch.judge import Judge
 from tests.jax.watched import assert_healthy, found
 from tests.selection import only, thinned
@@ -202,7 +202,7 @@ def test_a_script_that_is_bad_from_some_call_on_is_stopped_with_that_call(sessio
     def run() -> None:
         f = jax.jit(lambda x: jnp.log(x).sum())  # BAD
         for i in range(1000):
-            assert i < 3 * judge.MOST_IN_A_ROW
+            assert i < 3 * MOST_IN_A_ROW
             f(jnp.full(2, 1.0 if i < 5 else -1.0))
 
     assert found(session, run).findings[0].operation == "log"
@@ -218,7 +218,7 @@ def test_a_chain_that_is_bad_in_each_of_its_parts_is_stopped_with_the_gradient(s
     def run() -> None:
         w = jnp.eye(3)
         state = tx.init(w)
-        for _ in range(judge.MOST_IN_A_ROW + 5):
+        for _ in range(MOST_IN_A_ROW + 5):
             _, g = derivative(w)
             updates, state = tx.update(g, state, w)
             w = optax.apply_updates(w, updates)

@@ -212,6 +212,11 @@ def test_a_script_that_seeds_nothing_is_seeded(tmp_path):
         ("import sys\nsys.exit(7)", 7, "ended with exit code 7"),
         ("import sys\nsys.exit('no data')", 1, "no data"),
         ("raise ValueError('broken')", 1, "ended with ValueError: broken"),
+        (
+            "import jax\n@jax.jit\ndef f(x): raise ValueError('broken in a trace')\nf(1.0)",
+            1,
+            "ended with ValueError: broken in a trace",
+        ),
         ("raise SystemExit", 0, "nothing was watched"),
         ("import os\nos._exit(9)", 9, "a sudden exit of its process (exit code 9)"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", 137, "exit code 137"),

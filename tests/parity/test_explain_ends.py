@@ -102,7 +102,8 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[subprocess.
     outcome = tmp_path / "outcome.json"
     outcome.write_text(json.dumps(Outcome(exit_code=0).to_dict()))
     shell = tmp_path / "python"
-    shell.write_text(f'#!/bin/sh\ncp "{outcome}" "$4"\n')
+    # Without exec, the process that is ended would leave another one behind that goes on writing.
+    shell.write_text(f'#!/bin/sh\nexec cp "{outcome}" "$4"\n')
     shell.chmod(0o755)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(sys, "executable", str(shell))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 
+import jax
 import jax.numpy as jnp
 import optax
 import pytest
 import torch
+import torch.distributed as dist
 
 import stablenum
 import stablenum_jax
@@ -58,6 +60,34 @@ def test_both_frameworks_give_the_same_plain_numbers(step: str) -> None:
     expected = [f"guard/{k}" for k in KEYS if k != "loss" or STEPS[step][1] is not None]
     assert list(one) == expected
     assert one["guard/applied"] == (step in ("good", "no loss"))
+
+
+@pytest.fixture
+def one_rank():
+    """A process group of this process alone, which decides as any other group does."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_the_worst_rank_is_a_number_where_several_decide_together(one_rank: dist.ProcessGroup) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    opt = stablenum_torch.wrap(torch.optim.SGD([weight], lr=0.1), clip=1.0, process_group=one_rank)
+    weight.grad = torch.full((2,), 3.0)
+    opt.step()
+
+    tx = optax.chain(stablenum_jax.guard(clip=1.0, axis_name="devices"), optax.sgd(0.1))
+    params, grads = {"w": jnp.ones(2)}, {"w": jnp.full((2,), 3.0)}
+    mesh, whole = jax.make_mesh((1,), ("devices",)), jax.sharding.PartitionSpec()
+    step = jax.shard_map(
+        lambda p, s, g: stablenum_jax.step(tx, p, s, g), mesh=mesh, in_specs=whole, out_specs=whole
+    )
+    _, opt_state = step(params, tx.init(params), grads)
+
+    one, other = opt.scalars("guard/"), stablenum_jax.scalars(opt_state, "guard/")
+    assert json.dumps(one) == json.dumps(other)
+    assert list(one) == [f"guard/{k}" for k in (*KEYS[1:], "worst_rank")]
+    assert (type(one["guard/worst_rank"]), one["guard/worst_rank"]) == (int, 0)
 
 
 def test_a_bad_loss_is_shown_as_it_was() -> None:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 import torch
+import torch.distributed as dist
 
 import stablenum_jax
 import stablenum_torch
@@ -32,10 +33,10 @@ NAMES = {
 BAD = 1
 
 
-def torch_steps() -> list[dict[str, float]]:
+def torch_steps(**settings: Any) -> list[dict[str, float]]:
     """The scalars of three steps, of which the second has a NaN loss."""
     w = torch.nn.Parameter(torch.ones(2))
-    opt = stablenum_torch.wrap(torch.optim.SGD([w], lr=0.1), clip=1.0)
+    opt = stablenum_torch.wrap(torch.optim.SGD([w], lr=0.1), clip=1.0, **settings)
     rows = []
     for i in range(3):
         opt.zero_grad()
@@ -90,6 +91,24 @@ def test_tensorboard_keeps_nan(tmp_path):
     assert set(events.Tags()["scalars"]) == NAMES
     for name in NAMES:
         assert_equal([event.value for event in events.Scalars(name)], [row[name] for row in rows])
+
+
+def test_tensorboard_shows_the_worst_rank(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        rows = torch_steps(process_group=dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+    with SummaryWriter(tmp_path) as writer:
+        for step, row in enumerate(rows):
+            for name, value in row.items():
+                writer.add_scalar(name, value, step)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [event.value for event in events.Scalars("guard/worst_rank")] == [0.0] * len(rows)
 
 
 def wandb_rows(file: Path) -> Iterator[dict[str, str]]:

@@ -16,7 +16,7 @@ from tests.torch.training_states import same_state
 def state_of(step: int) -> dict[str, Any]:
     """A state that follows from its step."""
     draw = torch.Generator().manual_seed(step)
-    weights = {f"w{i}": torch.randn(50, 100, generator=draw) for i in range(10)}
+    weights = {f"w{i}": torch.randn(20, 50, generator=draw) for i in range(10)}
     return {"model": weights, "extra": {"step": step, "moments": torch.full((1000,), float(step))}}
 
 

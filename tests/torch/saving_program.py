@@ -67,6 +67,17 @@ def error_of(action: Callable[[], object]) -> list[str]:
         return [type(error).__name__, str(error)]
 
 
+class Stubborn:
+    """Takes its own state, and no other."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            raise KeyError("nothing fits")
+
+
 def fails(*args: Any, **kwargs: Any) -> Any:
     """Stands for a function that writes, on a full disk."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -77,11 +88,11 @@ def main(rank: int, store: str, folder: str) -> None:
     root, found = Path(folder), {}
     checkpoints = st.Checkpoints(root / "dcp", format="dcp")
 
-    run = training(sharded=True, steps=2) | {"rank": rank}
+    run = training(sharded=True, steps=2) | {"rank": rank, "rng": {"state": torch.full((2,), float(rank))}}
     for step in (1, 2):
         checkpoints.save(step, run)
     wanted = local(run)
-    fresh = training(sharded=True, steps=0) | {"rank": None}
+    fresh = training(sharded=True, steps=0) | {"rank": None, "rng": None}
     found["loaded"] = checkpoints.load(fresh)
     found["equal"] = same_state(local(fresh), wanted)
     found["sharded"] = [hasattr(s["exp_avg"], "placements") for s in fresh["optimizer"].state.values()]
@@ -123,6 +134,10 @@ def main(rank: int, store: str, folder: str) -> None:
         narrow["missing"] = 1
     kept_state = local(narrow)
     found["missing on one rank"] = error_of(lambda: checkpoints.load(narrow))
+    stubborn = training(sharded=True, steps=1) | {"rng": Stubborn() if rank == 1 else None}
+    kept_whole = local(stubborn)
+    found["fits on one rank"] = error_of(lambda: checkpoints.load(stubborn))
+    found["undone"] = same_state(local(stubborn), kept_whole)
     found["unchanged"] = same_state(local(narrow), kept_state) and same_state(local(run), before)
     found["steps"] = checkpoints.steps()
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import stablenum_torch as st
-from stablenum import AdaptiveGradClip, ClipByNorm
+from stablenum import AdaGC, AdaptiveGradClip, ClipByNorm
 from tests.huge_gradients import HUGE_GRADIENTS, recorded_norm
 
 OPTIMIZERS = ["fused", "foreach", "for-loop"]
@@ -112,3 +113,28 @@ def test_ordinary_steps_are_not_measured_again(monkeypatch):
     (norm,), record = moved([torch.full((10,), torch.inf)], scale=4.0)
     assert norm == 0
     assert record["applied"] is False
+
+
+# ---------------------------------------------------------------------------------- decided by a group
+
+
+@pytest.fixture
+def group():
+    """A process group of this process alone, which joins norms as any other group does."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("clip", "small"), [(ClipByNorm(1.0), 1.0), (AdaGC(max_norm=1.0), 0.0), (1.0, 0.0)], ids=str
+)
+@pytest.mark.parametrize("size", [1e100, 1e149, 1e151, 1e200, 1e300, 1e308])
+def test_float64_gradients_in_a_group_keep_the_norm_that_was_asked_for(group, size, clip, small):
+    params = [torch.nn.Parameter(torch.zeros(3, dtype=torch.float64)), torch.nn.Parameter(torch.zeros(4))]
+    opt = st.wrap(torch.optim.SGD(params, lr=1.0), clip=clip, process_group=group)
+    params[0].grad = torch.tensor([size, -size, 0.5 * size], dtype=torch.float64)
+    params[1].grad = torch.full((4,), 3.0)
+    opt.step()
+    norms = [float(torch.linalg.vector_norm(p.detach().double())) for p in params]
+    assert norms == pytest.approx([1.0, small], rel=1e-5, abs=1e-30)

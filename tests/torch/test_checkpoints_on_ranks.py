@@ -33,6 +33,14 @@ def test_shards_are_loaded_as_they_were_into_an_optimizer_without_a_step(ranks):
         assert found["sharded"] == [True] * 4
 
 
+def test_trap_each_rank_gets_its_own_generator_back(ranks, folder):
+    """DCP saves one of two tensors with the same name on two ranks. Above, each is "equal" to its own."""
+    state = {"rng": None, "rank": None}
+    st.Checkpoints(folder / "dcp", format="dcp").load(state)
+    assert state["rank"] == 0, "a process alone gets what rank 0 had"
+    assert state["rng"]["state"].tolist() == [0.0, 0.0]
+
+
 def test_a_poisoned_shard_of_one_rank_is_refused_on_both(ranks):
     kinds, texts = zip(*(found["poisoned shard"] for found in ranks), strict=True)
     assert set(kinds) == {"PoisonedStateError"}
@@ -78,6 +86,8 @@ def test_a_load_that_fails_on_one_rank_changes_nothing_on_both(ranks):
     for found in ranks:
         assert found["missing on one rank"][0] == "CheckpointError"
         assert found["unchanged"]
+        assert found["fits on one rank"][0] == "CheckpointError"
+        assert found["undone"], "on the rank where everything fits, too"
         assert found["steps"] == [1, 2], "nothing that failed is there"
 
 

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 import stablenum_torch as st
-from stablenum import RecoveryPolicy, RecoveryStopped, Response, SymptomCode
+from stablenum import RecoveryPolicy, RecoveryStopped, Response
+from stablenum.recovery.symptoms import SymptomCode
 from tests.torch.recovering import AGAIN, KINDS, Training, made_nan, numbered, same, sgd, whole_state
 
 QUICK = RecoveryPolicy(

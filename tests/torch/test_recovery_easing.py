@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import stablenum_torch as st
 from stablenum import AdaGC, ClipByGlobalNorm, EscalatePrecision, NonFiniteError, Response, ZClip
 from stablenum.recovery.loop import Easing
 from stablenum_torch._recovery.easing import Eased
@@ -136,3 +137,21 @@ def test_it_is_said_once_that_there_is_no_wider_format(caplog: pytest.LogCapture
         for _ in range(2):
             easing.ease(Easing(1.0, None, True, 10))
     assert caplog.text.count("Response.wider has no effect") == 1
+
+
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)])
+def test_a_compiled_step_follows(lr: Any) -> None:
+    w = torch.nn.Parameter(torch.zeros(3))
+    lr = lr.clone() if isinstance(lr, torch.Tensor) else lr
+    opt = st.wrap(torch.optim.AdamW([w], lr=lr, fused=True, weight_decay=0.0))
+    step, easing = torch.compile(opt.step, backend="eager"), Eased(opt)
+    moves = []
+    for number in range(9):
+        if number in (3, 6):
+            easing.ease(Easing(0.5, None, False, 9) if number == 3 else None)
+        before = w.detach().clone()
+        opt.zero_grad()
+        opt.backward(w.sum())
+        step()
+        moves.append(float((before - w.detach())[0]))
+    assert moves == pytest.approx([0.1] * 3 + [0.05] * 3 + [0.1] * 3, rel=1e-3)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from stablenum.commands.explain.courses import MOST_IN_A_ROW
 from stablenum_torch._diagnosis import watch
 from tests.selection import one_in_three, slow_unless
 from tests.torch.watched import Watching, assert_healthy, ended
@@ -189,7 +190,7 @@ def test_a_script_that_skips_every_batch_from_some_step_on_is_stopped(watching: 
     def run() -> None:
         model, optimizer = model_and_optimizer()
         for i in range(1000):
-            assert i < 3 * watch.PATIENCE
+            assert i < 3 * MOST_IN_A_ROW
             loss = model(torch.tensor([[1.0, 2.0 if i < 2 else NAN]])).square().mean()
             optimizer.zero_grad()
             loss.backward()

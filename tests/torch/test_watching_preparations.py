@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -106,3 +107,64 @@ def test_the_step_after_long_preparations_is_recorded(
     assert report.verdict.cause is Cause.BOUNDARY_DERIVATIVE, str(report)
     assert report.findings[0].place is not None
     assert report.findings[0].place.code.endswith("# BAD")
+
+
+# ---------------------------------------------------------------------------------- NaN from the script
+
+
+def written_before_other_numbers() -> Tensor:
+    data = torch.ones(20, 2)
+    data[4 * BAD_STEP, 1] = float("nan")  # BAD
+    data[0, 0] = 3.0
+    return data
+
+
+def written_by_a_mask() -> Tensor:
+    data = torch.ones(20, 2)
+    data[torch.arange(20) == 4 * BAD_STEP] = float("nan")  # BAD
+    return data
+
+
+def filled() -> Tensor:
+    data = torch.ones(20, 2)
+    data[4 * BAD_STEP].fill_(float("nan"))  # BAD
+    return data
+
+
+def copied_from_numpy() -> Tensor:
+    """NumPy's own writes are not seen, but the array is."""
+    values = np.ones((20, 2), np.float32)
+    values[4 * BAD_STEP, 0] = np.nan
+    return torch.from_numpy(values) * 1.0  # BAD
+
+
+@pytest.mark.parametrize(
+    "prepared",
+    [written_before_other_numbers, written_by_a_mask, filled, copied_from_numpy],
+    ids=lambda f: f.__name__,
+)
+def test_a_nan_that_the_script_writes_is_bad_data(watching: Watching, prepared: Callable[[], Tensor]) -> None:
+    report = report_on(watching, prepared)
+    first = report.findings[0]
+    assert first.place is not None
+    assert first.place.code.endswith("# BAD"), str(report)
+    assert (report.verdict.cause, first.phase, first.kind) == (Cause.BATCH, "before", "nan"), str(report)
+
+
+def test_a_nan_that_the_script_writes_into_one_batch_is_bad_data(watching: Watching) -> None:
+    def run() -> None:
+        layer = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+        for step in range(BAD_STEP + 2):
+            x = torch.ones(4, 2)
+            if step == BAD_STEP:
+                x[0, 0] = float("nan")  # BAD
+            optimizer.zero_grad()
+            layer(x).square().mean().backward()
+            optimizer.step()
+
+    report = found(watching(record=True, step=BAD_STEP), run)
+    first = report.findings[0]
+    assert first.place is not None
+    assert first.place.code.endswith("# BAD"), str(report)
+    assert report.verdict.cause is Cause.BATCH

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -100,10 +102,12 @@ def _many(outcomes: Sequence[Outcome]) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False)
     for head in ("checkpoint", "", "format", "what was found"):
         table.add_column(head, overflow="fold")
+    within = os.path.commonpath([Path(outcome.path).parent for outcome in outcomes])
     for outcome in outcomes:
+        shown = os.path.relpath(outcome.path, within or ".")
         word = Text(outcome.word, style=_STYLES.get(outcome.word, "bold yellow"))
         verdict = outcome.verdict
-        table.add_row(Text(outcome.path), word, verdict.format if verdict else "", Text(_found(outcome)))
+        table.add_row(Text(shown), word, verdict.format if verdict else "", Text(_found(outcome)))
     return table
 
 
@@ -114,7 +118,8 @@ def _found(outcome: Outcome) -> str:
     if verdict.poison:
         more = len(verdict.poison) - 1
         return f"{verdict.poison[0]}" + (f" and {more} more" if more else "")
-    return f"suspicious: {verdict.suspicious[0].what}" if verdict.suspicious else ""
+    grave = [risk.what for risk in verdict.suspicious if risk.severity > Severity.WARNING]
+    return f"suspicious: {grave[0]}" if grave else ""
 
 
 def _sum(outcomes: Sequence[Outcome]) -> str:

@@ -17,7 +17,6 @@ import runpy
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -27,6 +26,7 @@ from stablenum.commands.explain.frames import without_our_frames
 from stablenum.commands.explain.imports import AfterImport
 from stablenum.commands.explain.launch import GRACE
 from stablenum.commands.explain.plan import Plan
+from stablenum.commands.explain.script_errors import last_line
 from stablenum.commands.explain.session import Session, Stop
 from stablenum.files import write_text
 
@@ -50,7 +50,7 @@ def run(session: Session) -> None:
             session.mark_failed()
     except BaseException as error:  # noqa: BLE001  the script's own error, shown as Python shows it
         outcome.exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
-        outcome.error = traceback.format_exception_only(error)[-1].strip()
+        outcome.error = last_line(error)
         sys.stdout.flush()
         error.__traceback__ = _own(error.__traceback__)
         for report in session.on_error if isinstance(error, Exception) and not session.over else ():

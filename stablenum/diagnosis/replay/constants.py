@@ -26,6 +26,9 @@ __all__ = [
 _MULTIPLYING = ("div", "matmul", "mul")
 _ADDING = ("add", "sub")
 _SPREADING = MOVING - SELECTING | {"cast"}
+# What joins all that it reads, and what writes into the first array that it reads.
+_JOINING = ("cat", "copy", "stack")
+_WRITING = ("index_put", "pad", "scatter")
 
 
 class InfiniteConstant(NamedTuple):
@@ -105,14 +108,22 @@ def is_placed_nan(trace: Trace, value: Value) -> bool:
     """Return whether a NaN is a constant, possibly broadcast; its origin is the step that lets it into a
     result.
 
-    Libraries return such a NaN where no result is defined (the sample variance of one item).
+    Libraries return such a NaN where no result is defined (the sample variance of one item). An array into
+    which a NaN was written is no constant, but data.
     """
     if value.producer is None:
         return value.role == "constant"
     step = trace.steps[value.producer]
     read = [v for v in trace.inputs_of(step) if v.nan]
-    spread = step.operation in MOVING - SELECTING and bool(read)
+    spread = step.operation in MOVING - SELECTING and bool(read) and not _writes_into_data(trace, step)
     return spread and all(is_placed_nan(trace, v) for v in read)
+
+
+def _writes_into_data(trace: Trace, step: Step) -> bool:
+    """Return whether a step puts what it reads among other numbers, which it reads, too."""
+    read = trace.inputs_of(step)
+    whole = read if step.operation in _JOINING else read[:1] if step.operation in _WRITING else ()
+    return any(not v.nan for v in whole)
 
 
 def _source(trace: Trace, value: Value) -> Value | None:

@@ -7,10 +7,19 @@ from typing import Any
 
 from stablenum.diagnosis.replay.causes import Cause
 from stablenum.diagnosis.replay.findings import Finding
+from stablenum.pickled_fields import pickled_by_name
 
 __all__ = ["Evidence", "Verdict"]
 
 
+# The fields before the modules were renamed.
+_EARLIER = (
+    "framework", "findings", "loss_finite", "bad_gradients", "bad_parameters", "bad_updates", "labels",
+    "reproduced", "loss_scale", "unscaled_finite", "norm_overflow", "state", "other_rank",
+)  # fmt: skip
+
+
+@pickled_by_name(_EARLIER)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """Everything that a replay found; None for checks that were not made.
@@ -88,6 +97,7 @@ class Evidence:
         )
 
 
+@pickled_by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The cause, the evidence for it, and what to do.

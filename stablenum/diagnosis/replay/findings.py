@@ -15,10 +15,19 @@ from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.upstream import Upstream, upstream_of
 from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
 from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_healed, is_selected, reads_data
+from stablenum.pickled_fields import pickled_by_name
 
 __all__ = ["Finding", "finding_of", "places_left", "refusal_of"]
 
 
+# The fields before the modules were renamed.
+_EARLIER = (
+    "operation", "phase", "kind", "primitive", "name", "module", "place", "frames", "where", "inputs",
+    "outputs", "scalars", "placed", "selected", "derivative", "wide_finite",
+)  # fmt: skip
+
+
+@pickled_by_name(_EARLIER)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """The operation at which a value was first not finite.
@@ -225,9 +234,10 @@ def _meets_zero(trace: Trace, step: Step) -> bool:
 def _moves_nan(trace: Trace, origin: Origin) -> bool:
     """Return whether a step moves, or computes with, a NaN that it read, which then is a constant."""
     step = origin.step
-    if step is None or origin.kind != "nan" or step.operation not in MOVING | {"add", "div", "mul", "sub"}:
+    if step is None or origin.kind != "nan":
         return False
-    return any(v.nan for v in trace.inputs_of(step))
+    computes = step.phase == "forward" or step.operation in MOVING | {"add", "div", "mul", "sub"}
+    return computes and any(v.nan for v in trace.inputs_of(step))
 
 
 # What makes a batch of data.

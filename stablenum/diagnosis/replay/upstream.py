@@ -9,6 +9,7 @@ from typing import Any
 from stablenum.diagnosis.replay.operations import MOVING, OF_A_DISTRIBUTION, SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.values import Place
+from stablenum.pickled_fields import pickled_by_name
 
 __all__ = ["Upstream", "upstream_of"]
 
@@ -26,6 +27,7 @@ _FEWEST_TURNS = 4
 _MOST_STEPS = 10_000
 
 
+@pickled_by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
     """What is known of the operations before another one.

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stablenum.pickled_fields import pickled_by_name
+
 __all__ = ["MOST_VALUES", "Place", "TensorStats", "plain"]
 
 # At most this many values around a failure are kept, so that no report leaks a batch.
 MOST_VALUES = 4
 
 
+@pickled_by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorStats:
     """Statistics of one tensor.
@@ -89,6 +92,7 @@ def plain(v: Any) -> Any:
     return [plain(x) for x in v] if isinstance(v, tuple) else v
 
 
+@pickled_by_name()
 @dataclass(frozen=True, slots=True)
 class Place:
     """A line of source.

@@ -19,10 +19,12 @@ from stablenum.diagnosis.report.sections import Sections, sections_of
 from stablenum.diagnosis.report.text import as_text
 from stablenum.errors import either
 from stablenum.files import write_text
+from stablenum.pickled_fields import pickled_by_name
 
 __all__ = ["Report"]
 
 
+@pickled_by_name()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The result of a diagnosis.

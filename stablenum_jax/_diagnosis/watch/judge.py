@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from stablenum.commands.explain.courses import GOOD, Course
 from stablenum.commands.explain.frames import raised_by_a_signal
 from stablenum.commands.explain.plan import Failure
 from stablenum.commands.explain.session import Doubt, Session
@@ -19,7 +20,6 @@ from stablenum.diagnosis.replay.judge import Evidence
 from stablenum_jax._diagnosis.replay.processes import spans_in
 from stablenum_jax._diagnosis.watch.adoption import Adoption, matters
 from stablenum_jax._diagnosis.watch.calls import Call
-from stablenum_jax._diagnosis.watch.courses import Course
 from stablenum_jax._diagnosis.watch.origins import Origins
 from stablenum_jax._diagnosis.watch.programs import Program
 from stablenum_jax._diagnosis.watch.results import Suspicion, floating_leaves, metrics_among, named, suspicion
@@ -27,11 +27,6 @@ from stablenum_jax._diagnosis.watch.sizes import carried, sizes_of
 from stablenum_jax._trees.state import is_guard
 
 __all__ = ["Judge"]
-
-# After so many bad results in a row, a function is no longer taken to recover.
-MOST_IN_A_ROW = 25
-# So many results in all, one of them after the bad one, show that the script copes with bad ones.
-GOOD = 3
 
 
 class Judge:
@@ -74,6 +69,7 @@ class Judge:
             self._trained += trains
         if not found or (program is not None and program.patience <= 0):
             return
+        trains = trains or found.skipped
         sound = self.explain(call, known_bad=found.known_bad, trains=trains, result=result)
         if program is not None:
             program.patience -= sound
@@ -128,7 +124,7 @@ class Judge:
         """
         course = self._courses[call.key]
         if not course.begins_badly():
-            if course.bad >= MOST_IN_A_ROW and course.doubt is not None:
+            if course.hopeless and course.doubt is not None:
                 self._session.give_up(course.doubt)
             return False
         report = self.report(call, known_bad=known_bad)
@@ -182,6 +178,8 @@ class Judge:
         earlier = self._origins.doubted_in((call.args, call.kwargs), infinite=brought)
         if earlier is not None:
             return earlier.failure, earlier.report or report
+        if report.verdict.cause is Cause.BATCH:
+            report = self._origins.placed(report, (call.args, call.kwargs))
         read = report.findings[0].outputs if report.verdict.cause is Cause.BATCH else ()
         for metric, doubt in self._metrics if read else ():
             if (metric.shape, metric.dtype.name) == (read[0].shape, read[0].dtype):
@@ -215,6 +213,6 @@ class Judge:
                 return True
             if not trains and self._trained >= trained + GOOD:
                 return True
-            return course.good > at and (course.good >= GOOD or self._trained >= trained + GOOD)
+            return course.recovered(at, others=self._trained - trained)
 
         return settled

@@ -11,7 +11,7 @@ import math
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +22,7 @@ from stablenum.commands.explain.plan import Failure
 from stablenum.commands.explain.script_errors import is_about_numbers
 from stablenum.commands.explain.session import Doubt, Session
 from stablenum.diagnosis import Place, Report
+from stablenum.diagnosis.replay.source_files import lines_around
 from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags, flags_of
 from stablenum_jax._diagnosis.watch.placing import users_line
 
@@ -33,15 +34,17 @@ _FED_BACK = 3
 
 @dataclass(eq=False)
 class _Origin:
-    """A line whose result was not finite although what it read was.
+    """A line whose result was not finite although what it read was, or that writes a NaN into data.
 
     Attributes:
-        doubt: what is in doubt.
+        line: the line.
+        doubt: what is in doubt; None for a NaN that the script writes, which is where it wants to have it.
         alive: how many arrays with its NaN exist.
         rounds: how often its NaN was fed back into a line that it had passed.
     """
 
-    doubt: Doubt
+    line: Place
+    doubt: Doubt | None = None
     alive: int = 0
     rounds: int = 0
 
@@ -93,7 +96,11 @@ class Origins:
             first = known[0]
             first.origin.rounds += line in first.passed
             self._follow(results, first.origin, first.passed | {line})
-        elif (origin := self._begun(line, name, replay, arguments, results)) is not None:
+            return
+        origin = self._begun(line, name, replay, arguments, results)
+        if origin is None and _writes_nan(arguments):
+            origin = _Origin(line)
+        if origin is not None:
             self._follow(results, origin, frozenset((line,)))
 
     def doubted_in(self, arguments: Any, *, infinite: bool) -> Doubt | None:
@@ -104,13 +111,23 @@ class Origins:
             infinite: whether infinities count, too.
         """
         for bad in self.among(arguments):
-            if infinite or bad.nan:
+            if bad.origin.doubt is not None and (infinite or bad.nan):
                 return bad.origin.doubt
         return None
 
+    def placed(self, report: Report, arguments: Any) -> Report:
+        """Return the report on a call with bad arguments, with the line in which the script wrote a NaN."""
+        written = next((b.origin.line for b in self.among(arguments) if b.origin.doubt is None), None)
+        first, *others = report.findings
+        if written is None or first.operation != "input":
+            return report
+        first = replace(first, place=written, around=lines_around(written), frames=(written,))
+        evidence = replace(report.evidence, findings=(first, *others))
+        return Report.of(evidence, notes=report.notes, seconds=report.seconds)
+
     def among(self, arguments: Any) -> Iterator[_Bad]:
         """Yield those arguments whose origin is known."""
-        for leaf in jax.tree.leaves(arguments):
+        for leaf in _leaves(arguments):
             found = self._bad.get(id(leaf))
             if found is not None:
                 yield found
@@ -135,18 +152,19 @@ class Origins:
         results: list[jax.Array],
     ) -> _Origin | None:
         """Return the origin of results that a finite argument did not bring; None if an argument did."""
-        read, made = _flags(jax.tree.leaves(arguments)), _flags(results)
+        read, made = _flags(_leaves(arguments)), _flags(results)
         if (read[0] or not made[0]) and any(read):
             return None
         origin = self._lines.get((line, name))
         if origin is None:
-            origin = self._lines[line, name] = self._doubted(name, replay())
+            origin = self._lines[line, name] = self._doubted(line, name, replay())
         return origin
 
-    def _doubted(self, name: str, report: Report) -> _Origin:
+    def _doubted(self, line: Place, name: str, report: Report) -> _Origin:
         name = report.findings[0].operation if report.findings else name
         failure = Failure(step=self.session.outcome.calls, what="operation", names=(name,), unit="call")
-        origin = _Origin(Doubt(failure, report, lambda: self._settled(origin)))
+        origin = _Origin(line)
+        origin.doubt = Doubt(failure, report, lambda: self._settled(origin))
         self.session.doubt(origin.doubt)
         return origin
 
@@ -174,6 +192,19 @@ def _is_computed(number: float) -> bool:
     return not math.isfinite(number) and all(
         number is not constant for constant in (jnp.nan, jnp.inf, math.nan)
     )
+
+
+def _leaves(arguments: Any) -> list[Any]:
+    """Return the leaves of arguments; that of an update in place (``x.at[0]``) is the array."""
+    return [getattr(leaf, "array", leaf) for leaf in jax.tree.leaves(arguments)]
+
+
+def _writes_nan(arguments: Any) -> bool:
+    """Return whether NaN is among the plain numbers of an operation, and not among its arrays."""
+    leaves = _leaves(arguments)
+    arrays = [leaf for leaf in leaves if isinstance(leaf, (jax.Array, np.ndarray)) and leaf.ndim]
+    plain = [leaf for leaf in leaves if not any(leaf is array for array in arrays)]
+    return _flags(plain)[0] and not _flags(arrays)[0]
 
 
 def _flags(leaves: list[Any]) -> Flags:

@@ -142,8 +142,8 @@ class TensorValues:
             unwritten = self._trace.values[storage.unwritten]
             unwritten.nan, unwritten.posinf, unwritten.neginf = flags
         value = self._trace.add_value(flags=flags)
-        # The step is attributed to the place of the last write.
-        writers = [v.producer for v in read if v.producer is not None]
+        # The step is attributed to the place of the last write; of a value that is bad, of a bad number.
+        writers = [v.producer for v in [v for v in read if not v.finite] or read if v.producer is not None]
         near = self._trace.steps[max(writers)] if writers else None
         self._trace.add_step(
             "copy",

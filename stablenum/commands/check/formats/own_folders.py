@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,15 +51,21 @@ def _merged(found: Sequence[Contents], plain: Sequence[Path]) -> tuple[list[Entr
     """Return the arrays and values, under the paths that the state has in the files of plain values."""
     arrays = {entry.path: entry for contents in found for entry in contents.arrays}
     values = {path: value for contents in found for path, value in contents.values.items()}
-    by_name = {entry.name.removesuffix(COMPLEX): entry for entry in arrays.values()}
+    stored = {entry.name.removesuffix(COMPLEX): entry for entry in arrays.values()}
     for file in plain:
-        for path, leaf in _leaves(_put_together(file, by_name), ()):
+        for path, leaf in _leaves(_put_together(file, stored | _of_rank(file, stored)), ()):
             if isinstance(leaf, Entry):
-                arrays.pop(leaf.path, None)
-                arrays[path] = dataclasses.replace(leaf, path=path)
+                arrays[leaf.path] = dataclasses.replace(leaf, path=path)
             else:
                 values[path] = leaf
     return list(arrays.values()), values
+
+
+def _of_rank(file: Path, stored: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return the arrays that one rank has for itself, under the names that they have in its file."""
+    number = re.search(r"\d+", file.stem)
+    own = f"rank {int(number[0]) if number else 0}/"
+    return {name.removeprefix(own): entry for name, entry in stored.items() if name.startswith(own)}
 
 
 def _put_together(file: Path, arrays: Mapping[str, Entry]) -> Any:

@@ -1,0 +1,90 @@
+"""``stablenum explain`` passes by what a guard skips if it applies steps afterwards, as in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import stablenum
+import stablenum_jax
+from stablenum.commands.explain.courses import MOST_IN_A_ROW
+from stablenum.commands.explain.session import Session
+from tests.jax.watched import assert_healthy, found
+
+
+def training(
+    bad: Callable[[int], bool], steps: int = 8, *, loss_known: bool = False, **settings: Any
+) -> Callable[[], None]:
+    """A training whose loss is finite, and whose gradient is not in some steps; or neither is."""
+
+    def run() -> None:
+        tx = optax.chain(stablenum_jax.guard(**settings), optax.sgd(0.01))
+        params = {"w": jnp.ones(2)}
+        state = tx.init(params)
+
+        def loss_fn(params: Any, x: jax.Array) -> jax.Array:
+            return jnp.sqrt(jnp.sum((params["w"] * x) ** 2))  # BAD
+
+        @jax.jit
+        def step(params: Any, state: Any, x: jax.Array) -> Any:
+            loss, grads = stablenum_jax.value_and_grad(loss_fn, state)(params, x)
+            return stablenum_jax.step(tx, params, state, grads, value=loss)
+
+        for i in range(steps):
+            value = (jnp.nan if loss_known else 0.0) if bad(i) else 1.0
+            params, state = step(params, state, jnp.full(2, value))
+            stablenum_jax.metrics(state)
+
+    return run
+
+
+@pytest.mark.parametrize("loss_known", [False, True])
+def test_what_a_guard_skips_is_passed_by(session: Session, loss_known: bool) -> None:
+    training(lambda i: i in (2, 5), loss_known=loss_known)()
+    session.outcome.exit_code = 0
+    assert_healthy(session)
+    assert "in call 2 (" in session.outcome.harmless
+
+
+def test_a_skip_after_which_the_guard_applies_nothing_is_a_failure(session: Session) -> None:
+    assert found(session, training(lambda i: i >= 6)).findings[0].operation == "sqrt"
+    assert session.outcome.failure is not None
+    assert session.outcome.failure.step == 6
+
+
+def test_a_skip_at_the_end_of_a_step_that_is_given_its_gradients_is_a_failure(session: Session) -> None:
+    def run() -> None:
+        tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.01))
+        params = {"w": jnp.ones(2)}
+        state = tx.init(params)
+        derivative = jax.jit(jax.grad(lambda params, x: jnp.sum(params["w"] * x)))
+        step = jax.jit(lambda params, state, grads: stablenum_jax.step(tx, params, state, grads))
+        for i in range(8):
+            grads = derivative(params, jnp.ones(2))
+            factor = jnp.nan if i == 7 else 1.0
+            params, state = step(params, state, jax.tree.map(lambda g, f=factor: g * f, grads))
+
+    assert found(session, run)
+    assert session.outcome.failure is not None
+
+
+def test_a_guard_that_skips_every_step_from_one_on_is_stopped(session: Session) -> None:
+    found(session, training(lambda i: i >= 5, steps=1000))
+    assert session.outcome.failure is not None
+    assert session.outcome.failure.step == 5
+    assert session.outcome.calls < 5 + 2 * MOST_IN_A_ROW
+
+
+def test_a_guard_that_ends_the_run_is_explained_by_the_first_step_that_it_skipped(session: Session) -> None:
+    run = training(lambda i: i >= 4, max_skips_in_a_row=3)
+    with pytest.raises(stablenum.NonFiniteError):
+        run()
+    session.outcome.exit_code = 1
+    session.conclude()
+    assert session.outcome.failure is not None
+    assert session.outcome.failure.step == 4
