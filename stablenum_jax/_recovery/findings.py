@@ -60,6 +60,13 @@ class Findings:
         elements = "1 element is" if total == 1 else f"{total} elements are"
         return [Finding(SymptomCode.POISONED_MOMENTS, f"the second moments of {elements} negative", names)]
 
+    def second_moments(self, state: PyTree) -> dict[str, float]:
+        """Return the largest second moment of each parameter; none if the optimizer is not known."""
+        found: dict[str, float] = {}
+        for (name, _), largest in _counted(_largest, _second_moments(state)):
+            found[name] = max(found.get(name, 0.0), largest)
+        return found
+
 
 # --- what is looked at -------------------------------------------------------------------------
 
@@ -114,6 +121,11 @@ def _nonfinite(leaves: list[Array]) -> Array:
 @jax.jit
 def _nan(leaves: list[Array]) -> Array:
     return jnp.stack([jnp.sum(jnp.isnan(_wide(leaf)), dtype=jnp.int32) for leaf in leaves])
+
+
+@jax.jit
+def _largest(leaves: list[Array]) -> Array:
+    return jnp.stack([jnp.max(jnp.real(_wide(leaf)), initial=0.0).astype(jnp.float32) for leaf in leaves])
 
 
 @jax.jit

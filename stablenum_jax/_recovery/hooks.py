@@ -124,6 +124,10 @@ class JaxHooks:
             raise RuntimeError(_NOT_ASSIGNED)
         return step
 
+    def second_moments(self) -> dict[str, float]:
+        """Return the largest second moment of each parameter."""
+        return self._findings.second_moments(self.state)
+
     def ease(self, easing: Easing | None) -> None:
         """Take the next steps more carefully, or as usual again."""
         ended = self._easing

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from stablenum.diagnosis.audit.entry_roles import TORCH_ROLES
 from stablenum.recovery.loop import Finding
 from stablenum.recovery.symptoms import SymptomCode
 from stablenum_torch._devices.ranks import local_part
@@ -64,6 +65,17 @@ class Search:
         """Return the names of the parameters, buffers and moments that are not finite."""
         return nonfinite(self._tensors())
 
+    def second_moments(self) -> dict[str, float]:
+        """Return the largest second moment of each parameter, of this rank's part; the host waits once for
+        each device."""
+        state, found = unwrapped(self._optimizer).state, {}
+        for name, p in self._named_parameters().items():
+            values = [_values(v) for key, v in state.get(p, {}).items() if _is_squared(key, v)]
+            parts = [part.max() for part in values if part is not None]
+            if parts:
+                found[name] = torch.stack([part.double() for part in parts]).max()
+        return _read(found)
+
     def _held(self) -> dict[str, Tensor]:
         """Return the parameters and buffers of all modules."""
         return {p + name: t for p, module in self._modules.items() for name, t in tensors_of(module).items()}
@@ -89,6 +101,19 @@ class Search:
         params = parameters_of(self._optimizer)
         others = own() if callable(own) else [f"parameter {i}" for i in range(len(params))]
         return {names.get(id(p), other): p for p, other in zip(params, others, strict=True)}
+
+
+def _is_squared(key: str, value: object) -> bool:
+    return isinstance(value, Tensor) and key in TORCH_ROLES and TORCH_ROLES[key].squared
+
+
+def _read(numbers: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return () tensors as floats; the host waits once for each device."""
+    of_device: dict[torch.device, list[str]] = {}
+    for name, number in numbers.items():
+        of_device.setdefault(number.device, []).append(name)
+    read = {d: torch.stack([numbers[n] for n in names]).tolist() for d, names in of_device.items()}
+    return {name: value for d, names in of_device.items() for name, value in zip(names, read[d], strict=True)}
 
 
 def _detail(names: Sequence[str]) -> str:

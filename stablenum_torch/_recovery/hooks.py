@@ -75,6 +75,9 @@ class TorchHooks:
     def findings(self, *, audit: bool) -> list[Finding]:
         return self._search.findings(with_audit=audit)
 
+    def second_moments(self) -> dict[str, float]:
+        return self._search.second_moments()
+
     def ease(self, easing: Easing | None) -> None:
         self._eased.ease(easing)
 

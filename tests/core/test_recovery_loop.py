@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import dataclasses
 import json
 import logging
@@ -43,6 +44,7 @@ class Training:
         self.rate = 0.1
         self.saved: dict[int, Snapshot] = {}
         self.moments_poisoned = False
+        self.second_moment = 1.0
 
     def train(self, target: float) -> None:
         gradient = (self.weight - target) + 0.01 * random.gauss(0, 1)
@@ -74,6 +76,7 @@ class Training:
         self.weight, self.momentum, self.record, generator = copy.deepcopy(state)
         random.setstate(generator)
         self.moments_poisoned = False
+        self.second_moment = 1.0
 
     def rows(self) -> Any:
         return self.record[-128:]
@@ -85,6 +88,9 @@ class Training:
         if audit and self.moments_poisoned:
             found.append(Finding(SymptomCode.POISONED_MOMENTS, "a moment is negative", ("weight",)))
         return found
+
+    def second_moments(self) -> dict[str, float]:
+        return {"weight": self.second_moment}
 
     def ease(self, easing: Easing | None) -> None:
         self.easings.append(easing)
@@ -165,14 +171,24 @@ def poisoned(training: Training) -> None:
     training.moments_poisoned = True
 
 
+def enlarged(training: Training) -> None:
+    training.second_moment = 1e30
+
+
 AGAIN = RecoveryPolicy(
     every=20, good_after=30, check_every=5, window=16, skips_in_a_row=4, runaway_steps=6,
     responses=(Response(skip_data=False),),
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("harm", [flipped, made_nan, poisoned])
-@pytest.mark.parametrize("step", [1, 37, 60, 101, 185])
+# A second moment is compared with that of the snapshot before, so not before the first.
+@pytest.mark.parametrize(
+    ("harm", "step"),
+    [
+        *itertools.product([flipped, made_nan, poisoned], [1, 37, 60, 101, 185]),
+        *itertools.product([enlarged], [37, 60, 101, 185]),
+    ],
+)
 def test_after_a_fault_of_the_machine_the_same_data_give_the_run_that_would_have_been(
     harm: Callable[[Training], None], step: int
 ) -> None:
@@ -472,6 +488,21 @@ def test_the_report_replays_the_first_skipped_step() -> None:
     with pytest.raises(RecoveryStopped, match=r"replayed:\n  log of 0 at train.py:12"):
         run(data=data, policy=policy, explain=explain)
     assert seen == [pytest.approx(1e20)]
+
+
+def test_second_moments_may_grow_with_the_gradients() -> None:
+    def hurt(training: Training, step: int) -> None:
+        training.second_moment += 100 * max((row["grad_norm"] for row in training.record), default=0.0) ** 2
+
+    _, loop = run(hurt=hurt)
+    assert loop.events == []
+
+
+def test_an_enlarged_second_moment_is_named() -> None:
+    _, loop = run(hurt=once(50, enlarged))
+    (event,) = loop.events
+    assert (event.symptom.code, event.symptom.names) == (SymptomCode.POISONED_MOMENTS, ("weight",))
+    assert "larger than any gradient explains" in event.symptom.detail
 
 
 # --- the plan ------------------------------------------------------------------------------------
