@@ -14,7 +14,7 @@ from stablenum.files import write_text
 from stablenum.guard.readout import StepRecord
 from stablenum.recovery.identifiers import Identifiers
 from stablenum.recovery.ledger import Ledger, RecoveryEvent
-from stablenum.recovery.moments import described
+from stablenum.recovery.moments import Moments, described
 from stablenum.recovery.plan import Rewind, Stop, plan
 from stablenum.recovery.positions import Generators, position_of
 from stablenum.recovery.reports import stopped_report
@@ -72,8 +72,8 @@ class Hooks(Protocol):
     def findings(self, *, audit: bool) -> list[Finding]:
         """Return what is bad in the state; the optimizer's state is audited too if ``audit`` is true."""
 
-    def second_moments(self) -> Mapping[str, float]:
-        """Return the largest second moment of each parameter, by name; none if they are not known."""
+    def moments(self) -> Mapping[str, Moments]:
+        """Return what the moments of each parameter are, by name; none if they are not known."""
 
     def ease(self, easing: Easing | None) -> None:
         """Take the next steps more carefully, or as usual again."""
@@ -206,7 +206,7 @@ class RecoveryLoop:
         return found + self._reported
 
     def _unexplained_moments(self) -> list[Finding]:
-        names = self._watch.moments.unexplained(self._hooks.second_moments())
+        names = self._watch.moments.unexplained(self._hooks.moments())
         return [Finding(SymptomCode.POISONED_MOMENTS, described(names), tuple(names))] if names else []
 
     # --- going back ----------------------------------------------------------------------------

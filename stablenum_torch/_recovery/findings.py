@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from stablenum.diagnosis.audit import Role
 from stablenum.diagnosis.audit.entry_roles import TORCH_ROLES
 from stablenum.recovery.loop import Finding
+from stablenum.recovery.moments import Moments
 from stablenum.recovery.symptoms import SymptomCode
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._diagnosis.audit import audit
@@ -65,16 +67,15 @@ class Search:
         """Return the names of the parameters, buffers and moments that are not finite."""
         return nonfinite(self._tensors())
 
-    def second_moments(self) -> dict[str, float]:
-        """Return the largest second moment of each parameter, of this rank's part; the host waits once for
-        each device."""
+    @torch.no_grad()
+    def moments(self) -> dict[str, Moments]:
+        """Return the moments of each parameter, of this rank's part; the host waits once for each device."""
         state, found = unwrapped(self._optimizer).state, {}
         for name, p in self._named_parameters().items():
-            values = [_values(v) for key, v in state.get(p, {}).items() if _is_squared(key, v)]
-            parts = [part.max() for part in values if part is not None]
-            if parts:
-                found[name] = torch.stack([part.double() for part in parts]).max()
-        return _read(found)
+            measured = _measured(state.get(p, {}))
+            if measured is not None:
+                found[name] = measured
+        return {name: Moments(*pair) for name, pair in _read(found).items()}
 
     def _held(self) -> dict[str, Tensor]:
         """Return the parameters and buffers of all modules."""
@@ -103,12 +104,25 @@ class Search:
         return {names.get(id(p), other): p for p, other in zip(params, others, strict=True)}
 
 
-def _is_squared(key: str, value: object) -> bool:
-    return isinstance(value, Tensor) and key in TORCH_ROLES and TORCH_ROLES[key].squared
+def _measured(entries: Mapping[str, Any]) -> Tensor | None:
+    """Return (2,) float64: the largest second moment of a parameter and its ratio, as in ``Moments``."""
+    by_role = {TORCH_ROLES[key]: _values(v) for key, v in entries.items() if key in TORCH_ROLES}
+    first, second = by_role.get(Role.FIRST), by_role.get(Role.SECOND)
+    if second is None:
+        return None
+    largest, ratio = second.max().double(), torch.zeros((), dtype=torch.float64, device=second.device)
+    if first is not None and first.shape == second.shape:
+        squares = torch.where(second > _floor(second.dtype), first.double().square() / second, 0.0)
+        ratio = squares.max().sqrt()
+    return torch.stack([largest, ratio])
 
 
-def _read(numbers: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return () tensors as floats; the host waits once for each device."""
+def _floor(dtype: torch.dtype) -> float:
+    return 1e10 * torch.finfo(dtype).tiny if dtype != torch.float16 else 1e-3
+
+
+def _read(numbers: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """Return tensors as floats; the host waits once for each device."""
     of_device: dict[torch.device, list[str]] = {}
     for name, number in numbers.items():
         of_device.setdefault(number.device, []).append(name)

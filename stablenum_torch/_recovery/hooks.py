@@ -11,6 +11,7 @@ from torch import nn
 from stablenum.checkpoints.finiteness import listed
 from stablenum.guard.readout import StepRecord
 from stablenum.recovery.loop import Easing, Finding
+from stablenum.recovery.moments import Moments
 from stablenum.recovery.positions import Generators
 from stablenum.recovery.snapshots import Snapshot
 from stablenum.recovery.symptoms import Symptom
@@ -75,8 +76,8 @@ class TorchHooks:
     def findings(self, *, audit: bool) -> list[Finding]:
         return self._search.findings(with_audit=audit)
 
-    def second_moments(self) -> dict[str, float]:
-        return self._search.second_moments()
+    def moments(self) -> dict[str, Moments]:
+        return self._search.moments()
 
     def ease(self, easing: Easing | None) -> None:
         self._eased.ease(easing)

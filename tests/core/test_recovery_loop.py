@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import dataclasses
+import itertools
 import json
 import logging
 import math
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from stablenum import Reason, RecoveryEvent, RecoveryPolicy, RecoveryStopped, Response, Worst
 from stablenum.recovery.ledger import Ledger
 from stablenum.recovery.loop import Easing, Finding, RecoveryLoop
+from stablenum.recovery.moments import Moments, MomentWatch
 from stablenum.recovery.plan import Rewind, Stop, plan
 from stablenum.recovery.snapshots import Snapshot, Snapshots
 from stablenum.recovery.symptoms import Symptom, SymptomCode
@@ -89,8 +90,8 @@ class Training:
             found.append(Finding(SymptomCode.POISONED_MOMENTS, "a moment is negative", ("weight",)))
         return found
 
-    def second_moments(self) -> dict[str, float]:
-        return {"weight": self.second_moment}
+    def moments(self) -> dict[str, Moments]:
+        return {"weight": Moments(self.second_moment)}
 
     def ease(self, easing: Easing | None) -> None:
         self.easings.append(easing)
@@ -502,7 +503,22 @@ def test_an_enlarged_second_moment_is_named() -> None:
     _, loop = run(hurt=once(50, enlarged))
     (event,) = loop.events
     assert (event.symptom.code, event.symptom.names) == (SymptomCode.POISONED_MOMENTS, ("weight",))
-    assert "larger than any gradient explains" in event.symptom.detail
+    assert event.symptom.detail == "the second moments of 1 parameter are such as no gradients make"
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95), (0.95, 0.99), (0.0, 0.999), (0.9, 0.9999)])
+def test_moments_of_any_gradients_are_explained(betas: tuple[float, float]) -> None:
+    first, second, largest = 0.0, 0.0, 0.0
+    draw = random.Random(str(betas))
+    for _ in range(3000):
+        g = math.exp(draw.gauss(0, 4)) if draw.random() < 0.1 else draw.gauss(0, 1e-3)
+        first = betas[0] * first + (1 - betas[0]) * g
+        second = betas[1] * second + (1 - betas[1]) * g * g
+        largest = max(largest, abs(first) / math.sqrt(second))
+    b1, b2 = betas
+    assert largest <= 1.001 * (1 - b1) / math.sqrt((1 - b2) * (1 - b1 * b1 / b2))
+    assert MomentWatch().unexplained({"w": Moments(second, largest)}) == []
+    assert MomentWatch().unexplained({"w": Moments(second, 1000 * largest)}) == ["w"]
 
 
 # --- the plan ------------------------------------------------------------------------------------
