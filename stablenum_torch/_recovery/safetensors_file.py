@@ -69,7 +69,7 @@ class SafetensorsFile:
             raise CheckpointError(f"{_TENSORS} or {_PLAIN} cannot be read: {error}") from error
 
     def nonfinite(self, state: State) -> list[NonFinite]:
-        return nonfinite(state.values, state.buffers)
+        return nonfinite(state.values, state.kinds)
 
 
 def is_tensor(value: object) -> bool:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+import math
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from stablenum.checkpoints.finiteness import Kind
+from stablenum.checkpoints.names import is_record, is_setting, kind_of_number
 from stablenum.errors import CheckpointError, bad_type
 from stablenum_torch._devices.ranks import is_dtensor
 from stablenum_torch._recovery.entries import leaves
@@ -19,12 +24,12 @@ class State(NamedTuple):
 
     Attributes:
         values: for each name, a state dict or a plain value.
-        buffers: the names of the entries that a module holds and does not train.
+        kinds: those of the tensors that are not like parameters, by name.
         objects: for each name, the object or the plain value that was given.
     """
 
     values: dict[str, Any]
-    buffers: frozenset[str] = frozenset()
+    kinds: Mapping[str, Kind] = {}
     objects: Mapping[str, Any] = {}
 
 
@@ -49,12 +54,31 @@ def captured(objects: Any) -> State:
             raise ValueError(
                 f"{name} is on the meta device and has no values. Initialise it, as with to_empty()."
             )
-    return State(values, _buffers(objects), objects)
+    return State(values, dict(_kinds(objects, values)), objects)
 
 
-def _buffers(objects: Mapping[str, Any]) -> frozenset[str]:
-    modules = {name: value for name, value in objects.items() if isinstance(value, nn.Module)}
-    return frozenset(f"{name}.{b}" for name, module in modules.items() for b, _ in module.named_buffers())
+def _kinds(objects: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[tuple[str, Kind]]:
+    """Yield the kinds of buffers, and of single numbers outside of models and of optimizers' moments."""
+    in_training = any(map(is_stateful, objects.values()))
+    for name, owner in objects.items():
+        if isinstance(owner, nn.Module):
+            yield from ((f"{name}.{buffer}", "buffer") for buffer, _ in owner.named_buffers())
+            continue
+        for path, leaf in leaves(values[name], name):
+            keys = path.split(".")
+            if _is_one_number(leaf) and _is_record(owner, keys, in_training):
+                yield path, kind_of_number(keys, optimizer=isinstance(owner, Optimizer))
+
+
+def _is_one_number(leaf: Any) -> bool:
+    return isinstance(leaf, (Tensor, np.ndarray)) and math.prod(leaf.shape) == 1
+
+
+def _is_record(owner: Any, keys: Sequence[str], in_training: bool) -> bool:
+    if isinstance(owner, Optimizer):
+        return is_setting(keys)
+    # Of a plain value, nothing but its name tells whether it is a state dict.
+    return is_stateful(owner) or is_record(keys, beside_model=in_training and len(keys) == 1)
 
 
 class Loading:

@@ -73,7 +73,7 @@ class TorchFile:
             raise CheckpointError(f"{_FILE} cannot be read: {error}") from error
 
     def nonfinite(self, state: State) -> list[NonFinite]:
-        return nonfinite(state.values, state.buffers)
+        return nonfinite(state.values, state.kinds)
 
 
 class _Noting:
