@@ -34,6 +34,7 @@ from benchmarks import (
     diff_peers,
     exact_norms,
     losses,
+    recovery_cost,
     replicas,
     rule_steps,
     spike_detection,
@@ -241,6 +242,27 @@ def _measure_exact_norms(console: Console) -> None:
     _save(console, "exact-norms.json", report)
 
 
+def _measure_recovery_cost(console: Console) -> None:
+    console.print("measuring: what a recovery adds to a training ...")
+    report = _facts() | {"rows": recovery_cost.run()}
+    for row in report["rows"]:
+        console.print(_recovery_table(row))
+    _save(console, "recovery-cost.json", report)
+
+
+def _recovery_table(row: dict[str, Any]) -> Table:
+    state, snapshot = (row[key] / 1e6 for key in ("state_bytes", "snapshot_bytes"))
+    table = Table(
+        title=f"{row['framework']}, {row['size']}: state {state:.1f} MB, snapshot {snapshot:.1f} MB"
+    )
+    for column in ("variant", "ms per step", "spread", "x plain"):
+        table.add_column(column, justify="left" if column == "variant" else "right")
+    for name, v in row["variants"].items():
+        cells = [f"{v['ms_per_step']:.3f}", f"{v['spread']:.0%}", f"{v['ratio_to_plain']:.3f}"]
+        table.add_row(name, *cells)
+    return table
+
+
 def _measure_losses(console: Console) -> None:
     console.print("measuring: the losses ...")
     report = _facts() | losses.run()
@@ -336,6 +358,7 @@ PARTS = {
     "gpu": _measure_gpu,
     "rules": _measure_rules,
     "exact-norms": _measure_exact_norms,
+    "recovery-cost": _measure_recovery_cost,
     "losses": _measure_losses,
     "accuracy": _measure_accuracy,
     "diagnosis": _measure_diagnosis,

@@ -26,7 +26,6 @@ from stablenum.precision.policy import Policy, PolicyRule
 from stablenum.public_names import imported_later, present
 from stablenum.recovery.ledger import RecoveryEvent
 from stablenum.recovery.settings import RecoveryPolicy, Response
-from stablenum.recovery.symptoms import Symptom, SymptomCode
 from stablenum.rules.clipping import (
     AdaGC,
     AdaptiveGradClip,
@@ -87,8 +86,6 @@ __all__ = [
     "StaticLossScale",
     "StatisticsNotLoadedWarning",
     "StepRecord",
-    "Symptom",
-    "SymptomCode",
     "UnderflowAwareLossScale",
     "Units",
     "Worst",

@@ -88,8 +88,8 @@ if not TYPE_CHECKING:
     __getattr__ = imported_later(
         globals(),
         {
-            "Recovery": "stablenum_jax._recovery.recovery",
             "Checkpoints": "stablenum_jax._recovery.checkpoints",
+            "Recovery": "stablenum_jax._recovery.recovery",
             "audit": "stablenum_jax._diagnosis.audit",
             "checkup": "stablenum_jax._diagnosis.checkup.few_steps",
             "eased": "stablenum_jax._recovery.eased",

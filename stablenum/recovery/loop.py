@@ -172,6 +172,8 @@ class RecoveryLoop:
             self._after_step(last=self.step == steps)
 
     def _after_step(self, *, last: bool) -> None:
+        if self._easing is not None and self.step >= self._easing.until:
+            self._ease(None)
         at_snapshot = self.step % self.policy.every == 0
         if not (last or at_snapshot or self.step % self.policy.check_every == 0):
             return
@@ -183,8 +185,6 @@ class RecoveryLoop:
             return
         self._checked = self.step
         self._audited = self.step if audit else self._audited
-        if self._easing is not None and self.step >= self._easing.until:
-            self._ease(None)
         if at_snapshot:
             self._take_snapshot()
 

@@ -76,4 +76,5 @@ class Snapshots:
         return [s for s in newest_first if self._is_good(s, origin)] or newest_first[-1:]
 
     def _is_good(self, snapshot: Snapshot, origin: int) -> bool:
-        return snapshot.step <= self._confirmed or snapshot.step + self._good_after < origin
+        waited = 0 if snapshot.step <= self._confirmed else self._good_after
+        return snapshot.step + waited < origin

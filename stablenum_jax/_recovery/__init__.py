@@ -1,1 +1,1 @@
-"""Recovery in JAX: checkpoints, and a training that goes back to a snapshot."""
+"""Recovery in JAX: copy a training's state, put it back, look for what is bad in it, save it whole."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from stablenum.checkpoints.codec import ALONE, Ranks
 from stablenum.checkpoints.settings import StoreSettings
@@ -19,6 +16,7 @@ from stablenum.errors import bad_type
 from stablenum.settings_checks import check_choice
 from stablenum_jax._recovery.files import TreeFolder
 from stablenum_jax._recovery.formats import FORMATS
+from stablenum_jax._recovery.together import Processes
 from stablenum_jax._recovery.trees import check_like
 
 __all__ = ["Checkpoints"]
@@ -167,12 +165,8 @@ class _Processes:
     """The processes of a multi-host program."""
 
     def __init__(self) -> None:
-        self.rank = jax.process_index()
+        self._all = Processes()
+        self.rank = self._all.position
 
     def gather(self, value: Any) -> list[Any]:
-        text = np.frombuffer(pickle.dumps(value), np.uint8)
-        sizes = multihost_utils.process_allgather(np.asarray([text.size], np.int32)).reshape(-1)
-        padded = np.zeros(int(sizes.max()), np.uint8)
-        padded[: text.size] = text
-        rows = multihost_utils.process_allgather(padded).reshape(len(sizes), -1)
-        return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+        return self._all.gathered(value)

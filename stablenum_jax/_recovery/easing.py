@@ -21,14 +21,19 @@ PyTree: TypeAlias = Any
 _STAYS = 2**30  # good steps at a level
 
 
-def eased_state(state: PyTree, easing: Easing | None) -> PyTree:
+def eased_state(state: PyTree, easing: Easing | None, *, was_wider: bool = False) -> PyTree:
     """Return the state with what ``easing`` asks for, or as usual, as far as the state has a place for it.
 
-    It may be called again on a state that is eased already.
+    Args:
+        state: a state, which may be eased already.
+        easing: what is asked for; None for steps as usual.
+        was_wider: whether the easing that ends here had a wider format.
     """
 
     def change(node: Any) -> Any:
-        return _smaller(node, easing) if is_eased(node) else _wider(node, easing)
+        if is_eased(node):
+            return _smaller(node, easing, was_wider)
+        return _wider(node, asked=easing is not None and easing.wider, ended=was_wider)
 
     return replaced(state, change, lambda node: is_eased(node) or isinstance(node, EscalationState))
 
@@ -47,22 +52,24 @@ def not_applied(state: PyTree, easing: Easing) -> list[str]:
     return missing
 
 
-def _smaller(node: EasedState, easing: Easing | None) -> EasedState:
+def _smaller(node: EasedState, easing: Easing | None, was_wider: bool) -> EasedState:
     rate, clip_at = (1.0, None) if easing is None else (easing.rate, easing.clip_at)
     # What is inside may be eased, or hold a guard, as well.
     return node._replace(
         rate=_like(node.rate, rate),
         clip_at=_like(node.clip_at, clip_at or 0.0),
-        inner=eased_state(node.inner, easing),
+        inner=eased_state(node.inner, easing, was_wider=was_wider),
     )
 
 
-def _wider(node: EscalationState, easing: Easing | None) -> EscalationState:
+def _wider(node: EscalationState, *, asked: bool, ended: bool) -> EscalationState:
     level, left = (int(_array(x)) for x in (node.level, node.left))
-    if easing is not None and easing.wider:
+    if asked:
         level, left = max(level, 1), _STAYS
-    elif left > _STAYS // 2:  # an easing raised the level, and nothing has lowered it since
-        level, left = max(level - 1, 0), 0
+    elif ended and level == 1:  # unless the guard has gone on to a still wider one
+        level, left = 0, 0
+    elif ended:
+        left = min(left, 1)
     return node._replace(level=_like(node.level, level), left=_like(node.left, left))
 
 

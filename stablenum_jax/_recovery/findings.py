@@ -6,8 +6,8 @@ All leaves are counted on their devices, in one compiled pass for each set of de
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,14 @@ from stablenum.recovery.loop import Finding
 from stablenum.recovery.symptoms import SymptomCode
 from stablenum_jax._diagnosis.optax_states import find_groups
 from stablenum_jax._trees.leaves import is_floating, wide_dtype
-from stablenum_jax._trees.names import known_names, path_name
+from stablenum_jax._trees.names import Path, known_names, path_name
 from stablenum_jax._trees.state import find_guard, is_guard
 
 __all__ = ["Findings"]
 
 Array: TypeAlias = jax.Array
 PyTree: TypeAlias = Any
+_Key = TypeVar("_Key")
 
 
 class Findings:
@@ -36,39 +37,40 @@ class Findings:
     """
 
     def __init__(self, state: PyTree) -> None:
-        self._usual = {path: count for path, count in _counted(_nonfinite, _watched(state)) if count}
+        self._usual = {path: count for (path, _), count in _counted(_nonfinite, _watched(state)) if count}
+
+    def poisoned_at_first(self, state: PyTree) -> tuple[str, ...]:
+        """Return the names of the parameters, and of what is kept for them, that are NaN."""
+        parameters = _parameters(state)
+        bad = [(path, leaf) for (path, leaf), count in _counted(_nan, _watched(state)) if count]
+        return _shown([one for one in bad if _divided(path_name(one[0]), parameters)[1]], state)
 
     def of(self, state: PyTree, *, audit: bool) -> list[Finding]:
-        """Return what is bad in a state; second moments are looked at if ``audit`` is true."""
-        found = []
+        """Return what is bad in a state; with an audit also if all values are finite."""
         counts = _counted(_nonfinite, _watched(state))
-        bad = [path for path, count in counts if count > self._usual.get(path, 0)]
+        bad = [(path, leaf) for (path, leaf), count in counts if count and count > self._usual.get(path, 0)]
         if bad:
-            detail = f"{_entries(len(bad))} of the state hold numbers that are not finite"
-            found.append(Finding(SymptomCode.NONFINITE_STATE, detail, _shown(bad, state)))
-        negative = (
-            [name for name, count in _counted(_negative, _second_moments(state)) if count] if audit else []
-        )
-        if negative:
-            detail = "second moments are negative, so that their roots are NaN"
-            found.append(Finding(SymptomCode.POISONED_MOMENTS, detail, tuple(dict.fromkeys(negative))))
-        return found
-
-
-def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{count} entries"
+            are = "1 array of the state is" if len(bad) == 1 else f"{len(bad)} arrays of the state are"
+            return [Finding(SymptomCode.NONFINITE_STATE, f"{are} not finite", _shown(bad, state))]
+        negative = _counted(_negative, _second_moments(state)) if audit else []
+        names = tuple(dict.fromkeys(name for (name, _), count in negative if count))
+        if not names:
+            return []
+        total = sum(count for _, count in negative)
+        elements = "1 element is" if total == 1 else f"{total} elements are"
+        return [Finding(SymptomCode.POISONED_MOMENTS, f"the second moments of {elements} negative", names)]
 
 
 # --- what is looked at -------------------------------------------------------------------------
 
 
-def _watched(state: PyTree) -> list[tuple[str, Any]]:
+def _watched(state: PyTree) -> list[tuple[Path, Any]]:
     """Return the floating-point arrays of a state with their paths, each array once; the guard's are left
     out, as its record may hold infinities."""
-    found: dict[int, tuple[str, Any]] = {}
+    found: dict[int, tuple[Path, Any]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_guard):
         if _is_floating_array(leaf):
-            found.setdefault(id(leaf), (path_name(path), leaf))
+            found.setdefault(id(leaf), (path, leaf))
     return list(found.values())
 
 
@@ -89,16 +91,14 @@ def _is_floating_array(leaf: Any) -> bool:
 # --- counting ----------------------------------------------------------------------------------
 
 
-def _counted(count: Any, named: Sequence[tuple[str, Any]]) -> list[tuple[str, int]]:
-    """Return the names with the counts of their arrays."""
-    on: dict[Any, list[tuple[str, Any]]] = {}
-    for name, leaf in named:
-        on.setdefault(_devices(leaf), []).append((name, leaf))
-    started = [([name for name, _ in part], count([leaf for _, leaf in part])) for part in on.values()]
+def _counted(count: Any, keyed: Sequence[tuple[_Key, Any]]) -> list[tuple[tuple[_Key, Any], int]]:
+    """Return keys and arrays with the counts of the arrays; the host waits once for each set of devices."""
+    on: dict[Any, list[tuple[_Key, Any]]] = {}
+    for key, leaf in keyed:
+        on.setdefault(_devices(leaf), []).append((key, leaf))
+    started = [(pairs, count([leaf for _, leaf in pairs])) for pairs in on.values()]
     return [
-        (name, int(number))
-        for names, counts in started
-        for name, number in zip(names, jax.device_get(counts), strict=True)
+        pair for pairs, counts in started for pair in zip(pairs, np.asarray(counts).tolist(), strict=True)
     ]
 
 
@@ -107,13 +107,18 @@ def _devices(leaf: Any) -> frozenset[Any]:
 
 
 @jax.jit
-def _nonfinite(leaves: list[Array]) -> list[Array]:
-    return [jnp.sum(~jnp.isfinite(_wide(leaf)), dtype=jnp.int32) for leaf in leaves]
+def _nonfinite(leaves: list[Array]) -> Array:
+    return jnp.stack([jnp.sum(~jnp.isfinite(_wide(leaf)), dtype=jnp.int32) for leaf in leaves])
 
 
 @jax.jit
-def _negative(leaves: list[Array]) -> list[Array]:
-    return [jnp.sum(jnp.real(_wide(leaf)) < 0, dtype=jnp.int32) for leaf in leaves]
+def _nan(leaves: list[Array]) -> Array:
+    return jnp.stack([jnp.sum(jnp.isnan(_wide(leaf)), dtype=jnp.int32) for leaf in leaves])
+
+
+@jax.jit
+def _negative(leaves: list[Array]) -> Array:
+    return jnp.stack([jnp.sum(jnp.real(_wide(leaf)) < 0, dtype=jnp.int32) for leaf in leaves])
 
 
 def _wide(leaf: Array) -> Array:
@@ -123,19 +128,44 @@ def _wide(leaf: Array) -> Array:
 # --- names -------------------------------------------------------------------------------------
 
 
-def _shown(paths: Iterable[str], state: PyTree) -> tuple[str, ...]:
-    """Return the names that users know: ``w`` or ``nu.w``, rather than ``0.w`` and ``1.1.0.nu.w``."""
-    names = set(known_names(int(find_guard(state).names_id)) or ())
-    paths = list(paths)
-    short = [_short(path, names) for path in paths]
+def _shown(bad: Sequence[tuple[Path, Any]], state: PyTree) -> tuple[str, ...]:
+    """Return the names that users know: ``w`` and ``nu of w``, rather than ``0.w`` and ``1.1.0.nu.w``.
+
+    Args:
+        bad: the paths of some leaves, and the leaves.
+        state: the state.
+    """
+    parameters = _parameters(state)
+    of_optimizer = {
+        id(part.leaf): f"{part.entry} of {group.parameter}"
+        for group in find_groups(state, frozenset())
+        for part in group.parts
+    }
+    paths = [path_name(path) for path, _ in bad]
+    short = [
+        of_optimizer.get(id(leaf)) or _short(path, parameters)
+        for path, (_, leaf) in zip(paths, bad, strict=True)
+    ]
     return tuple(path if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True))
 
 
-def _short(path: str, names: set[str]) -> str:
+def _parameters(state: PyTree) -> frozenset[str]:
+    return frozenset(known_names(int(find_guard(state).names_id)) or ())
+
+
+def _short(path: str, parameters: frozenset[str]) -> str:
     """Leave out the numbers in front of a parameter's name, or the first one where there is none."""
+    before, name = _divided(path, parameters)
+    if not name:
+        return re.sub(r"^\d+\.(?=.)", "", path)
+    return ".".join([*(part for part in before if not part.isdigit()), name])
+
+
+def _divided(path: str, parameters: frozenset[str]) -> tuple[list[str], str]:
+    """Return what is in front of the parameter's name at the end of a path, and the name; "" for none."""
     parts = path.split(".")
     for i in range(len(parts)):
         name = ".".join(parts[i:])
-        if name in names:
-            return ".".join([*(part for part in parts[:i] if not part.isdigit()), name])
-    return re.sub(r"^\d+\.(?=.)", "", path)
+        if name in parameters:
+            return parts[:i], name
+    return parts, ""

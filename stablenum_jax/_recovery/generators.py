@@ -16,15 +16,21 @@ class ProcessGenerators:
     used with JAX too, and shuffles with it."""
 
     def read(self) -> dict[str, Any]:
-        """Return their states."""
-        states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
+        """Return their states, as plain values and arrays."""
+        version, internal, spare = random.getstate()
+        name, keys, *rest = np.random.get_state()
+        states: dict[str, Any] = {
+            "python": [version, np.asarray(internal, np.uint32), spare],
+            "numpy": [name, keys, *rest],
+        }
         torch = sys.modules.get("torch")
-        return states if torch is None else states | {"torch": torch.get_rng_state()}
+        return states if torch is None else states | {"torch": torch.get_rng_state().numpy()}
 
     def write(self, states: Any) -> None:
         """Put states back."""
-        random.setstate(states["python"])
-        np.random.set_state(states["numpy"])
+        version, internal, spare = states["python"]
+        random.setstate((version, tuple(internal.tolist()), spare))
+        np.random.set_state(tuple(states["numpy"]))
         torch = sys.modules.get("torch")
         if torch is not None and "torch" in states:
-            torch.set_rng_state(states["torch"])
+            torch.set_rng_state(torch.from_numpy(states["torch"].copy()))

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
 
 import stablenum
+from stablenum.checkpoints.finiteness import listed
 from stablenum.recovery.loop import Easing, Finding
+from stablenum.recovery.positions import Generators
 from stablenum.recovery.snapshots import Snapshot
-from stablenum.recovery.symptoms import Symptom
-from stablenum_jax._recovery.copies import Copy, copy_of
+from stablenum.recovery.spilled import Spilled
+from stablenum.recovery.symptoms import Symptom, SymptomCode
+from stablenum_jax._recovery.captured import Captured
 from stablenum_jax._recovery.easing import eased_state, not_applied
 from stablenum_jax._recovery.findings import Findings
 from stablenum_jax._recovery.generators import ProcessGenerators
-from stablenum_jax._recovery.states import flattened, put_back
-from stablenum_jax._recovery.together import first_of_all, symptoms_of_all
+from stablenum_jax._recovery.snapshot_folder import SnapshotFolder
+from stablenum_jax._recovery.together import Processes
 from stablenum_jax._step.readout import history
 from stablenum_jax._trees.state import find_guard
 
@@ -25,10 +31,10 @@ _logger = logging.getLogger("stablenum")
 PyTree: TypeAlias = Any
 
 
-class _Captured(NamedTuple):
-    leaves: list[Copy]
-    structure: Any
-    generators: dict[str, Any]
+_NOT_ASSIGNED = (
+    "recovery.state must be assigned what each step returns; it still is an earlier state. Write "
+    "recovery.state, loss = train_step(recovery.state, batch)."
+)
 
 
 class JaxHooks:
@@ -37,28 +43,56 @@ class JaxHooks:
     Args:
         state: the first state.
         on_ease: called after each change of the easing.
+        folder: where snapshots are written, too; None for nowhere.
     """
 
-    def __init__(self, state: PyTree, on_ease: Callable[[Easing | None], object] | None) -> None:
-        self.generators = ProcessGenerators()
+    def __init__(
+        self, state: PyTree, on_ease: Callable[[Easing | None], object] | None, folder: Path | None = None
+    ) -> None:
+        self.generators: Generators = ProcessGenerators()
+        self.processes = Processes()
         self.state = state
         self._on_ease = on_ease
         self._findings = Findings(state)
-        self._last_step: Any = None  # the guard's own count at the last check, an array
+        self._last_step: Any = find_guard(state).guard.step  # an array: the guard's count at the last check
+        self._easing: Easing | None = None
         self._told: set[str] = set()
+        self._spilled = None if folder is None else self._in(folder)
 
-    def capture(self) -> _Captured:
+    def _in(self, folder: Path) -> Spilled:
+        return Spilled(
+            folder,
+            self.processes,
+            SnapshotFolder(),
+            to_plain=Captured.to_plain,
+            from_plain=lambda plain: Captured.from_plain(plain, self.state),
+        )
+
+    def check_beginning(self) -> None:
+        """Check that the training begins with numbers; called by all processes.
+
+        Raises:
+            ValueError: a parameter or a moment is NaN.
+        """
+        names = self._findings.poisoned_at_first(self.state)
+        if names:
+            raise ValueError(
+                f"state must have no NaN before the first step; {listed(names)} is NaN, so there is no good "
+                "state to go back to."
+            )
+
+    def capture(self) -> Captured:
         """Return a copy of the whole state in host memory, which may still be under way."""
-        leaves, structure = flattened(self.state)
-        return _Captured([copy_of(leaf) for leaf in leaves], structure, self.generators.read())
+        return Captured.of(self.state, self.generators.read())
 
-    def restore(self, state: _Captured) -> None:
+    def restore(self, state: Captured) -> None:
         """Put a captured state back."""
-        self.state = put_back(self.state, [copy.again() for copy in state.leaves], state.structure)
+        self.state = state.put_into(self.state)
         self.generators.write(state.generators)
 
     def rows(self) -> list[stablenum.StepRecord]:
         """Return the guard's history, oldest first."""
+        self._check_alive()
         return history(self.state)
 
     def findings(self, *, audit: bool) -> list[Finding]:
@@ -67,21 +101,34 @@ class JaxHooks:
         Raises:
             RuntimeError: no step has been made since the last check.
         """
-        self._check_moved()
-        return self._findings.of(self.state, audit=audit)
-
-    def _check_moved(self) -> None:
-        step = find_guard(self.state).guard.step
-        if step.is_deleted() or step is self._last_step:
-            raise RuntimeError(
-                "recovery.state must be assigned what each step returns; it still is an earlier state. Write "
-                "recovery.state, loss = train_step(recovery.state, batch)."
-            )
+        step = self._check_alive()
+        if step is self._last_step:
+            raise RuntimeError(_NOT_ASSIGNED)
         self._last_step = step
+        return [*self._halts(), *self._findings.of(self.state, audit=audit)]
+
+    def _halts(self) -> list[Finding]:
+        """Say whether the guard has halted: a compiled step cannot raise, and skips all that follow."""
+        if not int(find_guard(self.state).guard.halted):
+            return []
+        return [Finding(SymptomCode.SKIPS_IN_A_ROW, "the guard has halted the training", ())]
+
+    def _check_alive(self) -> jax.Array:
+        """Return the guard's count of steps.
+
+        Raises:
+            RuntimeError: the state was donated to a step.
+        """
+        step = find_guard(self.state).guard.step
+        if step.is_deleted():
+            raise RuntimeError(_NOT_ASSIGNED)
+        return step
 
     def ease(self, easing: Easing | None) -> None:
         """Take the next steps more carefully, or as usual again."""
-        self.state = eased_state(self.state, easing)
+        ended = self._easing
+        self.state = eased_state(self.state, easing, was_wider=ended is not None and ended.wider)
+        self._easing = easing
         if self._on_ease is not None:
             self._on_ease(easing)
         elif easing is not None:
@@ -91,15 +138,17 @@ class JaxHooks:
 
     def agree(self, symptoms: list[Symptom]) -> list[Symptom]:
         """Return the symptoms of all processes."""
-        return symptoms_of_all(symptoms)
+        return [symptom for of_process in self.processes.gathered(symptoms) for symptom in of_process]
 
     def shared(self, value: Any) -> Any:
-        """Return the value of the first process: a string, or None."""
-        return first_of_all(value)
+        """Return the value of the first process."""
+        return self.processes.gathered(value)[0]
 
     def save(self, snapshot: Snapshot, held: Sequence[int]) -> None:
-        """Keep nothing on the disk."""
+        """Write a snapshot to the disk, if there is a folder."""
+        if self._spilled is not None:
+            self._spilled.save(snapshot, held)
 
     def load(self) -> list[Snapshot]:
-        """Return nothing: nothing is on the disk."""
-        return []
+        """Return the snapshots on the disk that all processes have, oldest first."""
+        return [] if self._spilled is None else self._spilled.load()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
 import jax
@@ -12,6 +14,7 @@ from stablenum.errors import bad_type
 from stablenum.recovery.ledger import RecoveryEvent
 from stablenum.recovery.loop import Easing, RecoveryLoop
 from stablenum.recovery.settings import RecoveryPolicy, RecoverySettings, make_policy
+from stablenum.settings_checks import check_int
 from stablenum_jax._recovery.hooks import JaxHooks
 from stablenum_jax._trees.state import find_guard
 
@@ -47,6 +50,10 @@ class Recovery:
         data: a function of the batch's number, from 0; a loader with ``state_dict`` and ``load_state_dict``;
             a grain loader or iterator (``get_state`` and ``set_state``); or anything that can be iterated
             again and again, such as a list. A generator cannot go back.
+        folder: snapshots are written into this folder as well, each process's part by itself, so that
+            :meth:`resume` can go on from there after a crash; by default they are in memory alone. The same
+            ones are there as in memory. Training waits while one is written. If it cannot be written (a full
+            disk), a warning is logged and the training goes on.
         predicate: called at each check; returns a clause if the user sees a symptom, None otherwise.
         identify: returns a batch's identifier, plain values for JSON, which reports then show. By default it
             is the batch's place in the data.
@@ -83,6 +90,7 @@ class Recovery:
         policy: RecoveryPolicy | None = None,
         *,
         data: Any,
+        folder: str | os.PathLike[str] | None = None,
         predicate: Callable[[], str | None] | None = None,
         identify: Callable[[Any], Any] | None = None,
         explain: Callable[[Any], object] | None = None,
@@ -91,11 +99,22 @@ class Recovery:
     ) -> None:
         made = make_policy(policy, settings)
         _check_callables(predicate=predicate, identify=identify, explain=explain, on_ease=on_ease)
+        if not (folder is None or isinstance(folder, (str, os.PathLike))):
+            raise bad_type("folder", "a path or None", folder)
         _check_state(state)
         self._structure = jax.tree.structure(state)
-        self._hooks = JaxHooks(state, on_ease)
+        # A program may change its working folder.
+        place = None if folder is None else Path(folder).absolute()
+        self._hooks = JaxHooks(state, on_ease, place)
+        self._begun = False
         self._loop = RecoveryLoop(
-            made, self._hooks, data, predicate=predicate, identify=identify, explain=explain
+            made,
+            self._hooks,
+            data,
+            folder=place if self._hooks.processes.position == 0 else None,
+            predicate=predicate,
+            identify=identify,
+            explain=explain,
         )
 
     @property
@@ -133,11 +152,33 @@ class Recovery:
             steps: the step to end at, counted from the beginning of the run.
 
         Raises:
-            ValueError: ``steps`` is not a whole number from 0.
+            ValueError: ``steps`` is not a whole number from 0; or a parameter or a moment is NaN before the
+                first step.
             RuntimeError: :attr:`state` was not assigned.
             RecoveryStopped: the responses or the budget are used up; :attr:`state` is the last good state.
         """
+        check_int("steps", steps, at_least=0)
+        if not self._begun:
+            self._hooks.check_beginning()
+            self._begun = True
         return self._loop.batches(steps)
+
+    def resume(self) -> int:
+        """Go on from the newest snapshot in ``folder``: call it before :meth:`batches`, in all processes.
+
+        All that is in a snapshot is put back, so that the run goes on as if it had not been interrupted, with
+        the budget that is left. The state and the data must be as the program made them, and there must be as
+        many processes; arrays may be laid out over their devices in another way.
+
+        Returns:
+            The step of the snapshot; 0 if there is none, or no ``folder``, and nothing is changed.
+
+        Raises:
+            CheckpointError: there are snapshots, but none that is whole and fits the state in all processes.
+                Nothing is changed.
+        """
+        self._begun = True
+        return self._loop.resume()
 
     def history(self) -> list[dict[str, Any]]:
         """Return the guard's history with the identifier of each step's batch as ``batch``."""

@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 import jax
 
 from stablenum_jax._trees.models import nnx_objects, with_objects
+from stablenum_jax._trees.names import path_name
 
-__all__ = ["flattened", "put_back", "replaced"]
+__all__ = ["flattened", "names_of", "put_back", "replaced"]
 
 PyTree: TypeAlias = Any
 
@@ -22,6 +23,19 @@ def flattened(state: PyTree) -> tuple[list[Any], Any]:
     from flax import nnx
 
     return jax.tree.flatten((with_objects(state, [None] * len(objects)), nnx.state(objects)))
+
+
+def names_of(structure: Any) -> list[str]:
+    """Return a name for each leaf of a structure that :func:`flattened` returned; no two are the same."""
+    numbered = jax.tree.unflatten(structure, range(structure.num_leaves))
+    names: dict[str, None] = {}
+    for path, _ in jax.tree_util.tree_leaves_with_path(numbered):
+        name, number = path_name(path), 1
+        while name in names:  # a key may have a dot in it
+            number += 1
+            name = f"{path_name(path)}#{number}"
+        names[name] = None
+    return list(names)
 
 
 def put_back(state: PyTree, leaves: Sequence[Any], structure: Any) -> PyTree:
@@ -40,10 +54,10 @@ def put_back(state: PyTree, leaves: Sequence[Any], structure: Any) -> PyTree:
 
     rest, variables = tree
     nnx.update(objects, variables)
-    return with_objects_in(rest, state, objects)
+    return _with_objects_in(rest, state, objects)
 
 
-def with_objects_in(rest: PyTree, state: PyTree, objects: Sequence[Any]) -> PyTree:
+def _with_objects_in(rest: PyTree, state: PyTree, objects: Sequence[Any]) -> PyTree:
     """Return ``rest``, which has None where ``state`` has its nnx objects, with these in their places."""
     numbered = with_objects(state, [_Place(i) for i in range(len(objects))])
     places = jax.tree.leaves(numbered, is_leaf=lambda node: isinstance(node, _Place) or node is None)

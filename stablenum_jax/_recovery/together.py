@@ -1,40 +1,31 @@
-"""Several processes see the symptoms of all of them, so that they go back together."""
+"""The processes of a program (``jax.distributed``), and what they tell one another."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import pickle
+from typing import Any
 
 import jax
 import numpy as np
 
-from stablenum.recovery.symptoms import Symptom
-
-__all__ = ["first_of_all", "symptoms_of_all"]
+__all__ = ["Processes"]
 
 
-def symptoms_of_all(mine: Sequence[Symptom]) -> list[Symptom]:
-    """Return the symptoms of all processes, the same list in each of them; all must call at once."""
-    if jax.process_count() == 1:
-        return list(mine)
-    plain = json.dumps([symptom.to_dict() for symptom in mine]).encode()
-    return [Symptom.from_dict(one) for text in _gathered(plain) for one in json.loads(text)]
+class Processes:
+    """All processes of the program; usually one alone."""
 
+    def __init__(self) -> None:
+        self.position, self.size = jax.process_index(), jax.process_count()
 
-def first_of_all(value: str | None) -> str | None:
-    """Return the value of the first process; all must call at once."""
-    if jax.process_count() == 1:
-        return value
-    first: str | None = json.loads(_gathered(json.dumps(value).encode())[0])
-    return first
+    def gathered(self, value: Any) -> list[Any]:
+        """Return what each process has, in the order of the processes; all must call at once."""
+        if self.size == 1:
+            return [value]
+        from jax.experimental.multihost_utils import process_allgather
 
-
-def _gathered(text: bytes) -> list[bytes]:
-    """Return the bytes of each process, which may be of any length."""
-    from jax.experimental.multihost_utils import process_allgather
-
-    lengths = np.asarray(process_allgather(np.asarray([len(text)], np.int32))).reshape(-1)
-    padded = np.zeros(int(lengths.max()), np.uint8)
-    padded[: len(text)] = np.frombuffer(text, np.uint8)
-    rows = np.asarray(process_allgather(padded)).reshape(len(lengths), -1)
-    return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
+        text = np.frombuffer(pickle.dumps(value), np.uint8)
+        sizes = np.asarray(process_allgather(np.asarray([text.size], np.int32))).reshape(-1)
+        padded = np.zeros(int(sizes.max()), np.uint8)
+        padded[: text.size] = text
+        rows = np.asarray(process_allgather(padded)).reshape(self.size, -1)
+        return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]

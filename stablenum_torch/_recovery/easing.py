@@ -132,15 +132,11 @@ class _WiderFormat:
 
     @torch.no_grad()
     def _hold(self, *_: Any) -> None:
-        state = self._opt.guard_state.escalation
-        state.level.clamp_(min=1)
-        state.left.clamp_(min=2)  # good steps before the level falls
+        self._opt.guard_state.escalation.level.clamp_(min=1)
 
     @torch.no_grad()
     def end(self) -> None:
         """Go back to the format of the policy, unless the guard has gone on to a still wider one."""
         self._hook.remove()
-        state = self._opt.guard_state.escalation
-        at_one = state.level == 1
-        state.left.masked_fill_(at_one, 0)
-        state.level.masked_fill_(at_one, 0)
+        level = self._opt.guard_state.escalation.level
+        level.masked_fill_(level == 1, 0)

@@ -17,7 +17,7 @@ from stablenum.recovery.symptoms import Symptom
 from stablenum_torch._recovery.easing import Eased
 from stablenum_torch._recovery.findings import Search
 from stablenum_torch._recovery.random_states import ProcessGenerators
-from stablenum_torch._recovery.spilled import Spilled
+from stablenum_torch._recovery.spilled import spilled
 from stablenum_torch._recovery.state import Captured, RunState
 from stablenum_torch._recovery.together import Together
 from stablenum_torch._step.optimizer import GuardedOptimizer
@@ -48,7 +48,7 @@ class TorchHooks:
         self._opt, self._ranks = opt, ranks
         self._state, self._eased = RunState(model, opt, others), Eased(opt)
         self._search = Search(model, opt, others)
-        self._spilled = None if folder is None else Spilled(folder, ranks, opt)
+        self._spilled = None if folder is None else spilled(folder, ranks, opt)
 
     def check_beginning(self) -> None:
         """Check that the training begins with finite numbers; called by all ranks.

@@ -48,11 +48,27 @@ class OptimizerPart:
             for i, p in enumerate(parameters_of(self.optimizer))
             if id(p) not in others
         }
+        kept = {"params": params, "sizes": self._sizes()}
         if self._own:
-            return {"params": params, "own": copied_tree(self.optimizer.state_dict(), moved)}
+            return kept | {"own": copied_tree(self.optimizer.state_dict(), moved)}
         groups = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
         # A scheduler may write into the tensor of a learning rate.
-        return {"params": params, "groups": copied_tree(groups, copied), "state": self._state(moved)}
+        return kept | {"groups": copied_tree(groups, copied), "state": self._state(moved)}
+
+    def _sizes(self) -> list[int]:
+        return [len(group["params"]) for group in self.optimizer.param_groups]
+
+    def _check_groups(self, sizes: list[int]) -> None:
+        """Check that the groups are those of the snapshot.
+
+        Raises:
+            RuntimeError: they are not.
+        """
+        if self._sizes() != sizes:
+            raise RuntimeError(
+                "opt must have the same parameters in the same groups as when the snapshot was taken; it had "
+                f"{sizes} of them, and has {self._sizes()}."
+            )
 
     def _state(self, moved: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         numbers = {p: i for i, p in enumerate(parameters_of(self.optimizer))}
@@ -67,6 +83,7 @@ class OptimizerPart:
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Put back what :meth:`capture` returned."""
         params = parameters_of(self.optimizer)
+        self._check_groups(kept["sizes"])
         for number, values in kept["params"].items():
             write(params[int(number)], values)
         if self._own:

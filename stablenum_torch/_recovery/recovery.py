@@ -41,13 +41,14 @@ class Recovery:
     Args:
         model: the model.
         opt: its optimizer, guarded by :func:`stablenum_torch.wrap`, whose record is judged. Losses are known
-            to it if they go through ``opt.backward(loss)``.
+            to it if they go through ``opt.backward(loss)``. A guard that raises (``max_skips_in_a_row``,
+            ``on_nonfinite``) ends the loop before the run can go back.
         policy: the settings; by default made from ``settings``.
         data: a ``DataLoader``, or anything else that can be iterated again; a loader with ``state_dict`` and
             ``load_state_dict`` (torchdata's ``StatefulDataLoader``); or a function of the batch's number,
             from 0. A plain ``DataLoader`` is taken up in the middle of an epoch by reading the epoch again,
-            with the random generators as they were at its beginning. Random numbers that the workers of a
-            loader with ``persistent_workers`` draw are then others.
+            with the random generators as they were at its beginning. Random numbers are then others in the
+            workers of a loader with ``persistent_workers``, and in those of a ``StatefulDataLoader``.
         scheduler: the learning-rate scheduler, or a list of them.
         extra: other things that a step changes, by name: modules (an average of the weights), optimizers,
             generators, and objects with ``state_dict`` and ``load_state_dict`` (a ``GradScaler``).

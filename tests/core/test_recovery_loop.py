@@ -16,20 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablenum import (
-    Reason,
-    RecoveryEvent,
-    RecoveryPolicy,
-    RecoveryStopped,
-    Response,
-    Symptom,
-    SymptomCode,
-    Worst,
-)
+from stablenum import Reason, RecoveryEvent, RecoveryPolicy, RecoveryStopped, Response, Worst
 from stablenum.recovery.ledger import Ledger
 from stablenum.recovery.loop import Easing, Finding, RecoveryLoop
 from stablenum.recovery.plan import Rewind, Stop, plan
 from stablenum.recovery.snapshots import Snapshot, Snapshots
+from stablenum.recovery.symptoms import Symptom, SymptomCode
 
 
 class PythonsGenerator:
@@ -269,16 +261,15 @@ def _fields(policy: RecoveryPolicy) -> dict[str, Any]:
 def test_easing_lasts_as_long_as_the_response_says() -> None:
     policy = RecoveryPolicy(
         every=20, good_after=10, check_every=5, skips_in_a_row=4,
-        responses=(Response(rate=0.5, clip=2.0, steps=30),),
+        responses=(Response(rate=0.5, clip=2.0, steps=28),),
     )  # fmt: skip
     rates: list[tuple[int, float]] = []
     training, loop = run(
         policy=policy, data=bad_data(100, 103), hurt=lambda t, step: rates.append((step, t.rate))
     )
     (event,) = loop.events
-    assert event.eased_until == event.symptom.step + 30
+    assert event.eased_until == event.symptom.step + 28  # between two checks
     eased = [step for step, rate in rates if rate == 0.05]
-    # Easing ends at the next check, which are 5 steps apart.
     assert eased == list(range(event.to_step + 1, event.eased_until + 1))
     assert [e is None for e in training.easings] == [False, True]
     assert training.easings[0] == Easing(0.5, event.clip_at, False, event.eased_until)
@@ -324,6 +315,17 @@ def test_a_symptom_of_another_rank_rewinds_this_one_too() -> None:
     assert [event.symptom.detail for event in loops[0].events] == ["NaN elsewhere"]
 
 
+def test_a_snapshot_that_was_good_is_not_used_if_the_user_says_that_the_fault_is_older() -> None:
+    training = Training()
+    random.seed(7)
+    loop = RecoveryLoop(POLICY, training, targets)
+    for batch in loop.batches(120):
+        training.train(batch)
+        if loop.step == 112 and len(loop.events) < 2:
+            loop.report("grey", origin=112 if not loop.events else 50)
+    assert [event.to_step for event in loop.events] == [80, 40]
+
+
 def test_a_resumed_run_is_the_one_that_was_never_interrupted(tmp_path: Path) -> None:
     expected, straight = run(data=bad_data(100, 103))
     first, _ = run(137, data=bad_data(100, 103), folder=tmp_path)
@@ -342,6 +344,21 @@ EASED = RecoveryPolicy(
     every=20, good_after=30, check_every=5, window=16, skips_in_a_row=4, runaway_steps=6,
     responses=(Response(rate=0.5, steps=30),),
 )  # fmt: skip
+
+
+def test_steps_are_eased_up_to_the_one_named_also_if_no_check_follows_it() -> None:
+    rates: dict[int, float] = {}
+    harm = once(101, made_nan)
+
+    def hurt(training: Training, step: int) -> None:
+        rates[step] = training.rate
+        harm(training, step)
+
+    _, loop = run(policy=dataclasses.replace(EASED, responses=(Response(rate=0.5, steps=33),)), hurt=hurt)
+    assert (loop.events[0].to_step, loop.events[0].eased_until) == (60, 138)
+    assert {step for step, rate in rates.items() if rate == 0.05} == set(range(61, 139))
+
+
 EASED_AGAIN = dataclasses.replace(EASED, responses=(Response(skip_data=False, rate=0.5, steps=30),))
 
 

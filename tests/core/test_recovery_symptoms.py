@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stablenum import Reason, RecoveryPolicy, Symptom, SymptomCode, Worst
-from stablenum.recovery.symptoms import Watch, first_of
+from stablenum import Reason, RecoveryPolicy, Worst
+from stablenum.recovery.symptoms import Symptom, SymptomCode, Watch, first_of
 
 POLICY = RecoveryPolicy(skips_in_a_row=4, runaway_steps=5, window=16)
 

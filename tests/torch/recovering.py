@@ -15,7 +15,18 @@ from torch.utils.data import DataLoader, Dataset
 import stablenum_torch as st
 from stablenum import RecoveryPolicy, Response
 
-__all__ = ["AGAIN", "KINDS", "Training", "made_nan", "same", "whole_state"]
+__all__ = [
+    "AGAIN",
+    "KINDS",
+    "Training",
+    "halved",
+    "made_nan",
+    "network",
+    "numbered",
+    "same",
+    "sgd",
+    "whole_state",
+]
 
 # The same data follow again, so that the run after a fault of the machine is the one that would have been.
 AGAIN = RecoveryPolicy(every=10, check_every=5, good_after=0, responses=(Response(skip_data=False),))
@@ -49,6 +60,7 @@ class Training:
         scheduler: makes the scheduler of an optimizer.
         dtype: the format of the parameters.
         average: whether an average of the weights is kept.
+        buffers: whether a skipped step restores the buffers.
         **settings: of the guard.
     """
 
@@ -59,6 +71,7 @@ class Training:
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         dtype: torch.dtype = torch.float32,
         average: bool = False,
+        buffers: bool = False,
         **settings: Any,
     ) -> None:
         torch.manual_seed(0)
@@ -66,7 +79,7 @@ class Training:
         random.seed(0)
         self.model, self.dtype = network().to(dtype), dtype
         inner = optimizer(list(self.model.parameters()))
-        self.opt = st.wrap(inner, names=self.model, **settings)
+        self.opt = st.wrap(inner, names=self.model, buffers=self.model if buffers else None, **settings)
         self.scheduler = None if scheduler is None else scheduler(self.opt)
         self.data = data()
         self.noise = torch.Generator().manual_seed(4)

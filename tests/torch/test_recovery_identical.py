@@ -21,7 +21,7 @@ pytestmark = [
 
 
 # Workers take long to start.
-_PARAMS = [pytest.param(k, marks=[pytest.mark.slow] * ("two workers" in k)) for k in KINDS]
+_PARAMS = [pytest.param(k, marks=[pytest.mark.slow] * k.startswith("stateful loader,")) for k in KINDS]
 
 
 @pytest.fixture(params=_PARAMS)

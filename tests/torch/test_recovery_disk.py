@@ -1,0 +1,160 @@
+"""Snapshots on the disk: kills, full disks, damaged files, and what cannot be saved."""
+
+from __future__ import annotations
+
+import logging
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stablenum import CheckpointError
+from tests.torch.recovering import AGAIN, KINDS, Training, made_nan, numbered, same, sgd, whole_state
+
+
+def steps_on_disk(folder: Path) -> list[int]:
+    return sorted(int(path.name.split("-")[1]) for path in folder.glob("step-*"))
+
+
+def test_the_disk_has_the_snapshots_that_memory_has(tmp_path: Path) -> None:
+    Training(numbered, sgd).run(72, folder=tmp_path)
+    assert steps_on_disk(tmp_path) == [50, 60, 70]
+
+
+def test_after_a_rewind_nothing_newer_is_there(tmp_path: Path) -> None:
+    Training(numbered, sgd).run(38, hurt=made_nan, at=35, folder=tmp_path)
+    assert steps_on_disk(tmp_path) == [10, 20, 30]
+    recovery = Training(numbered, sgd).recovery(folder=tmp_path)
+    assert recovery.resume() == 30
+    assert [event.to_step for event in recovery.events] == [30]
+
+
+def test_a_damaged_snapshot_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Training(numbered, sgd).run(38, folder=tmp_path)
+    file = next((tmp_path / "step-000000030").glob("*.pt"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    training = Training(numbered, sgd)
+    recovery = training.recovery(folder=tmp_path)
+    assert recovery.resume() == 20
+    assert "A snapshot is passed over" in caplog.text
+    training.run(recovery=recovery)
+    expected = Training(numbered, sgd)
+    expected.run()
+    assert same(whole_state(training), whole_state(expected))
+
+
+def test_a_folder_without_a_whole_snapshot_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
+    Training(numbered, sgd).run(38, folder=tmp_path)
+    for file in tmp_path.glob("step-*/*.pt"):
+        file.write_bytes(file.read_bytes()[:-1])
+    training = Training(numbered, sgd)
+    before = whole_state(training)
+    with pytest.raises(CheckpointError, match=r"no snapshot in .* can be loaded: none in .* is whole"):
+        training.recovery(folder=tmp_path).resume()
+    assert same(whole_state(training), before)
+
+
+def test_an_empty_folder_is_the_beginning(tmp_path: Path) -> None:
+    training = Training(numbered, sgd)
+    assert training.recovery(folder=tmp_path / "new").resume() == 0
+    assert training.recovery().resume() == 0
+
+
+def test_training_goes_on_if_the_disk_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    training = Training(numbered, sgd)
+    with caplog.at_level(logging.WARNING):
+        training.run(hurt=made_nan, folder=tmp_path / "file" / "folder")
+    expected = Training(numbered, sgd)
+    expected.run()
+    assert same(whole_state(training), whole_state(expected))
+    assert "could not be saved" in caplog.text
+
+
+class Cursor:
+    """What cannot be loaded safely."""
+
+
+class Loader:
+    """A loader whose state has an object of its own class."""
+
+    def __init__(self) -> None:
+        self.rows = numbered()
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return (self.rows(n) for n in range(100))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"cursor": Cursor()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Forget it."""
+
+
+def test_it_is_said_what_in_the_state_of_the_data_cannot_be_saved(tmp_path: Path) -> None:
+    training = Training(Loader, sgd)
+    with pytest.raises(TypeError, match=r"data\.iterator\.loader\.cursor must be a tensor or a plain value"):
+        training.run(folder=tmp_path)
+    assert steps_on_disk(tmp_path) == [0]  # before the first batch there is nothing of it to save
+    assert training.run(folder=None).step == 45
+
+
+PROGRAM = """
+import dataclasses, sys, torch
+from tests.torch.recovering import AGAIN, KINDS, made_nan
+torch.set_num_threads(int(sys.argv[2]))
+training = KINDS["fused Adam, loss scale"]()
+policy = dataclasses.replace(AGAIN, every=1, check_every=1, forget_after=0, budget=1000)
+recovery = training.recovery(policy, folder=sys.argv[1])
+print("RESUMED", recovery.resume(), flush=True)
+training.run(10**6, recovery=recovery, hurt=made_nan, at=recovery.step + 4)
+"""
+
+
+def _killed_after(seconds: float, folder: Path) -> int:
+    """Train, kill the program that long after its first batch, and return the step that it resumed at."""
+    # As many threads as here, because some sums depend on their number.
+    arguments = [str(folder), str(torch.get_num_threads())]
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("RESUMED"), process.stderr.read()  # type: ignore[union-attr]
+        time.sleep(seconds)
+        process.kill()
+    return int(line.split()[1])
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_run_killed_while_it_writes_goes_on_to_the_same_end(kills: int, tmp_path: Path) -> None:
+    moments = random.Random(kills)
+    resumed = [_killed_after(moments.uniform(0.3, 1.5), tmp_path) for _ in range(kills)]
+    assert resumed == sorted(resumed)
+    training = KINDS["fused Adam, loss scale"]()
+    recovery = training.recovery(folder=tmp_path)
+    step = recovery.resume()
+    assert step > max(resumed)
+    assert len(recovery.events) >= 1  # rewinds were among the moments
+    training.run(step + 7, recovery=recovery)
+    expected = KINDS["fused Adam, loss scale"]()
+    expected.run(step + 7, policy=AGAIN)
+    assert same(whole_state(training), whole_state(expected))
+
+
+def test_snapshots_are_loaded_without_running_code(tmp_path: Path) -> None:
+    Training(numbered, sgd).run(12, folder=tmp_path)
+    files = list(tmp_path.glob("step-*/*.pt"))
+    assert files
+    for file in files:
+        torch.load(file, weights_only=True)
