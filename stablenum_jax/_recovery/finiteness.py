@@ -48,7 +48,8 @@ def nonfinite(tree: PyTree) -> list[NonFinite]:
 def _kind(keys: Sequence[str], x: Any, records: set[int], in_training: bool) -> Kind:
     if x.size == 1:
         by_name = is_setting(keys) or is_record(keys, beside_model=in_training and len(keys) == 1)
-        if by_name or id(x) in records:
+        # What NumPy computes from plain numbers is as plain as they are.
+        if by_name or id(x) in records or isinstance(x, np.generic):
             return kind_of_number(keys, optimizer=in_optimizer(keys))
     # flax.nnx wraps each array in a node.
     return "buffer" if may_be_mask(".".join(keys).removesuffix(".value")) else "array"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from stablenum.checkpoints.finiteness import Kind
-from stablenum.checkpoints.names import is_record, is_setting, kind_of_number
+from stablenum.checkpoints.names import is_record, is_setting, kind_of_number, may_be_mask
 from stablenum.errors import CheckpointError, bad_type
 from stablenum_torch._devices.ranks import is_dtensor
 from stablenum_torch._recovery.entries import leaves
@@ -58,7 +58,7 @@ def captured(objects: Any) -> State:
 
 
 def _kinds(objects: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[tuple[str, Kind]]:
-    """Yield the kinds of buffers, and of single numbers outside of models and of optimizers' moments."""
+    """Yield the kinds of what may be a mask, and of single numbers outside of models and of moments."""
     in_training = any(map(is_stateful, objects.values()))
     for name, owner in objects.items():
         if isinstance(owner, nn.Module):
@@ -66,12 +66,12 @@ def _kinds(objects: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[tu
             continue
         for path, leaf in leaves(values[name], name):
             keys = path.split(".")
-            if _is_one_number(leaf) and _is_record(owner, keys, in_training):
+            if not isinstance(leaf, (Tensor, np.ndarray)):
+                continue
+            if math.prod(leaf.shape) == 1 and _is_record(owner, keys, in_training):
                 yield path, kind_of_number(keys, optimizer=isinstance(owner, Optimizer))
-
-
-def _is_one_number(leaf: Any) -> bool:
-    return isinstance(leaf, (Tensor, np.ndarray)) and math.prod(leaf.shape) == 1
+            elif not isinstance(owner, Optimizer) and may_be_mask(path):
+                yield path, "buffer"
 
 
 def _is_record(owner: Any, keys: Sequence[str], in_training: bool) -> bool:

@@ -187,7 +187,7 @@ def test_poison_is_refused_and_named(kind, tmp_path):
         jnp.asarray([1.0, complex(0.0, jnp.inf)], jnp.complex64),
         jnp.asarray(jnp.nan),
         np.asarray([1.0, np.nan]),
-        np.float64(np.inf),
+        np.float64(np.nan),
         np.asarray([1.0, np.nan]).astype(jnp.bfloat16),
         float("nan"),
         complex(0.0, float("nan")),
@@ -210,6 +210,8 @@ def test_what_is_not_finite_on_purpose_is_saved(kind, tmp_path):
         "search": optax.scale_by_backtracking_linesearch(3).init({"w": jnp.ones(2)}),
         "mask": jnp.where(jnp.tri(3, dtype=bool), jnp.zeros((3, 3)), -jnp.inf),
         "best": float("-inf"),
+        "losses": {"least": jnp.asarray(jnp.inf), "last": jnp.asarray([jnp.inf])},
+        "numpy": {"least": np.float64("inf")},
     }
     checkpoints = stablenum_jax.Checkpoints(tmp_path, format=kind)
     checkpoints.save(3, state)

@@ -104,7 +104,7 @@ POISONED = {
     "float8_e5m2": torch.tensor([1.0, math.inf]).to(torch.float8_e5m2),
     "float8_e8m0fnu": torch.tensor([255], dtype=torch.uint8).view(torch.float8_e8m0fnu),
     "complex64": torch.tensor([1 + 1j, complex(0, math.nan)]),
-    "complex128": torch.tensor(complex(math.inf, 0), dtype=torch.complex128),
+    "complex128": torch.tensor([complex(math.inf, 0), 1], dtype=torch.complex128),
     "0-d": torch.tensor(math.nan),
     "a view": torch.tensor([[1.0, math.nan], [1.0, 1.0]])[:, 1],
     "transposed": torch.tensor([[1.0, math.nan], [1.0, 1.0]]).T,
@@ -178,6 +178,11 @@ GOOD = {
     "float8": lambda: {"x": torch.ones(3).to(torch.float8_e4m3fn), "y": torch.ones(3).to(torch.float8_e5m2)},
     "views": lambda: {"x": torch.eye(3)[1:, 1], "y": torch.eye(3).T, "z": torch.ones(1).expand(4)},
     "numbers": lambda: {"x": [math.inf, -math.inf, 10**30, -0.0], "y": (1, 2j), "z": {3: None, "b": b"x"}},
+    "one number": lambda: {
+        "extra": {"best": torch.tensor(math.inf), "worst": torch.tensor([-math.inf])},
+        "best": torch.tensor(math.inf),
+    },
+    "a mask of its own": lambda: {"mask": torch.full((3, 3), -math.inf).triu(1)},
     "a random state": lambda: {"x": torch.get_rng_state(), "y": random.Random(0).getstate()},
     "a fresh optimizer": lambda: {"opt": torch.optim.Adam(nn.Linear(2, 1).parameters())},
     "a plateau": lambda: {
