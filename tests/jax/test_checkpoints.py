@@ -126,6 +126,14 @@ def test_other_integers_and_formats(kind, tmp_path):
 
 
 @each_format
+def test_names_may_have_any_characters(kind, tmp_path):
+    state = {"C#": jnp.ones(2), "a#b": jnp.ones(2, jnp.bfloat16), "x/y": jnp.ones(1), "#2": jnp.ones(1, int)}
+    checkpoints = stablenum_jax.Checkpoints(tmp_path, format=kind)
+    checkpoints.save(1, state)
+    assert_same(checkpoints.load(state)[1], state)
+
+
+@each_format
 def test_a_training_resumes_exactly(kind, tmp_path):
     tx = optimizer(**RULES)
     state = trained(tx, range(6))
