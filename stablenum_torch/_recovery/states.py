@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
@@ -13,8 +14,8 @@ from torch.optim import Optimizer
 from stablenum.checkpoints.finiteness import Kind
 from stablenum.checkpoints.names import is_record, is_setting, kind_of_number, may_be_mask
 from stablenum.errors import CheckpointError, bad_type
-from stablenum_torch._devices.ranks import is_dtensor
 from stablenum_torch._recovery.entries import leaves
+from stablenum_torch._recovery.trees import copied_tree
 
 __all__ = ["Loading", "State", "captured", "is_stateful"]
 
@@ -113,7 +114,9 @@ class Loading:
         name = ""
         try:
             # All copies are made first, since objects may share tensors.
-            copies = {n: _copied(o.state_dict()) if is_stateful(o) else o for n, o in self._objects.items()}
+            copies = {}
+            for name, value in self._objects.items():
+                copies[name] = copied_tree(value.state_dict(), _on_host) if is_stateful(value) else value
             for name, value in self._objects.items():
                 self._before[name] = copies[name]
                 self._put(name, value, self._values[name])
@@ -125,8 +128,10 @@ class Loading:
 
     def undo(self) -> None:
         """Put back what was there before :meth:`load`, as far as that has come."""
-        for name, value in self._before.items():
-            self._put(name, self._objects[name] if is_stateful(self._objects[name]) else None, value)
+        with contextlib.ExitStack() as all_of_them:  # also those behind one that cannot be put back
+            for name, value in self._before.items():
+                target = self._objects[name] if is_stateful(self._objects[name]) else None
+                all_of_them.callback(self._put, name, target, value)
         self._before = {}
 
     def _put(self, name: str, target: Any, value: Any) -> None:
@@ -136,18 +141,5 @@ class Loading:
             self._objects[name] = value
 
 
-def _copied(value: Any) -> Any:
-    """Return a copy of a state dict whose tensors, but for parts of distributed ones, are on the host."""
-    if isinstance(value, Tensor):
-        kept = value.detach()
-        return kept.clone() if is_dtensor(kept) or kept.device.type == "cpu" else kept.cpu()
-    if isinstance(value, dict):
-        copy = type(value)()
-        vars_of = getattr(value, "__dict__", None)
-        copy.update({key: _copied(part) for key, part in value.items()})
-        if vars_of:  # the versions of modules, in the state dict of a module
-            vars(copy).update(vars_of)
-        return copy
-    if type(value) in (list, tuple, set):
-        return type(value)(_copied(part) for part in value)
-    return value
+def _on_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
