@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from stablenum.checkpoints.finiteness import Kind
 from stablenum.checkpoints.names import is_record, is_setting, kind_of_number, may_be_mask
 from stablenum.errors import CheckpointError, bad_type
+from stablenum_torch._devices.ranks import is_dtensor
 from stablenum_torch._recovery.entries import leaves
 from stablenum_torch._recovery.trees import copied_tree
 
@@ -120,6 +121,8 @@ class Loading:
             for name, value in self._objects.items():
                 self._before[name] = copies[name]
                 self._put(name, value, self._values[name])
+                if is_stateful(value):
+                    _check_range(leaves(value.state_dict(), name), dict(leaves(self._values[name], name)))
         except Exception as error:
             said = str(error).rstrip(".")
             raise CheckpointError(
@@ -139,6 +142,22 @@ class Loading:
             target.load_state_dict(value)
         else:
             self._objects[name] = value
+
+
+def _check_range(loaded: Iterable[tuple[str, Any]], saved: Mapping[str, Any]) -> None:
+    """Check that no finite value has become inf in a narrower format.
+
+    Raises:
+        ValueError: one has.
+    """
+    for name, leaf in loaded:
+        old = saved.get(name)
+        if not isinstance(old, Tensor) or not isinstance(leaf, Tensor) or old.dtype == leaf.dtype:
+            continue
+        if is_dtensor(leaf) or not (leaf.is_floating_point() and old.is_floating_point()):
+            continue
+        if bool(old.isfinite().all()) and not bool(leaf.isfinite().all()):
+            raise ValueError(f"{name} would be inf in {str(leaf.dtype).removeprefix('torch.')}")
 
 
 def _on_host(tensor: Tensor) -> Tensor:

@@ -463,6 +463,32 @@ def test_a_name_that_safetensors_would_take_for_a_complex_tensor_is_named(tmp_pa
         st.Checkpoints(tmp_path, format="safetensors").save(1, {"x#complex": torch.ones(2, 2)})
 
 
+def test_a_model_in_a_narrower_format_in_which_a_value_is_inf_does_not_fit(tmp_path):
+    wide, narrow = nn.Linear(2, 1), nn.Linear(2, 1).half()
+    checkpoints, before = st.Checkpoints(tmp_path), saved({"m": narrow})["m"]
+    checkpoints.save(1, {"model": wide})
+    assert checkpoints.load({"model": nn.Linear(2, 1).half()}) == 1
+    nn.init.constant_(wide.weight, 1e5)
+    checkpoints.save(2, {"model": wide})
+    with pytest.raises(CheckpointError, match=r"model\.weight would be inf in float16") as caught:
+        checkpoints.load({"model": narrow})
+    assert list(caught.value.reasons) == ["step-000000002"]
+    assert same_state(narrow.state_dict(), before)
+
+
+def test_only_where_nothing_was_saved_has_the_error_no_reasons(tmp_path):
+    """A program may start from the beginning then, and in no other case."""
+    checkpoints = st.Checkpoints(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.load({"model": nn.Linear(2, 1)})
+    assert caught.value.reasons == {}
+    checkpoints.save(1, {"model": nn.Linear(2, 1)})
+    for state in ({"model": nn.Linear(3, 1)}, {"other": nn.Linear(2, 1)}):
+        with pytest.raises(CheckpointError) as caught:
+            checkpoints.load(state)
+        assert list(caught.value.reasons) == ["step-000000001"]
+
+
 def test_what_can_be_put_back_is_put_back_though_another_object_cannot():
     class Once:
         loads = 0
