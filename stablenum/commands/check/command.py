@@ -46,7 +46,8 @@ def check(
     stablenum's Checkpoints write. No code of a checkpoint is run, and nothing is changed.
 
     The exit code is 0 if all is good, 1 if something is poisoned (a parameter, buffer or moment that is not
-    finite, a negative second moment), and 2 if something is unreadable, corrupt or unknown.
+    finite, a negative second moment, a NaN anywhere else), and 2 if something is unreadable, corrupt or
+    unknown.
     """
     check_target("--json", json)
     if not path.exists():
