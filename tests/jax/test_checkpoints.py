@@ -218,7 +218,7 @@ def test_what_is_not_finite_on_purpose_is_saved(kind, tmp_path):
         "search": optax.scale_by_backtracking_linesearch(3).init({"w": jnp.ones(2)}),
         "mask": jnp.where(jnp.tri(3, dtype=bool), jnp.zeros((3, 3)), -jnp.inf),
         "best": float("-inf"),
-        "losses": {"least": jnp.asarray(jnp.inf), "last": jnp.asarray([jnp.inf])},
+        "metrics": {"least": jnp.asarray(jnp.inf), "last": jnp.asarray([jnp.inf])},
         "numpy": {"least": np.float64("inf")},
     }
     checkpoints = stablenum_jax.Checkpoints(tmp_path, format=kind)
