@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from stablenum.guard.readout import StepRecord
 from stablenum.guard.reasons import Reason
+from stablenum.recovery.moments import MomentWatch
 from stablenum.recovery.settings import RecoveryPolicy
 
 __all__ = ["Symptom", "SymptomCode", "Watch", "first_of"]
@@ -135,6 +136,9 @@ class Watch:
 
     Args:
         policy: the settings.
+
+    Attributes:
+        moments: compares second moments with the gradients in the record.
     """
 
     def __init__(self, policy: RecoveryPolicy) -> None:
@@ -143,6 +147,7 @@ class Watch:
         self._loss = _Level(policy.window, steps, policy.runaway_threshold)
         self._grad_norm = _Level(policy.window, steps, policy.runaway_threshold)
         self._skips: list[int] = []
+        self.moments = MomentWatch()
         self._seen = -1  # the number, in the guard's count, of the newest row that was judged
 
     @property
@@ -172,6 +177,7 @@ class Watch:
             self._skips.clear()
             self._loss.add(at, row["loss"])
             self._grad_norm.add(at, row["grad_norm"])
+            self.moments.add(row)
         elif not scale_fell:
             self._skips.append(at)
 
@@ -197,12 +203,14 @@ class Watch:
     def state_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, which :meth:`load_state_dict` takes."""
         levels = {name: level.state_dict() for name, level in self._levels()}
+        levels["moments"] = self.moments.state_dict()
         return levels | {"skips": list(self._skips), "seen": self._seen}
 
     def load_state_dict(self, plain: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
         for name, level in self._levels():
             level.load_state_dict(plain[name])
+        self.moments.load_state_dict(plain["moments"])
         self._skips, self._seen = list(plain["skips"]), plain["seen"]
 
     def _levels(self) -> tuple[tuple[str, _Level], ...]:
