@@ -15,6 +15,8 @@ from tests.torch.recovering import AGAIN, KINDS, made_nan, same, whole_state
 pytestmark = [
     # What torchdata 0.11 calls when it is imported with a torch that has deprecated it.
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+    # Where tests of JAX ran before in this process. The workers of a loader do not use JAX.
+    pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning"),
     # On a machine with a single core.
     pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes in total"),
 ]
