@@ -192,6 +192,27 @@ def test_memory_that_nothing_was_written_to_is_the_same_in_every_run() -> None:
     assert not [note for note in report.notes if "not the same when it runs again" in note]
 
 
+# --- parts of values ---------------------------------------------------------------------------------------
+
+
+def torch_first(w: Any, x: Any) -> Any:
+    h = torch.tanh(x.reshape(3, 2, 4) @ w)
+    y = h[:, 0]  # torch
+    return (y @ w.T).exp().mean()
+
+
+def jax_average(w: Any, x: Any) -> Any:
+    h = jnp.tanh(x.reshape(3, 2, 4) @ w)
+    y = h.mean(axis=1)  # jax
+    return jnp.mean(jnp.exp(y @ w.T))
+
+
+def test_a_part_of_a_value_is_the_counterpart_of_a_mean() -> None:
+    left, right, first = compared(torch_first, jax_average)
+    assert (left.endswith("# torch"), right.endswith("# jax")) == (True, True)
+    assert (first.causes[0].code, first.causes[0].confirmed) == ("other_function", True)
+
+
 # --- updates -----------------------------------------------------------------------------------------------
 
 
@@ -216,6 +237,16 @@ def tanh_loss(p: Any, x: Any) -> Any:
     return jnp.mean(jnp.exp(jnp.tanh(x @ p["w"])))
 
 
+def make_warmup(ahead: int) -> Any:
+    def rate(count: Any) -> Any:
+        return 0.1 * (count + ahead) / 4
+
+    return optax.chain(
+        optax.trace(0.9),
+        optax.scale_by_learning_rate(rate),  # schedule
+    )
+
+
 P = {"w": jnp.zeros((4, 5))}
 # Cause -> the optimizer on the left, the program on the right, and the part of its optimizer that differs.
 UPDATES: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], str]] = {
@@ -233,6 +264,11 @@ UPDATES: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], str]] = {
         lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
         lambda: stablenum_jax.program(tanh_loss, P, X, optimizer=make_momentum(momentum=0.9)),
         "descent",
+    ),
+    "schedule_offset": (
+        lambda p: torch.optim.SGD(p, 0.1 / 4, momentum=0.9),
+        lambda: stablenum_jax.program(tanh_loss, P, X, optimizer=make_warmup(2)),
+        "schedule",
     ),
 }
 

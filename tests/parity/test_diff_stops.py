@@ -59,6 +59,21 @@ def jax_target(w: Any, x: Any) -> Any:
     return jnp.mean((near @ w) ** 2)
 
 
+def torch_part(w: Any, x: Any) -> Any:
+    with torch.no_grad():
+        h = torch.tanh(x @ w)
+        h = torch.sigmoid(h @ w)
+        guess = 2 * h - x  # torch
+    return torch.tanh(torch.cat((guess, x), -1) @ torch.cat((w, w))).exp().mean()
+
+
+def jax_part(w: Any, x: Any) -> Any:
+    h = jnp.tanh(x @ w)
+    h = jax.nn.sigmoid(h @ w)
+    guess = 2 * h - x  # jax
+    return jnp.mean(jnp.exp(jnp.tanh(jnp.concatenate((guess, x), -1) @ jnp.concatenate((w, w)))))
+
+
 class Around(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
@@ -111,6 +126,7 @@ def jax_quantised(w: Any, x: Any) -> Any:
 PAIRS = {
     "a detached input": (torch_auxiliary, jax_auxiliary, "stopped_gradient", True),
     "a part without gradients": (torch_no_grad, jax_no_grad, "stopped_gradient", True),
+    "a long part without gradients": (torch_part, jax_part, "stopped_gradient", True),
     "a straight-through estimator": (torch_target, jax_target, "straight_through_missing", True),
     "a quantiser with both terms": (torch_quantised, jax_quantised, "straight_through_missing", True),
     "a derivative written by hand": (torch_function, jax_function, "straight_through_missing", True),
