@@ -46,6 +46,26 @@ def jax_no_grad(w: Any, x: Any) -> Any:
     return jnp.mean((gate * h) ** 2)
 
 
+def torch_head(w: Any, h: Any) -> Any:
+    y = h @ w
+    return y.square().mean()
+
+
+def jax_head(w: Any, h: Any) -> Any:
+    y = h @ w
+    return jnp.mean(y**2)
+
+
+def torch_called(w: Any, x: Any) -> Any:
+    h = torch.tanh(x @ w)
+    return torch_head(w, h)  # torch
+
+
+def jax_called(w: Any, x: Any) -> Any:
+    h = jnp.tanh(x @ w)
+    return jax_head(w, stop(h))  # jax
+
+
 def torch_target(w: Any, x: Any) -> Any:
     z = torch.tanh(x @ w)
     near = torch.round(2 * z) / 2
@@ -126,6 +146,7 @@ def jax_quantised(w: Any, x: Any) -> Any:
 PAIRS = {
     "a detached input": (torch_auxiliary, jax_auxiliary, "stopped_gradient", True),
     "a part without gradients": (torch_no_grad, jax_no_grad, "stopped_gradient", True),
+    "an argument that is stopped": (torch_called, jax_called, "stopped_gradient", True),
     "a long part without gradients": (torch_part, jax_part, "stopped_gradient", True),
     "a straight-through estimator": (torch_target, jax_target, "straight_through_missing", True),
     "a quantiser with both terms": (torch_quantised, jax_quantised, "straight_through_missing", True),

@@ -30,7 +30,8 @@ class Start:
         step: the first operation that differs, or, if ``missing``, the one after which it is missing.
         missing: whether this side lacks the operation that the other side has.
         value: the value on which the operation is missing, or which the step gives if that is common.
-        place: the line of the optimizer that differs, if that is not the step's.
+        place: the line that differs, if that is not the step's: one of the optimizer, or one that leads
+            to the step.
     """
 
     step: Step

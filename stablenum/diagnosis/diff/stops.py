@@ -16,7 +16,7 @@ import numpy as np
 
 from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.differences import Cause
-from stablenum.diagnosis.diff.flow import OTHER, Read, size
+from stablenum.diagnosis.diff.flow import OTHER, Read, line_between, size
 from stablenum.diagnosis.diff.frontier import Frontier, Start
 from stablenum.diagnosis.diff.hidden_stops import Hidden, hidden_stop
 from stablenum.diagnosis.diff.kinds import kind, quiet
@@ -58,14 +58,14 @@ def stopped(comparison: Comparison, group: Group, found: Frontier) -> Stopped | 
     for case in cases:
         after, evidence = _tried(comparison, group, found, case)
         if evidence:
-            return _stopped(case, after, evidence)
+            return _stopped(comparison.side(OTHER[case.side]), case, after, evidence)
     two = _of_two(comparison, group, cases)
     if two is not None:
         return two
     hidden = hidden_stop(comparison, group)
     if hidden is not None:
         return _of_hidden(hidden, found)
-    return _stopped(cases[0], None, "") if cases else None
+    return _stopped(comparison.side(OTHER[cases[0].side]), cases[0], None, "") if cases else None
 
 
 def _of_hidden(hidden: Hidden, found: Frontier) -> Stopped:
@@ -94,13 +94,19 @@ def _of_two(comparison: Comparison, group: Group, cases: Sequence[Case]) -> Stop
             first = _without(comparison, {sides[0]: values})
             if _without(first, {sides[1]: others}, group).agrees(group):
                 where = "" if two.stop.place is None else f" and at line {two.stop.place.line}"
-                return _stopped(one, first, f"Without what passes there{where}, all gradients agree.")
+                return _stopped(
+                    comparison.side(sides[0]),
+                    one,
+                    first,
+                    f"Without what passes there{where}, all gradients agree.",
+                )
     return None
 
 
-def _stopped(case: Case, after: Comparison | None, evidence: str) -> Stopped:
+def _stopped(other: Side, case: Case, after: Comparison | None, evidence: str) -> Stopped:
     value, step = case.reads[-1]
-    here, there = Start(case.stop), Start(step, missing=case.missing, value=value)
+    line = line_between(other, case.reads[-1]) if case.missing else None
+    here, there = Start(case.stop), Start(step, missing=case.missing, value=value, place=line)
     cause = Cause(
         code=case.code,
         sentence=_SENTENCES[case.code].format(stops=case.side, passes=OTHER[case.side]),
