@@ -151,7 +151,7 @@ PAIRS = {
     "a straight-through estimator": (torch_target, jax_target, "straight_through_missing", True),
     "a quantiser with both terms": (torch_quantised, jax_quantised, "straight_through_missing", True),
     "a derivative written by hand": (torch_function, jax_function, "straight_through_missing", True),
-    "a running sum": (torch_sum, jax_sum, "accumulation", False),
+    "a running sum": (torch_sum, jax_sum, "accumulation", True),
 }
 
 

@@ -6,18 +6,19 @@ differences, is what the gradients of the two sides differ by.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
 from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.flow import OTHER, Flow, maker
 from stablenum.diagnosis.diff.frontier import Start
+from stablenum.diagnosis.diff.kinds import quiet
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.slopes import direction_of
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["Hidden", "hidden_stop"]
+__all__ = ["Hidden", "goes_on", "hidden_stop", "part_without_gradients"]
 
 _CLOSE = 1e-5
 _MOST_PLACES = 6
@@ -38,26 +39,37 @@ class Hidden(NamedTuple):
 
 
 def hidden_stop(comparison: Comparison, group: Group) -> Hidden | None:
-    """Return the place at which only one side ends the flow, so that exactly what would pass there is missing
-    in its gradients; None if there is no such place.
+    """Return the line that ends the flow of one side at a value that the other side never computes, so that
+    exactly what would pass there is missing in its gradients; None if there is no such line."""
+    return _found(comparison, group, _stops)
 
-    That is a line whose stop reads what the other side never computes, or one at which a whole part without
-    gradients, such as the forward pass of another model, hands on what it has computed.
-    """
+
+def part_without_gradients(comparison: Comparison, group: Group) -> Hidden | None:
+    """Return the step at which a part of one side without gradients, such as the forward pass of another
+    model, hands on what it has computed, so that exactly what would pass there is missing in its gradients;
+    None if there is no such part."""
+    return _found(comparison, group, _ends)
+
+
+def goes_on(comparison: Comparison, group: Group, side: str, stop: Step) -> bool:
+    """Return whether a side computes further without gradients after a step that ends the flow."""
+    flow, other = Flow(comparison, side, group), Flow(comparison, OTHER[side], group)
+    return all(place.stop.index != stop.index for place in _ends(flow, other))
+
+
+def _found(
+    comparison: Comparison, group: Group, places: Callable[[Flow, Flow], Iterator[_Place]]
+) -> Hidden | None:
     along = direction_of(comparison, group)
     if along is None:
         return None
     gap = along.given("left") - along.given("right")
-    sides = [
-        (name, lacking, Flow(comparison, name, group), Flow(comparison, OTHER[name], group))
-        for name, lacking in (("right", gap), ("left", -gap))
-    ]
-    for places in (_stops, _ends):
-        for name, lacking, flow, other in sides:
-            for place in islice(places(flow, other), _MOST_PLACES):
-                passing = along.through(name, place.values)
-                if passing and abs(passing - lacking) <= _CLOSE * abs(lacking):
-                    return Hidden(name, place.stop, place.passes)
+    for name, lacking in (("right", gap), ("left", -gap)):
+        flow, other = Flow(comparison, name, group), Flow(comparison, OTHER[name], group)
+        for place in islice(places(flow, other), _MOST_PLACES):
+            passing = along.through(name, place.values)
+            if passing and abs(passing - lacking) <= _CLOSE * abs(lacking):
+                return Hidden(name, place.stop, place.passes)
     return None
 
 
@@ -86,7 +98,7 @@ def _ends(flow: Flow, other: Flow) -> Iterator[_Place]:
         if flow.fed.isdisjoint(step.outputs):
             continue
         for value in step.inputs:
-            made_by = maker(flow, value)
+            made_by = _handing_on(flow, value)
             if made_by is not None and flow.side.trained[value] and value not in flow.fed:
                 found.setdefault(made_by.index, []).append(value)
     for index, values in found.items():
@@ -94,6 +106,18 @@ def _ends(flow: Flow, other: Flow) -> Iterator[_Place]:
         made_by = None if same is None else maker(other, same)
         passes = None if made_by is None else Start(made_by, missing=True, value=same)
         yield _Place(list(dict.fromkeys(values)), flow.trace.steps[index], passes)
+
+
+def _handing_on(flow: Flow, value: int) -> Step | None:
+    """Return the step that computed a value, past those that only moved it, but not past one that ends the
+    flow."""
+    made_by = flow.trace.values[value].producer
+    while made_by is not None:
+        step = flow.trace.steps[made_by]
+        if step.index in flow.stops or not quiet(step) or not step.inputs:
+            return step
+        made_by = flow.trace.values[step.inputs[0]].producer
+    return None
 
 
 def _passing(flow: Flow, other: Flow, stops: Iterable[Step]) -> Start | None:

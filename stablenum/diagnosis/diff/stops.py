@@ -18,7 +18,7 @@ from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.flow import OTHER, Read, line_between, size
 from stablenum.diagnosis.diff.frontier import Frontier, Start
-from stablenum.diagnosis.diff.hidden_stops import Hidden, hidden_stop
+from stablenum.diagnosis.diff.hidden_stops import Hidden, goes_on, hidden_stop, part_without_gradients
 from stablenum.diagnosis.diff.kinds import kind, quiet
 from stablenum.diagnosis.diff.remedies import REMEDIES
 from stablenum.diagnosis.diff.results import Group
@@ -57,8 +57,15 @@ def stopped(comparison: Comparison, group: Group, found: Frontier) -> Stopped | 
     cases = cases_of(comparison, group)
     for case in cases:
         after, evidence = _tried(comparison, group, found, case)
+        if evidence and goes_on(comparison, group, case.side, case.stop):
+            part = part_without_gradients(comparison, group)
+            if part is not None:
+                return _of_part(comparison, part, found, cases)._replace(after=after)
         if evidence:
             return _stopped(comparison.side(OTHER[case.side]), case, after, evidence)
+    part = part_without_gradients(comparison, group)
+    if part is not None:
+        return _of_part(comparison, part, found, cases)
     two = _of_two(comparison, group, cases)
     if two is not None:
         return two
@@ -68,12 +75,23 @@ def stopped(comparison: Comparison, group: Group, found: Frontier) -> Stopped | 
     return _stopped(comparison.side(OTHER[cases[0].side]), cases[0], None, "") if cases else None
 
 
+def _of_part(comparison: Comparison, part: Hidden, found: Frontier, cases: Sequence[Case]) -> Stopped:
+    """Return the place of a part without gradients; that of a case in the same line, which says more."""
+    alike = (c for c in cases if (c.side, c.stop.place) == (part.side, part.stop.place))
+    case = next(alike, None)
+    return (
+        _of_hidden(part, found)
+        if case is None
+        else _stopped(comparison.side(OTHER[case.side]), case, None, _MEASURED)
+    )
+
+
 def _of_hidden(hidden: Hidden, found: Frontier) -> Stopped:
     here, there = Start(hidden.stop), hidden.passes or getattr(found, OTHER[hidden.side])
     cause = Cause(
         code="stopped_gradient",
         sentence=_SENTENCES["stopped_gradient"].format(stops=hidden.side, passes=OTHER[hidden.side]),
-        evidence="By finite differences, what would pass here is what its gradients lack.",
+        evidence=_MEASURED,
         remedy=REMEDIES["stopped_gradient"],
         confirmed=True,
     )
@@ -117,6 +135,7 @@ def _stopped(other: Side, case: Case, after: Comparison | None, evidence: str) -
     return Stopped(*((here, there) if case.side == "left" else (there, here)), cause, after)
 
 
+_MEASURED = "By finite differences, what would pass here is what its gradients lack."
 _SENTENCES = {
     "stopped_gradient": "the {stops} program passes no gradient on here; the {passes} one does.",
     "straight_through_missing": "the {stops} program passes the gradient around what it rounds or chooses "
