@@ -90,8 +90,9 @@ def torch_part(w: Any, x: Any) -> Any:
 def jax_part(w: Any, x: Any) -> Any:
     h = jnp.tanh(x @ w)
     h = jax.nn.sigmoid(h @ w)
-    guess = 2 * h - x  # jax
-    return jnp.mean(jnp.exp(jnp.tanh(jnp.concatenate((guess, x), -1) @ jnp.concatenate((w, w)))))
+    guess = 2 * h - x
+    y = jnp.concatenate((guess, x), -1) @ jnp.concatenate((w, w))  # jax
+    return jnp.mean(jnp.exp(jnp.tanh(y)))
 
 
 class Around(torch.autograd.Function):

@@ -11,11 +11,12 @@ from itertools import islice
 from typing import NamedTuple
 
 from stablenum.diagnosis.diff.comparison import Comparison
-from stablenum.diagnosis.diff.flow import OTHER, Flow, maker
+from stablenum.diagnosis.diff.flow import OTHER, Flow, Read, maker
 from stablenum.diagnosis.diff.frontier import Start
 from stablenum.diagnosis.diff.kinds import quiet
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.slopes import direction_of
+from stablenum.diagnosis.diff.stop_cases import Case
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["Hidden", "goes_on", "hidden_stop", "part_without_gradients"]
@@ -31,11 +32,13 @@ class Hidden(NamedTuple):
         side: that side.
         stop: the step that ends it.
         passes: the step of the other side that gives what follows from it; None if no such value is shared.
+        reads: what the other side reads there.
     """
 
     side: str
     stop: Step
     passes: Start | None
+    reads: tuple[Read, ...] = ()
 
 
 def hidden_stop(comparison: Comparison, group: Group) -> Hidden | None:
@@ -44,11 +47,14 @@ def hidden_stop(comparison: Comparison, group: Group) -> Hidden | None:
     return _found(comparison, group, _stops)
 
 
-def part_without_gradients(comparison: Comparison, group: Group) -> Hidden | None:
+def part_without_gradients(comparison: Comparison, group: Group) -> Case | None:
     """Return the step at which a part of one side without gradients, such as the forward pass of another
     model, hands on what it has computed, so that exactly what would pass there is missing in its gradients;
-    None if there is no such part."""
-    return _found(comparison, group, _ends)
+    None if there is no such part, or the other side has no such value."""
+    part = _found(comparison, group, _ends)
+    if part is None or not part.reads:
+        return None
+    return Case(part.side, part.stop, "stopped_gradient", part.reads)
 
 
 def goes_on(comparison: Comparison, group: Group, side: str, stop: Step) -> bool:
@@ -69,17 +75,18 @@ def _found(
         for place in islice(places(flow, other), _MOST_PLACES):
             passing = along.through(name, place.values)
             if passing and abs(passing - lacking) <= _CLOSE * abs(lacking):
-                return Hidden(name, place.stop, place.passes)
+                return Hidden(name, place.stop, place.passes, place.reads)
     return None
 
 
 class _Place(NamedTuple):
-    """Values of a side through which gradients may lack, the step that ends the flow, and that of the other
-    side at which it passes."""
+    """Values of a side through which no gradient may pass, the step that ends the flow, and the step of the
+    other side at which it passes, or what it reads there."""
 
     values: list[int]
     stop: Step
-    passes: Start | None
+    passes: Start | None = None
+    reads: tuple[Read, ...] = ()
 
 
 def _stops(flow: Flow, other: Flow) -> Iterator[_Place]:
@@ -103,9 +110,8 @@ def _ends(flow: Flow, other: Flow) -> Iterator[_Place]:
                 found.setdefault(made_by.index, []).append(value)
     for index, values in found.items():
         same = min((j for v in values for j in flow.equals(v)), default=None)
-        made_by = None if same is None else maker(other, same)
-        passes = None if made_by is None else Start(made_by, missing=True, value=same)
-        yield _Place(list(dict.fromkeys(values)), flow.trace.steps[index], passes)
+        reads = () if same is None else other.read_by([same])
+        yield _Place(list(dict.fromkeys(values)), flow.trace.steps[index], reads=tuple(reads))
 
 
 def _handing_on(flow: Flow, value: int) -> Step | None:

@@ -57,15 +57,16 @@ def stopped(comparison: Comparison, group: Group, found: Frontier) -> Stopped | 
     cases = cases_of(comparison, group)
     for case in cases:
         after, evidence = _tried(comparison, group, found, case)
-        if evidence and goes_on(comparison, group, case.side, case.stop):
-            part = part_without_gradients(comparison, group)
-            if part is not None:
-                return _of_part(comparison, part, found, cases)._replace(after=after)
         if evidence:
-            return _stopped(comparison.side(OTHER[case.side]), case, after, evidence)
+            ends = goes_on(comparison, group, case.side, case.stop)
+            part = part_without_gradients(comparison, group) if ends else None
+            return _stopped(comparison.side(OTHER[case.side]), part or case, after, evidence)
     part = part_without_gradients(comparison, group)
     if part is not None:
-        return _of_part(comparison, part, found, cases)
+        after, evidence = _tried(comparison, group, found, part)
+        alike = (c for c in cases if (c.side, c.stop.place) == (part.side, part.stop.place))
+        case = next(alike, part)  # which may say more
+        return _stopped(comparison.side(OTHER[case.side]), case, after, evidence or _MEASURED)
     two = _of_two(comparison, group, cases)
     if two is not None:
         return two
@@ -73,17 +74,6 @@ def stopped(comparison: Comparison, group: Group, found: Frontier) -> Stopped | 
     if hidden is not None:
         return _of_hidden(hidden, found)
     return _stopped(comparison.side(OTHER[cases[0].side]), cases[0], None, "") if cases else None
-
-
-def _of_part(comparison: Comparison, part: Hidden, found: Frontier, cases: Sequence[Case]) -> Stopped:
-    """Return the place of a part without gradients; that of a case in the same line, which says more."""
-    alike = (c for c in cases if (c.side, c.stop.place) == (part.side, part.stop.place))
-    case = next(alike, None)
-    return (
-        _of_hidden(part, found)
-        if case is None
-        else _stopped(comparison.side(OTHER[case.side]), case, None, _MEASURED)
-    )
 
 
 def _of_hidden(hidden: Hidden, found: Frontier) -> Stopped:
