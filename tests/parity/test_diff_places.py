@@ -192,6 +192,24 @@ def test_memory_that_nothing_was_written_to_is_the_same_in_every_run() -> None:
     assert not [note for note in report.notes if "not the same when it runs again" in note]
 
 
+# --- what noise shows ---------------------------------------------------------------------------------------
+
+
+def test_indices_that_a_function_computes_in_every_call_depend_on_no_rounding() -> None:
+    @jax.jit
+    def doubled(x: Any) -> Any:
+        return x[jnp.floor(jnp.arange(8) / 2).astype(int)]
+
+    def loss(scale: float) -> Any:
+        def of(w: Any, x: Any) -> Any:
+            h = jnp.tanh(x[:4] @ w)
+            return jnp.mean(jnp.exp(doubled(h)) + scale * doubled(jnp.sin(h)))
+
+        return stablenum_jax.program(of, jnp.asarray(W), jnp.asarray(X))
+
+    assert not stablenum.diff(loss(1.0), loss(1.001)).ok
+
+
 # --- parts of values ---------------------------------------------------------------------------------------
 
 

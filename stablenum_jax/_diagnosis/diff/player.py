@@ -255,7 +255,9 @@ class _Player(Interpreter):
     def _depends(self, cell: Cell) -> bool:
         """Return whether a value depends on a parameter or an input: constants are given no noise."""
         value = self.trace.values[cell.id]
-        return cell.id in self.moving or (value.producer is None and value.role not in ("constant", ""))
+        if value.producer is None and value.role:
+            return value.role != "constant"
+        return cell.id in self.moving
 
 
 def _is_of_bits(name: str) -> bool:
