@@ -210,6 +210,32 @@ def test_indices_that_a_function_computes_in_every_call_depend_on_no_rounding() 
     assert not stablenum.diff(loss(1.0), loss(1.001)).ok
 
 
+# --- norms ------------------------------------------------------------------------------------------------
+
+
+class TwoNorms(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first = nnx.GroupNorm(8, num_groups=2, rngs=rngs)
+        self.conv = nnx.Conv(8, 8, (3, 3), rngs=rngs)
+        self.second = nnx.GroupNorm(8, num_groups=2, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        h = self.first(x)
+        return self.second(jax.nn.silu(self.conv(h)))
+
+
+def test_an_epsilon_is_confirmed_in_the_first_of_several_norms_that_have_it() -> None:
+    x = np.random.default_rng(2).normal(size=(2, 8, 4, 4)).astype(np.float32)
+    layers = nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3, padding=1), nn.SiLU(), nn.GroupNorm(2, 8)
+    model = nn.Sequential(*layers)
+    left = stablenum_torch.program(lambda x: model(x).exp().mean(), torch.tensor(x), model=model)
+    right = stablenum_jax.program(
+        lambda n, x: jnp.mean(jnp.exp(n(jnp.moveaxis(x, 1, -1)))), TwoNorms(nnx.Rngs(0)), x
+    )
+    first = first_of(left, right)
+    assert (first.causes[0].code, first.causes[0].confirmed) == ("epsilon_value", True)
+
+
 # --- parts of values ---------------------------------------------------------------------------------------
 
 
