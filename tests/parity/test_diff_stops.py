@@ -353,3 +353,17 @@ def test_a_wrong_derivative_written_by_hand_is_confirmed_by_finite_differences()
     assert first.right is not None
     assert "(1.0 - t)" in first.right.code
     assert (first.causes[0].code, first.causes[0].confirmed) == ("other_function", True)
+
+
+def test_a_mask_stays_a_mask_if_it_is_replaced() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum(jnp.where(x > 0, x @ w, 0.0))
+
+    program = stablenum_jax.program(loss, W, X)
+    trace = program.play(lambda value, data: None).trace
+    mask = next(s.outputs[0] for s in trace.steps if s.primitive == "gt")
+    values: dict[int, Any] = {}
+
+    replayed = program.play(values.__setitem__, replace={mask: np.zeros(X.shape)})
+
+    assert float(values[replayed.results[0].value]) == 0.0

@@ -202,7 +202,7 @@ def _contributions(side: Side, reads: Sequence[Read]) -> Iterator[set[int]]:
     for step in sorted(side.trace.steps, key=lambda s: (kind(s) in SUMS, -s.index)):
         if step.phase == "backward" and step.place in lines and step.forward is not None and not quiet(step):
             of = min(alike, key=lambda i, at=step.forward: abs(i - at))  # type: ignore[misc]
-            values = [o for o in step.outputs if size(side, o) in sizes]
+            values = [o for o in step.outputs if side.prints[o].floating and size(side, o) in sizes]
             made[of] = values + made[of] if step.forward == of else made[of] + values
     for steps in dict.fromkeys((tuple(r.step.index for r in reads), tuple(alike))):
         options = [_in_line(side, steps, made, place) for place in lines]
