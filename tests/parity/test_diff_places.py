@@ -192,6 +192,71 @@ def test_memory_that_nothing_was_written_to_is_the_same_in_every_run() -> None:
     assert not [note for note in report.notes if "not the same when it runs again" in note]
 
 
+# --- what noise shows ---------------------------------------------------------------------------------------
+
+
+def test_indices_that_a_function_computes_in_every_call_depend_on_no_rounding() -> None:
+    @jax.jit
+    def doubled(x: Any) -> Any:
+        return x[jnp.floor(jnp.arange(8) / 2).astype(int)]
+
+    def loss(scale: float) -> Any:
+        def of(w: Any, x: Any) -> Any:
+            h = jnp.tanh(x[:4] @ w)
+            return jnp.mean(jnp.exp(doubled(h)) + scale * doubled(jnp.sin(h)))
+
+        return stablenum_jax.program(of, jnp.asarray(W), jnp.asarray(X))
+
+    assert not stablenum.diff(loss(1.0), loss(1.001)).ok
+
+
+# --- norms ------------------------------------------------------------------------------------------------
+
+
+class TwoNorms(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first = nnx.GroupNorm(8, num_groups=2, rngs=rngs)
+        self.conv = nnx.Conv(8, 8, (3, 3), rngs=rngs)
+        self.second = nnx.GroupNorm(8, num_groups=2, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        h = self.first(x)
+        return self.second(jax.nn.silu(self.conv(h)))
+
+
+def test_an_epsilon_is_confirmed_in_the_first_of_several_norms_that_have_it() -> None:
+    x = np.random.default_rng(2).normal(size=(2, 8, 4, 4)).astype(np.float32)
+    layers = nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3, padding=1), nn.SiLU(), nn.GroupNorm(2, 8)
+    model = nn.Sequential(*layers)
+    left = stablenum_torch.program(lambda x: model(x).exp().mean(), torch.tensor(x), model=model)
+    right = stablenum_jax.program(
+        lambda n, x: jnp.mean(jnp.exp(n(jnp.moveaxis(x, 1, -1)))), TwoNorms(nnx.Rngs(0)), x
+    )
+    first = first_of(left, right)
+    assert (first.causes[0].code, first.causes[0].confirmed) == ("epsilon_value", True)
+
+
+# --- parts of values ---------------------------------------------------------------------------------------
+
+
+def torch_first(w: Any, x: Any) -> Any:
+    h = torch.tanh(x.reshape(3, 2, 4) @ w)
+    y = h[:, 0]  # torch
+    return (y @ w.T).exp().sum()
+
+
+def jax_average(w: Any, x: Any) -> Any:
+    h = jnp.tanh(x.reshape(3, 2, 4) @ w)
+    y = h.mean(axis=1)  # jax
+    return jnp.sum(jnp.exp(y @ w.T))
+
+
+def test_a_part_of_a_value_is_the_counterpart_of_a_mean() -> None:
+    left, right, first = compared(torch_first, jax_average)
+    assert (left.endswith("# torch"), right.endswith("# jax")) == (True, True)
+    assert (first.causes[0].code, first.causes[0].confirmed) == ("other_function", True)
+
+
 # --- updates -----------------------------------------------------------------------------------------------
 
 
@@ -216,6 +281,16 @@ def tanh_loss(p: Any, x: Any) -> Any:
     return jnp.mean(jnp.exp(jnp.tanh(x @ p["w"])))
 
 
+def make_warmup(ahead: int) -> Any:
+    def rate(count: Any) -> Any:
+        return 0.1 * (count + ahead) / 4
+
+    return optax.chain(
+        optax.trace(0.9),
+        optax.scale_by_learning_rate(rate),  # schedule
+    )
+
+
 P = {"w": jnp.zeros((4, 5))}
 # Cause -> the optimizer on the left, the program on the right, and the part of its optimizer that differs.
 UPDATES: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], str]] = {
@@ -233,6 +308,11 @@ UPDATES: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], str]] = {
         lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
         lambda: stablenum_jax.program(tanh_loss, P, X, optimizer=make_momentum(momentum=0.9)),
         "descent",
+    ),
+    "schedule_offset": (
+        lambda p: torch.optim.SGD(p, 0.1 / 4, momentum=0.9),
+        lambda: stablenum_jax.program(tanh_loss, P, X, optimizer=make_warmup(2)),
+        "schedule",
     ),
 }
 

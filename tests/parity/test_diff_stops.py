@@ -46,6 +46,26 @@ def jax_no_grad(w: Any, x: Any) -> Any:
     return jnp.mean((gate * h) ** 2)
 
 
+def torch_head(w: Any, h: Any) -> Any:
+    y = h @ w
+    return y.square().mean()
+
+
+def jax_head(w: Any, h: Any) -> Any:
+    y = h @ w
+    return jnp.mean(y**2)
+
+
+def torch_called(w: Any, x: Any) -> Any:
+    h = torch.tanh(x @ w)
+    return torch_head(w, h)  # torch
+
+
+def jax_called(w: Any, x: Any) -> Any:
+    h = jnp.tanh(x @ w)
+    return jax_head(w, stop(h))  # jax
+
+
 def torch_target(w: Any, x: Any) -> Any:
     z = torch.tanh(x @ w)
     near = torch.round(2 * z) / 2
@@ -57,6 +77,22 @@ def jax_target(w: Any, x: Any) -> Any:
     z = jnp.tanh(x @ w)
     near = jnp.round(2 * z) / 2  # jax
     return jnp.mean((near @ w) ** 2)
+
+
+def torch_part(w: Any, x: Any) -> Any:
+    with torch.no_grad():
+        h = torch.tanh(x @ w)
+        h = torch.sigmoid(h @ w)
+        guess = 2 * h - x  # torch
+    return torch.tanh(torch.cat((guess, x), -1) @ torch.cat((w, w))).exp().mean()
+
+
+def jax_part(w: Any, x: Any) -> Any:
+    h = jnp.tanh(x @ w)
+    h = jax.nn.sigmoid(h @ w)
+    guess = 2 * h - x
+    y = jnp.concatenate((guess, x), -1) @ jnp.concatenate((w, w))  # jax
+    return jnp.mean(jnp.exp(jnp.tanh(y)))
 
 
 class Around(torch.autograd.Function):
@@ -111,10 +147,12 @@ def jax_quantised(w: Any, x: Any) -> Any:
 PAIRS = {
     "a detached input": (torch_auxiliary, jax_auxiliary, "stopped_gradient", True),
     "a part without gradients": (torch_no_grad, jax_no_grad, "stopped_gradient", True),
+    "an argument that is stopped": (torch_called, jax_called, "stopped_gradient", True),
+    "a long part without gradients": (torch_part, jax_part, "stopped_gradient", True),
     "a straight-through estimator": (torch_target, jax_target, "straight_through_missing", True),
     "a quantiser with both terms": (torch_quantised, jax_quantised, "straight_through_missing", True),
     "a derivative written by hand": (torch_function, jax_function, "straight_through_missing", True),
-    "a running sum": (torch_sum, jax_sum, "accumulation", False),
+    "a running sum": (torch_sum, jax_sum, "accumulation", True),
 }
 
 
@@ -315,3 +353,17 @@ def test_a_wrong_derivative_written_by_hand_is_confirmed_by_finite_differences()
     assert first.right is not None
     assert "(1.0 - t)" in first.right.code
     assert (first.causes[0].code, first.causes[0].confirmed) == ("other_function", True)
+
+
+def test_a_mask_stays_a_mask_if_it_is_replaced() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum(jnp.where(x > 0, x @ w, 0.0))
+
+    program = stablenum_jax.program(loss, W, X)
+    trace = program.play(lambda value, data: None).trace
+    mask = next(s.outputs[0] for s in trace.steps if s.primitive == "gt")
+    values: dict[int, Any] = {}
+
+    replayed = program.play(values.__setitem__, replace={mask: np.zeros(X.shape)})
+
+    assert float(values[replayed.results[0].value]) == 0.0

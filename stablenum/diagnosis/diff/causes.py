@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stablenum.diagnosis.diff.constant_causes import by_constant, numbers_of_update
+from stablenum.diagnosis.diff.count_causes import by_count
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.flow import size
 from stablenum.diagnosis.diff.gradient_causes import by_gradient, by_hand, by_rows
@@ -41,6 +42,10 @@ def _by_update(scene: Scene) -> Cause | None:
     ]
     numbers = numbers_of_update(scene.left) | numbers_of_update(scene.right)
     found = cause_of_updates(scene.comparison.updates(scene.group), names, numbers, _clips(scene))
+    if found is None or found[0] in _FACTORS:
+        counted = by_count(scene)
+        if counted is not None:
+            return counted
     return None if found is None else cause(*found, confirmed=True)
 
 
@@ -56,6 +61,8 @@ def _clips(scene: Scene) -> tuple[int, int]:
     return left, right
 
 
+# What one factor between all updates may come from; two rates of a schedule are another such factor.
+_FACTORS = {"momentum_dampening", "nesterov", "scale"}
 _LIMITS = {"clamp", "clip", "max", "maximum", "min", "minimum"}
 _RULES = (
     _by_update, by_targets, by_variant, by_window, by_rows, by_hand, by_pair, by_loss, by_constant, by_lack,

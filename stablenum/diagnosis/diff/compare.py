@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from stablenum.diagnosis.diff.carrying import Weights, carried
@@ -128,7 +129,7 @@ def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> Di
     rows = rows_of(comparison, differing, (roundings[0].errors, roundings[1].errors))
     return DiffReport(
         verdict="different" if found or alone else "the same in exact arithmetic",
-        differences=_in_order([f.difference for f in found], [a.difference for a in alone]),
+        differences=_in_order(found, alone),
         weights={name: str(origin) for name, origin in comparison.weights.origins.items()},
         left_off=off[0],
         right_off=off[1],
@@ -148,9 +149,20 @@ def _notes(comparison: Comparison, astray: list[str], *, complete: bool) -> tupl
     return seen if complete else (*seen, _REST)
 
 
-def _in_order(found: Sequence[Difference], alone: Sequence[Difference]) -> tuple[Difference, ...]:
-    """Return all differences, those of what only one side trains where they come in the order of training."""
-    return tuple(sorted((*alone, *found), key=_when))
+def _in_order(found: Sequence[Found], alone: Sequence[OneSided]) -> tuple[Difference, ...]:
+    """Return all differences, those of what only one side trains where they come in the order of training,
+    but after the stop that explains them."""
+    rows = [(*_when(a.difference), _explained(a, found), a.difference) for a in alone]
+    rows += [(*_when(f.difference), False, f.difference) for f in found]
+    return tuple(row[-1] for row in sorted(rows, key=itemgetter(0, 1, 2)))
+
+
+def _explained(alone: OneSided, found: Sequence[Found]) -> bool:
+    """Return whether parameters that only one side trains are not trained either without what passes at a
+    place at which only the other side ends the flow of gradients."""
+    named = alone.difference.result
+    stops = [f.without for f in found if f.without is not None]
+    return any(named not in {o.difference.result for o in one_sided(c)} for c in stops)
 
 
 def _when(difference: Difference) -> tuple[int, int]:
@@ -160,7 +172,8 @@ def _when(difference: Difference) -> tuple[int, int]:
 
 def _repro(comparison: Comparison, found: list[Found], alone: Sequence[OneSided]) -> Repro | None:
     """Return what reproduces the first difference."""
-    if alone and (not found or _when(alone[0].difference) <= _when(found[0].difference)):
+    leads = alone and (not found or _when(alone[0].difference) <= _when(found[0].difference))
+    if leads and not _explained(alone[0], found):
         return reproduction_of(alone[0].difference, alone[0].trains, alone[0].array)
     if not found:
         return None

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from stablenum.diagnosis.diff.arrangement import chain_of, first_rearranged
 from stablenum.diagnosis.diff.fingerprints import distance
-from stablenum.diagnosis.diff.frontier import Frontier, Start, frontiers, last_of_line
-from stablenum.diagnosis.diff.kinds import kind
+from stablenum.diagnosis.diff.frontier import Frontier, Start, frontiers, last_of_line, same_line
+from stablenum.diagnosis.diff.kinds import kind, quiet
 from stablenum.diagnosis.diff.matching import Matching, matched
 from stablenum.diagnosis.diff.results import Group, Pair, groups_of
 from stablenum.diagnosis.diff.sides import Side, again, arrays_of
 from stablenum.diagnosis.diff.update_causes import Update
 from stablenum.diagnosis.diff.weights import WeightMap
+from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["Comparison"]
 
@@ -107,8 +108,8 @@ class Comparison:
         own = self.side(side)
         other = self.left if side == "right" else self.right
         name = "left" if side == "right" else "right"
-        ends = last_of_line(own, getattr(found, side), getattr(found, f"region_{side}"))
-        there = last_of_line(other, getattr(found, name), getattr(found, f"region_{name}"))
+        ends = _end_of_line(own, getattr(found, side), getattr(found, f"region_{side}"))
+        there = _end_of_line(other, getattr(found, name), getattr(found, f"region_{name}"))
         if ends is None or there is None:
             return False
         return distance(own.prints[ends], other.prints[there]) <= own.tolerance[ends] + other.tolerance[there]
@@ -161,6 +162,16 @@ class Comparison:
 
 def _of(side: Side, group: Group) -> Iterable[Any]:
     return (r for r in side.play.results if (r.kind, r.step) == (group.kind, group.step))
+
+
+def _end_of_line(side: Side, start: Start | None, region: Sequence[Step]) -> int | None:
+    """Return the last telling value that a line computes, also if it moves entries first."""
+    if start is not None and quiet(start.step):
+        made = (o for s in same_line(start, region) if not quiet(s) for o in s.outputs if not side.neutral(o))
+        last = max(made, default=None)
+        if last is not None:
+            return last
+    return last_of_line(side, start, region)
 
 
 def _maker(side: Side, value: int | None) -> Start | None:

@@ -12,8 +12,9 @@ from stablenum.diagnosis.diff.kinds import quiet
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.trace import Step
+from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["OTHER", "Flow", "Read", "maker", "size"]
+__all__ = ["OTHER", "Flow", "Read", "line_between", "maker", "size"]
 
 OTHER = {"left": "right", "right": "left"}
 
@@ -97,6 +98,22 @@ def maker(side: Flow, value: int) -> Step | None:
             return step
         producer = side.trace.values[step.inputs[0]].producer
     return first
+
+
+def line_between(side: Side, read: Read) -> Place | None:
+    """Return the line of the function in which a value is both made and handed on to what reads it, if the
+    step that reads it lies in a function that is called there; None if it lies there itself."""
+    producer = side.trace.values[read.value].producer
+    if producer is None:
+        return None
+    frames = read.step.frames
+    pairs = zip(frames, side.trace.steps[producer].frames, strict=False)
+    depth = next((k for k, (mine, theirs) in enumerate(pairs) if mine != theirs), len(frames))
+    if depth >= len(frames) - 1:
+        return None
+    mine, theirs = frames[depth], side.trace.steps[producer].frames[depth]
+    together = (mine.file, mine.function) == (theirs.file, theirs.function)
+    return mine if together else frames[depth - 1] if depth else None
 
 
 def size(side: Side, value: int) -> int:

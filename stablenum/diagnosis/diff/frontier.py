@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import NamedTuple
 
 from stablenum.diagnosis.diff.kinds import called, functions_of, in_one, kind, quiet
@@ -29,7 +30,8 @@ class Start:
         step: the first operation that differs, or, if ``missing``, the one after which it is missing.
         missing: whether this side lacks the operation that the other side has.
         value: the value on which the operation is missing, or which the step gives if that is common.
-        place: the line of the optimizer that differs, if that is not the step's.
+        place: the line that differs, if that is not the step's: one of the optimizer, or one that leads
+            to the step.
     """
 
     step: Step
@@ -90,7 +92,8 @@ def frontiers(
         yield Frontier(*_alike(a, b), *regions)
         return
     first = _compared(a, b, choices[0])
-    doubtful = _nothing_alike(choices[0]) and not any(s.missing for s in first)
+    alike = not _nothing_alike(choices[0]) or _stand_for_each_other(a, b, choices[0])
+    doubtful = not alike and not any(s.missing for s in first)
     yield Frontier(*first, *regions, doubtful=doubtful)
     for pair in choices[:_MOST_PAIRS]:
         for starts in _further(a, b, pair):
@@ -226,6 +229,18 @@ class _Region:
         """Return whether a step only takes a part of what was computed before."""
         return quiet(step) and any(self.side.trace.values[i].producer is not None for i in step.inputs[:1])
 
+    def takes_part(self, step: Step) -> bool:
+        """Return whether a step takes a part of a value."""
+        return quiet(step) and self.fewer(step) is not None
+
+    def fewer(self, step: Step) -> int | None:
+        """Return how many entries the function that a step belongs to gives, if it reads more."""
+        last = last_of_line(self.side, Start(step), self.steps)
+        if last is None:
+            return None
+        count, read = (prod(self.side.shapes[i]) for i in (last, step.inputs[0]))
+        return count if count < read else None
+
     def maker(self, value: int) -> tuple[Step | None, int]:
         """Return the step that computed a value, and what it gave: past those that only moved it, as long as
         the other side has what they read as the same value."""
@@ -293,6 +308,8 @@ def _compared(a: _Region, b: _Region, pair: _Pair) -> tuple[Start, Start]:
     lacks = _lacking(a, b, pair)
     if _multiply(a, pair.left, pair.right) or _multiply(b, pair.right, pair.left):
         return here, there
+    if _stand_for_each_other(a, b, pair):
+        return here, there
     if not mine & theirs and _unlike(pair.left, pair.right) == 2:
         if theirs & a.next_to(pair.left) and not mine & b.after(pair.right):
             return here, lacks[1] or there
@@ -304,6 +321,15 @@ def _compared(a: _Region, b: _Region, pair: _Pair) -> tuple[Start, Start]:
 def _multiply(side: _Region, one: Step, other: Step) -> bool:
     """Return whether one side multiplies and sums what the other one does as a product of matrices."""
     return kind(one) == "mul" and kind(other) == "matmul" and "sum" in side.next_to(one)
+
+
+def _stand_for_each_other(a: _Region, b: _Region, pair: _Pair) -> bool:
+    """Return whether one side takes a part of what the other one sums up into as many entries, as a class
+    token and a mean over all tokens are: neither lacks an operation then."""
+    if a.takes_part(pair.left) == b.takes_part(pair.right):
+        return False
+    fewer = [side.fewer(step) for side, step in ((a, pair.left), (b, pair.right))]
+    return fewer[0] is not None and fewer[0] == fewer[1]
 
 
 def _lacking(a: _Region, b: _Region, pair: _Pair) -> tuple[Start | None, Start | None]:

@@ -6,17 +6,20 @@ differences, is what the gradients of the two sides differ by.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from stablenum.diagnosis.diff.comparison import Comparison
-from stablenum.diagnosis.diff.flow import OTHER, Flow, maker
+from stablenum.diagnosis.diff.flow import OTHER, Flow, Read, maker
 from stablenum.diagnosis.diff.frontier import Start
+from stablenum.diagnosis.diff.kinds import quiet
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.slopes import direction_of
+from stablenum.diagnosis.diff.stop_cases import Case
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["Hidden", "hidden_stop"]
+__all__ = ["Hidden", "goes_on", "hidden_stop", "part_without_gradients"]
 
 _CLOSE = 1e-5
 _MOST_PLACES = 6
@@ -29,29 +32,97 @@ class Hidden(NamedTuple):
         side: that side.
         stop: the step that ends it.
         passes: the step of the other side that gives what follows from it; None if no such value is shared.
+        reads: what the other side reads there.
     """
 
     side: str
     stop: Step
     passes: Start | None
+    reads: tuple[Read, ...] = ()
 
 
 def hidden_stop(comparison: Comparison, group: Group) -> Hidden | None:
-    """Return the place at which only one side ends the flow, so that exactly what would pass there is missing
-    in its gradients; None if there is no such place."""
+    """Return the line that ends the flow of one side at a value that the other side never computes, so that
+    exactly what would pass there is missing in its gradients; None if there is no such line."""
+    return _found(comparison, group, _stops)
+
+
+def part_without_gradients(comparison: Comparison, group: Group) -> Case | None:
+    """Return the step at which a part of one side without gradients, such as the forward pass of another
+    model, hands on what it has computed, so that exactly what would pass there is missing in its gradients;
+    None if there is no such part, or the other side has no such value."""
+    part = _found(comparison, group, _ends)
+    if part is None or not part.reads:
+        return None
+    return Case(part.side, part.stop, "stopped_gradient", part.reads)
+
+
+def goes_on(comparison: Comparison, group: Group, side: str, stop: Step) -> bool:
+    """Return whether a side computes further without gradients after a step that ends the flow."""
+    flow, other = Flow(comparison, side, group), Flow(comparison, OTHER[side], group)
+    return all(place.stop.index != stop.index for place in _ends(flow, other))
+
+
+def _found(
+    comparison: Comparison, group: Group, places: Callable[[Flow, Flow], Iterator[_Place]]
+) -> Hidden | None:
     along = direction_of(comparison, group)
     if along is None:
         return None
     gap = along.given("left") - along.given("right")
     for name, lacking in (("right", gap), ("left", -gap)):
-        flow = Flow(comparison, name, group)
-        stops = [flow.trace.steps[i] for i in sorted(flow.stops) if i in flow.steps]
-        unknown = [s for s in stops if any(flow.side.trained[i] and not flow.equals(i) for i in s.inputs)]
-        for place in list(dict.fromkeys(s.place for s in unknown))[:_MOST_PLACES]:
-            here = [s for s in unknown if s.place == place]
-            passing = along.through(name, [o for s in here for o in s.outputs])
+        flow, other = Flow(comparison, name, group), Flow(comparison, OTHER[name], group)
+        for place in islice(places(flow, other), _MOST_PLACES):
+            passing = along.through(name, place.values)
             if passing and abs(passing - lacking) <= _CLOSE * abs(lacking):
-                return Hidden(name, here[-1], _passing(flow, Flow(comparison, OTHER[name], group), here))
+                return Hidden(name, place.stop, place.passes, place.reads)
+    return None
+
+
+class _Place(NamedTuple):
+    """Values of a side through which no gradient may pass, the step that ends the flow, and the step of the
+    other side at which it passes, or what it reads there."""
+
+    values: list[int]
+    stop: Step
+    passes: Start | None = None
+    reads: tuple[Read, ...] = ()
+
+
+def _stops(flow: Flow, other: Flow) -> Iterator[_Place]:
+    """Yield the lines that end the flow at values that the other side never computes."""
+    stops = [flow.trace.steps[i] for i in sorted(flow.stops) if i in flow.steps]
+    unknown = [s for s in stops if any(flow.side.trained[i] and not flow.equals(i) for i in s.inputs)]
+    for place in dict.fromkeys(s.place for s in unknown):
+        here = [s for s in unknown if s.place == place]
+        yield _Place([o for s in here for o in s.outputs], here[-1], _passing(flow, other, here))
+
+
+def _ends(flow: Flow, other: Flow) -> Iterator[_Place]:
+    """Yield the last steps of the parts without gradients, whose values are read where gradients flow."""
+    found: dict[int, list[int]] = {}
+    for step in (flow.trace.steps[i] for i in sorted(flow.steps)):
+        if flow.fed.isdisjoint(step.outputs):
+            continue
+        for value in step.inputs:
+            made_by = _handing_on(flow, value)
+            if made_by is not None and flow.side.trained[value] and value not in flow.fed:
+                found.setdefault(made_by.index, []).append(value)
+    for index, values in found.items():
+        same = min((j for v in values for j in flow.equals(v)), default=None)
+        reads = () if same is None else other.read_by([same])
+        yield _Place(list(dict.fromkeys(values)), flow.trace.steps[index], reads=tuple(reads))
+
+
+def _handing_on(flow: Flow, value: int) -> Step | None:
+    """Return the step that computed a value, past those that only moved it, but not past one that ends the
+    flow."""
+    made_by = flow.trace.values[value].producer
+    while made_by is not None:
+        step = flow.trace.steps[made_by]
+        if step.index in flow.stops or not quiet(step) or not step.inputs:
+            return step
+        made_by = flow.trace.values[step.inputs[0]].producer
     return None
 
 

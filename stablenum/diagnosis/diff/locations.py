@@ -11,6 +11,7 @@ from stablenum.diagnosis.diff.frontier import Start
 from stablenum.diagnosis.diff.rounding import Rounding
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.trace import Step
+from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["location_of", "location_of_optimizer", "off_of", "result_name", "share_of"]
 
@@ -20,8 +21,8 @@ def location_of(start: Start | None, side: Side, phase: str) -> Location | None:
     if start is None:
         return None
     step = start.step
-    place = step.place
-    own = place is not None and step.phase == "update" and not step.library.startswith("torch.optim.")
+    place = start.place or step.place
+    own = step.place is not None and step.phase == "update" and not step.library.startswith("torch.optim.")
     if phase == "update" and not own:
         site = side.program.optimizer_at
         place = start.place or (None if site is None else site.line_of(step.library))
@@ -50,16 +51,18 @@ def _around(side: Side, start: Start) -> str:
     producer = None if start.value is None else side.trace.values[start.value].producer
     if producer not in (None, step.index) and side.trace.steps[producer or 0].module == step.module:
         return step.module
-    code = _code_of(step)
+    code = _code_of(step, start.place)
     modules = {s.module for s in side.trace.steps if _code_of(s) == code}
     around = [m for m in modules if m != step.module and _lies_in(step.module, m)]
     return max(around, key=len, default=step.module)
 
 
-def _code_of(step: Step) -> tuple[object, ...]:
-    """Return the function that holds a step's line, with the calls that lead to it."""
-    place = step.place
-    return (step.frames[:-1], None if place is None else (place.file, place.function))
+def _code_of(step: Step, line: Place | None = None) -> tuple[object, ...]:
+    """Return the function that holds a step's line, or the line that leads to it, with the calls that lead
+    there."""
+    depth = step.frames.index(line) if line in step.frames else -1
+    place = step.place if depth < 0 else line
+    return (step.frames[:depth], None if place is None else (place.file, place.function))
 
 
 def _lies_in(module: str, other: str) -> bool:

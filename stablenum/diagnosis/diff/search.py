@@ -42,6 +42,8 @@ class Found:
         place: where it begins.
         patch: the values after which the programs go on alike, if such were found.
         left, right: the lines.
+        without: the comparison without the gradient that only one side passes on there; None if that is not
+            the difference.
     """
 
     difference: Difference
@@ -49,6 +51,7 @@ class Found:
     patch: Patch | None
     left: set[Place]
     right: set[Place]
+    without: Comparison | None = None
 
     def holds(self, place: Frontier | Stopped) -> bool:
         """Return whether a place lies on these lines."""
@@ -195,6 +198,7 @@ def _found(scene: Scene, stop: Stopped | None) -> Found:
         patch,
         _lines(left, place.region_left, None if patch is None else patch.left),
         _lines(right, place.region_right, None if patch is None else patch.right),
+        None if stop is None or group.kind != "gradient" else stop.after,
     )
 
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.differences import Cause
-from stablenum.diagnosis.diff.flow import OTHER, Read, size
+from stablenum.diagnosis.diff.flow import OTHER, Read, line_between, size
 from stablenum.diagnosis.diff.frontier import Frontier, Start
-from stablenum.diagnosis.diff.hidden_stops import Hidden, hidden_stop
+from stablenum.diagnosis.diff.hidden_stops import Hidden, goes_on, hidden_stop, part_without_gradients
 from stablenum.diagnosis.diff.kinds import kind, quiet
 from stablenum.diagnosis.diff.remedies import REMEDIES
 from stablenum.diagnosis.diff.results import Group
@@ -58,14 +58,22 @@ def stopped(comparison: Comparison, group: Group, found: Frontier) -> Stopped | 
     for case in cases:
         after, evidence = _tried(comparison, group, found, case)
         if evidence:
-            return _stopped(case, after, evidence)
+            ends = goes_on(comparison, group, case.side, case.stop)
+            part = part_without_gradients(comparison, group) if ends else None
+            return _stopped(comparison.side(OTHER[case.side]), part or case, after, evidence)
+    part = part_without_gradients(comparison, group)
+    if part is not None:
+        after, evidence = _tried(comparison, group, found, part)
+        alike = (c for c in cases if (c.side, c.stop.place) == (part.side, part.stop.place))
+        case = next(alike, part)  # which may say more
+        return _stopped(comparison.side(OTHER[case.side]), case, after, evidence or _MEASURED)
     two = _of_two(comparison, group, cases)
     if two is not None:
         return two
     hidden = hidden_stop(comparison, group)
     if hidden is not None:
         return _of_hidden(hidden, found)
-    return _stopped(cases[0], None, "") if cases else None
+    return _stopped(comparison.side(OTHER[cases[0].side]), cases[0], None, "") if cases else None
 
 
 def _of_hidden(hidden: Hidden, found: Frontier) -> Stopped:
@@ -73,7 +81,7 @@ def _of_hidden(hidden: Hidden, found: Frontier) -> Stopped:
     cause = Cause(
         code="stopped_gradient",
         sentence=_SENTENCES["stopped_gradient"].format(stops=hidden.side, passes=OTHER[hidden.side]),
-        evidence="By finite differences, what would pass here is what its gradients lack.",
+        evidence=_MEASURED,
         remedy=REMEDIES["stopped_gradient"],
         confirmed=True,
     )
@@ -94,13 +102,19 @@ def _of_two(comparison: Comparison, group: Group, cases: Sequence[Case]) -> Stop
             first = _without(comparison, {sides[0]: values})
             if _without(first, {sides[1]: others}, group).agrees(group):
                 where = "" if two.stop.place is None else f" and at line {two.stop.place.line}"
-                return _stopped(one, first, f"Without what passes there{where}, all gradients agree.")
+                return _stopped(
+                    comparison.side(sides[0]),
+                    one,
+                    first,
+                    f"Without what passes there{where}, all gradients agree.",
+                )
     return None
 
 
-def _stopped(case: Case, after: Comparison | None, evidence: str) -> Stopped:
+def _stopped(other: Side, case: Case, after: Comparison | None, evidence: str) -> Stopped:
     value, step = case.reads[-1]
-    here, there = Start(case.stop), Start(step, missing=case.missing, value=value)
+    line = line_between(other, case.reads[-1]) if case.missing else None
+    here, there = Start(case.stop), Start(step, missing=case.missing, value=value, place=line)
     cause = Cause(
         code=case.code,
         sentence=_SENTENCES[case.code].format(stops=case.side, passes=OTHER[case.side]),
@@ -111,6 +125,7 @@ def _stopped(case: Case, after: Comparison | None, evidence: str) -> Stopped:
     return Stopped(*((here, there) if case.side == "left" else (there, here)), cause, after)
 
 
+_MEASURED = "By finite differences, what would pass here is what its gradients lack."
 _SENTENCES = {
     "stopped_gradient": "the {stops} program passes no gradient on here; the {passes} one does.",
     "straight_through_missing": "the {stops} program passes the gradient around what it rounds or chooses "
@@ -187,7 +202,7 @@ def _contributions(side: Side, reads: Sequence[Read]) -> Iterator[set[int]]:
     for step in sorted(side.trace.steps, key=lambda s: (kind(s) in SUMS, -s.index)):
         if step.phase == "backward" and step.place in lines and step.forward is not None and not quiet(step):
             of = min(alike, key=lambda i, at=step.forward: abs(i - at))  # type: ignore[misc]
-            values = [o for o in step.outputs if size(side, o) in sizes]
+            values = [o for o in step.outputs if side.prints[o].floating and size(side, o) in sizes]
             made[of] = values + made[of] if step.forward == of else made[of] + values
     for steps in dict.fromkeys((tuple(r.step.index for r in reads), tuple(alike))):
         options = [_in_line(side, steps, made, place) for place in lines]

@@ -17,6 +17,8 @@ _EXACT = 1e-6
 # So many entries tell a law from others.
 _FEWEST = 4
 _USUAL = (0.9, 0.999)
+# Above, a number is one minus an epsilon rather than the decay rate of a moment.
+_LARGEST_RATE = 0.9999
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,8 @@ def _of_epsilons(ratio: float, numbers: Collection[float]) -> tuple[str, str]:
 
 def _of_rates(law: str, ratio: float, numbers: Collection[float]) -> tuple[str, str] | None:
     """Name a factor between two updates, by the decay rates of the moments."""
-    size, rates = max(ratio, 1 / ratio) if ratio > 0 else 0.0, [x for x in numbers if 0.5 <= x < 1]
+    size = max(ratio, 1 / ratio) if ratio > 0 else 0.0
+    rates = [x for x in numbers if 0.5 <= x <= _LARGEST_RATE]
     if size < 1 + 1e-3:
         return None
     power = math.log2(size)

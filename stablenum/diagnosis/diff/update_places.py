@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from stablenum.diagnosis.diff.frontier import Frontier, Start
-from stablenum.diagnosis.diff.kinds import quiet
+from stablenum.diagnosis.diff.kinds import kind, quiet
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
@@ -19,6 +19,8 @@ from stablenum.diagnosis.replay.values import Place
 __all__ = ["placed_by_cause"]
 
 _SUMS = {"add", "sub", "addcdiv"}
+_ROOTS = {"sqrt", "rsqrt"}
+_EPSILONS = {"adam_epsilon_placement", "epsilon_value"}
 
 
 def placed_by_cause(code: str, place: Frontier, left: Side, right: Side) -> tuple[Start | None, Start | None]:
@@ -44,7 +46,7 @@ def _placed(
     if start is None or does(_function(start.step)):
         return start
     if not start.step.library:
-        step = _decaying(region, side) if code.startswith("decay") else None
+        step = _by_hand(code, region, side) or _of_library(code, does, region)
         return start if step is None else Start(step)
     if not start.step.library.startswith("optax."):
         return start
@@ -61,6 +63,26 @@ def _line_that(does: Callable[[str], bool], side: Side) -> Place | None:
     if site is None:
         return None
     return next((place for name, place in site.parts.items() if does(name)), site.place)
+
+
+def _by_hand(code: str, region: Iterable[Step], side: Side) -> Step | None:
+    """Return the step that does what differs in an update that is written out."""
+    if code.startswith("decay"):
+        return _decaying(region, side)
+    return _at_root(region) if code in _EPSILONS else None
+
+
+def _at_root(region: Iterable[Step]) -> Step | None:
+    """Return the first root that is written out; the epsilon stands in it or beside it."""
+    return next((s for s in region if not s.library and s.place and kind(s) in _ROOTS), None)
+
+
+def _of_library(code: str, does: Callable[[str], bool], region: Iterable[Step]) -> Step | None:
+    """Return the first step of a library that does what differs, after what is written out around it. An
+    optimizer of PyTorch does all but clip."""
+    steps = [s for s in region if s.library]
+    whole = [s for s in steps if s.library.startswith("torch.optim.") and not code.startswith("clip")]
+    return next((s for s in steps if does(_function(s))), None) or next(iter(whole), None)
 
 
 def _decaying(region: Iterable[Step], side: Side) -> Step | None:

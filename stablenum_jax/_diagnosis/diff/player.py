@@ -157,7 +157,7 @@ class _Player(Interpreter):
             index = self.trace.add_value()
             data = self._noisy(data)
             if index in self.replacing:
-                data = np.asarray(self.replacing[index]).reshape(np.shape(data))
+                data = _in_place_of(data, self.replacing[index])
             cells.append(Cell(data, index))
         return cells
 
@@ -255,7 +255,16 @@ class _Player(Interpreter):
     def _depends(self, cell: Cell) -> bool:
         """Return whether a value depends on a parameter or an input: constants are given no noise."""
         value = self.trace.values[cell.id]
-        return cell.id in self.moving or (value.producer is None and value.role not in ("constant", ""))
+        if value.producer is None and value.role:
+            return value.role != "constant"
+        return cell.id in self.moving
+
+
+def _in_place_of(data: Any, new: Any) -> Any:
+    """Return an array in the shape of another one; indices and masks stay such."""
+    new = np.asarray(new).reshape(np.shape(data))
+    kept = getattr(data, "dtype", None)
+    return new.astype(kept) if getattr(kept, "kind", "") in ("b", "i", "u") else new
 
 
 def _is_of_bits(name: str) -> bool:
