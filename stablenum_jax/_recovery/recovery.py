@@ -14,7 +14,6 @@ from stablenum.errors import bad_type
 from stablenum.recovery.ledger import RecoveryEvent
 from stablenum.recovery.loop import Easing, RecoveryLoop
 from stablenum.recovery.settings import RecoveryPolicy, RecoverySettings, make_policy
-from stablenum.settings_checks import check_int
 from stablenum_jax._recovery.hooks import JaxHooks
 from stablenum_jax._trees.state import find_guard
 
@@ -106,7 +105,6 @@ class Recovery:
         # A program may change its working folder.
         place = None if folder is None else Path(folder).absolute()
         self._hooks = JaxHooks(state, on_ease, place)
-        self._begun = False
         self._loop = RecoveryLoop(
             made,
             self._hooks,
@@ -148,6 +146,9 @@ class Recovery:
     def batches(self, steps: int) -> Iterator[Any]:
         """Yield batches until ``steps`` steps have been made; each must be used for one step.
 
+        A loop that is left with ``break`` can be continued by calling this again. The batch it was left with
+        counts as a step.
+
         Args:
             steps: the step to end at, counted from the beginning of the run.
 
@@ -157,10 +158,6 @@ class Recovery:
             RuntimeError: :attr:`state` was not assigned.
             RecoveryStopped: the responses or the budget are used up; :attr:`state` is the last good state.
         """
-        check_int("steps", steps, at_least=0)
-        if not self._begun:
-            self._hooks.check_beginning()
-            self._begun = True
         return self._loop.batches(steps)
 
     def resume(self) -> int:
@@ -177,7 +174,6 @@ class Recovery:
             CheckpointError: there are snapshots, but none that is whole and fits the state in all processes.
                 Nothing is changed.
         """
-        self._begun = True
         return self._loop.resume()
 
     def history(self) -> list[dict[str, Any]]:
@@ -193,12 +189,9 @@ class Recovery:
                 the last check that found nothing.
 
         Raises:
-            TypeError: ``text`` is not a string, or ``origin`` not a whole number.
+            TypeError: ``text`` is not a string.
+            ValueError: ``origin`` is not a whole number from 1.
         """
-        if not isinstance(text, str):
-            raise bad_type("text", "a string", text)
-        if origin is not None and (isinstance(origin, bool) or not isinstance(origin, int)):
-            raise bad_type("origin", "a whole number or None", origin)
         self._loop.report(text, origin)
 
     def evaluated(self, value: PyTree) -> None:

@@ -67,6 +67,10 @@ class Training:
             }
         )
 
+    def check_beginning(self) -> None:
+        if not math.isfinite(self.weight):
+            raise ValueError("weight is not finite")
+
     def capture(self) -> Any:
         return copy.deepcopy((self.weight, self.momentum, self.record, random.getstate()))
 
@@ -565,3 +569,45 @@ def test_a_plan_stops_in_the_last_good_state() -> None:
     move = plan(symptom, held, Ledger(loop.events), RecoveryPolicy(responses=(Response(), Response(older=9))))
     assert isinstance(move, Rewind)
     assert (move.snapshot.step, move.attempt) == (0, 2)
+
+
+@pytest.mark.parametrize("left_at", [1, 37, 39, 40, 41, 199])
+def test_a_loop_that_is_left_and_continued_makes_the_run_that_was_never_left(left_at: int) -> None:
+    expected, straight = run(data=bad_data(100, 103))
+    random.seed(7)
+    training = Training()
+    loop = RecoveryLoop(POLICY, training, bad_data(100, 103))
+    for batch in loop.batches(200):
+        training.train(batch)
+        if len(training.record) == left_at:
+            break
+    _train(training, loop, 200)
+    assert training.capture() == expected.capture()
+    assert loop.events == straight.events
+
+
+def test_a_loop_that_is_left_at_its_last_step_makes_no_further_one() -> None:
+    training = Training()
+    loop = RecoveryLoop(POLICY, training, targets)
+    for batch in loop.batches(30):
+        training.train(batch)
+        if len(training.record) == 30:
+            break
+    assert list(loop.batches(30)) == []
+    assert loop.step == len(training.record) == 30
+
+
+def test_a_run_that_begins_with_nan_is_not_begun_also_if_there_was_nothing_to_resume() -> None:
+    training = Training()
+    training.weight = math.nan
+    loop = RecoveryLoop(POLICY, training, targets)
+    assert loop.resume() == 0
+    with pytest.raises(ValueError, match="weight is not finite"):
+        loop.batches(10)
+
+
+@pytest.mark.parametrize("origin", [0, -5, True, 1.5])
+def test_the_origin_of_a_report_is_a_step(origin: Any) -> None:
+    loop = RecoveryLoop(POLICY, Training(), targets)
+    with pytest.raises(ValueError, match="origin"):
+        loop.report("grey", origin)
