@@ -91,7 +91,7 @@ class Recovery:
         ...         opt.state[model.weight]["exp_avg_sq"][0, 1] = float("nan")
         >>> print(recovery.events[0])
         step 15: 2 tensors of the state are not finite (weight, exp_avg_sq of weight). Attempt 1: back to
-        step 10, batches epoch 1 batch 2 to epoch 1 batch 6 left out
+        step 10, batches 2 to 6 of epoch 1 left out
         >>> bool(model.weight.isfinite().all())
         True
     """

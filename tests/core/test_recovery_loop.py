@@ -235,8 +235,8 @@ def test_the_same_fault_gets_the_next_response_and_then_the_run_stops(caplog: An
     report = str(stopped.value)
     assert "all 3 responses to this fault were tried" in report
     assert report.count("Tried: step") == 3
-    assert "Attempt 1: back to step 80, batches epoch 0 batch 80 to epoch 0 batch 104 left out" in report
-    assert "Attempt 2: back to step 60, batches epoch 0 batch 60 to epoch 0 batch 119 left out" in report
+    assert "Attempt 1: back to step 80, batches 80 to 104 of epoch 0 left out" in report
+    assert "Attempt 2: back to step 60, batches 60 to 119 of epoch 0 left out" in report
     assert "Attempt 3: back to step 60, the same data again" in report
     assert "learning rate x 0.5" in report
     assert "the state of step 60" in report
@@ -611,3 +611,24 @@ def test_the_origin_of_a_report_is_a_step(origin: Any) -> None:
     loop = RecoveryLoop(POLICY, Training(), targets)
     with pytest.raises(ValueError, match="origin"):
         loop.report("grey", origin)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "text"),
+    [
+        ({"epoch": 0, "batch": 450}, {"epoch": 0, "batch": 539}, "batches 450 to 539 of epoch 0 left out"),
+        (
+            {"epoch": 0, "batch": 450},
+            {"epoch": 1, "batch": 12},
+            "batch 450 of epoch 0 to batch 12 of epoch 1 left out",
+        ),
+        ([3, 4], [5, 6], "batches [3, 4] to [5, 6] left out"),
+        ({"file": "a", "row": 3}, {"file": "b", "row": 0}, "batches file a row 3 to file b row 0 left out"),
+        (None, {"epoch": 2, "batch": 7}, "batches up to 7 of epoch 2 left out"),
+        (None, None, "batches left out"),
+    ],
+)
+def test_events_say_which_batches_were_left_out(first: Any, last: Any, text: str) -> None:
+    symptom = Symptom(SymptomCode.REPORTED, 9, 8, "grey")
+    event = RecoveryEvent(symptom=symptom, attempt=1, to_step=3, response=Response(), left_out=(first, last))
+    assert str(event) == f"step 9: grey. Attempt 1: back to step 3, {text}"
