@@ -70,7 +70,7 @@ class Response:
 _RESPONSES = (
     Response(),
     Response(older=1, skip_further=100, rate=0.5, steps=200),
-    Response(older=2, skip_further=300, rate=0.25, clip=1.0, wider=True, steps=400),
+    Response(older=2, skip_further=300, rate=0.25, clip=1.0, steps=400),
 )
 
 
@@ -100,7 +100,8 @@ class RecoveryPolicy:
             before them; None for never. At least 3.
         runaway_threshold: how far above their median it must be to be a symptom, in robust standard
             deviations (1.4826 MAD, at least 1 % of the median), above 0.
-        window: how many ordinary steps are compared with, at least 8. There is no verdict before half of it.
+        window: how many ordinary steps are compared with, at least 8. There is no verdict before there are
+            half as many, at the beginning of the run and after going back to it.
         audit: whether the optimizer's state is audited at each snapshot; a poisoned element is a symptom.
         responses: what the attempts at one fault do, in order; at least one.
         budget: how many rewinds the whole run may make, at least 1. Restarts do not refill it.
