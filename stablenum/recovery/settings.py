@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypedDict
 
 from stablenum.errors import bad_field, bad_type
 from stablenum.guard.recorder import CAPACITY
-from stablenum.settings_checks import check_field, check_flag
+from stablenum.settings_checks import check_callable, check_field, check_flag
 
-__all__ = ["RecoveryPolicy", "RecoverySettings", "Response", "make_policy"]
+__all__ = [
+    "RecoveryPolicy",
+    "RecoverySettings",
+    "Response",
+    "absolute_folder",
+    "check_functions",
+    "make_policy",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,3 +195,27 @@ def make_policy(policy: RecoveryPolicy | None, overrides: RecoverySettings) -> R
             "Use dataclasses.replace(policy, ...)."
         )
     return policy
+
+
+def check_functions(**given: object) -> None:
+    """Check options that are functions or None.
+
+    Raises:
+        TypeError: one of them is neither.
+    """
+    for name, value in given.items():
+        if value is not None:
+            check_callable(name, value, "a function or None")
+
+
+def absolute_folder(folder: object) -> Path | None:
+    """Return a folder that was given as a path that stays the same if the program changes its own.
+
+    Raises:
+        TypeError: it is no path.
+    """
+    if folder is None:
+        return None
+    if not isinstance(folder, str | os.PathLike):
+        raise bad_type("folder", "a path or None", folder)
+    return Path(folder).absolute()

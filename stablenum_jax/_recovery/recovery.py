@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
 import jax
 import numpy as np
 
-from stablenum.errors import bad_type
 from stablenum.recovery.ledger import RecoveryEvent
 from stablenum.recovery.loop import Easing, RecoveryLoop
-from stablenum.recovery.settings import RecoveryPolicy, RecoverySettings, make_policy
+from stablenum.recovery.settings import (
+    RecoveryPolicy,
+    RecoverySettings,
+    absolute_folder,
+    check_functions,
+    make_policy,
+)
 from stablenum_jax._recovery.hooks import JaxHooks
 from stablenum_jax._trees.state import find_guard
 
@@ -97,13 +101,10 @@ class Recovery:
         **settings: Unpack[RecoverySettings],
     ) -> None:
         made = make_policy(policy, settings)
-        _check_callables(predicate=predicate, identify=identify, explain=explain, on_ease=on_ease)
-        if not (folder is None or isinstance(folder, (str, os.PathLike))):
-            raise bad_type("folder", "a path or None", folder)
+        check_functions(predicate=predicate, identify=identify, explain=explain, on_ease=on_ease)
+        place = absolute_folder(folder)
         _check_state(state)
         self._structure = jax.tree.structure(state)
-        # A program may change its working folder.
-        place = None if folder is None else Path(folder).absolute()
         self._hooks = JaxHooks(state, on_ease, place)
         self._loop = RecoveryLoop(
             made,
@@ -210,9 +211,3 @@ def _check_state(state: PyTree) -> None:
         raise ValueError(
             f"state must belong to a single training run; got one stacked to shape {found.names_id.shape}."
         )
-
-
-def _check_callables(**given: object) -> None:
-    for name, value in given.items():
-        if value is not None and not callable(value):
-            raise bad_type(name, "a function or None", value)

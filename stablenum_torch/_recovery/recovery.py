@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Unpack
 
 import torch
@@ -14,9 +13,14 @@ from torch import nn
 from stablenum.errors import bad_type
 from stablenum.recovery.ledger import RecoveryEvent
 from stablenum.recovery.loop import RecoveryLoop
-from stablenum.recovery.settings import RecoveryPolicy, RecoverySettings, make_policy
-from stablenum.settings_checks import check_callable
-from stablenum_torch._recovery.checks import check_folder, check_guarded, check_same_model, named_states
+from stablenum.recovery.settings import (
+    RecoveryPolicy,
+    RecoverySettings,
+    absolute_folder,
+    check_functions,
+    make_policy,
+)
+from stablenum_torch._recovery.checks import check_guarded, check_same_model, named_states
 from stablenum_torch._recovery.hooks import TorchHooks
 from stablenum_torch._recovery.together import together
 from stablenum_torch._step.checks import check_module
@@ -117,11 +121,8 @@ class Recovery:
         check_guarded(opt)
         check_same_model(model, opt)
         others = named_states(scheduler, extra)
-        for name, function in (("predicate", predicate), ("identify", identify), ("explain", explain)):
-            if function is not None:
-                check_callable(name, function, "a function or None")
-        # A program may change its working folder.
-        place = None if folder is None else Path(check_folder(folder)).absolute()
+        check_functions(predicate=predicate, identify=identify, explain=explain)
+        place = absolute_folder(folder)
         ranks = together(model, opt, process_group)
         hooks = TorchHooks(model, opt, others, ranks, place)
         self._loop = RecoveryLoop(
