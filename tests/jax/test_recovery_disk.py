@@ -209,7 +209,7 @@ def other(path: tuple[Any, ...], value: Any) -> Any:
             r"mean does not fit: it is float32\[8\] there, and float32\[9\] here",
         ),
         (other(("mean",), jnp.zeros(8, jnp.bfloat16)), r"mean does not fit: it is float32\[8\] there"),
-        (other(("mean",), np.zeros(8, np.float32)), "mean does not fit"),
+        (other(("mean",), np.zeros(9, np.float32)), "mean does not fit"),
         (other(("key",), jnp.zeros(3)), "key does not fit"),
         ({**first_state(), "new": jnp.zeros(3)}, "new is not in it"),
         ({k: v for k, v in first_state().items() if k != "mean"}, "it has mean, which is not in this state"),
