@@ -5,7 +5,8 @@ on a CUDA device, measured only on request (``python -m benchmarks gpu``). ``rul
 rule's decision and how well the spike rules find spikes, ``diagnosis.json`` how often a diagnosis is right.
 ``diff.json`` has the cost of comparing two programs, ``diff-peers.json`` how often a comparison and other
 tools find a difference, ``partners.json`` what a bad batch leaves behind in other trainers,
-``checkpoints.json`` what a gated checkpoint costs per GB.
+``checkpoints.json`` what a gated checkpoint costs per GB, ``recovery.json`` from which planted faults a
+training recovers.
 ``python -m benchmarks rules`` measures one part alone.
 
 The command exits with an error if a peer is missing or a result differs from the peer's, so that only
@@ -44,6 +45,7 @@ from benchmarks import (
 from benchmarks.distributed import run as distributed
 from benchmarks.partners import table as partners
 from benchmarks.ranks import run as ranks
+from benchmarks.recovery import run as recovery
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.steps.keeping import Kept, sources_digest
 from benchmarks.steps.promises import broken_promises
@@ -335,6 +337,16 @@ def _measure_partners(console: Console) -> None:
     _save(console, "partners.json", report)
 
 
+def _measure_recovery(console: Console) -> None:
+    console.print("running: trainings with planted faults (an hour) ...")
+    facts = _facts(("scikit-learn",))
+    kept = _kept(console, "recovery.json", facts)
+    report = facts | recovery.run(kept)
+    console.print(recovery.table(report["rows"]))
+    _save(console, "recovery.json", report)
+    kept.forget()
+
+
 def main() -> None:
     """Measure the chosen parts, print the tables and save the results."""
     chosen = sys.argv[1:] or [name for name in PARTS if name != "gpu"]
@@ -366,6 +378,7 @@ PARTS = {
     "diff": _measure_diff,
     "partners": _measure_partners,
     "diff-peers": _measure_diff_peers,
+    "recovery": _measure_recovery,
 }
 
 

@@ -47,6 +47,7 @@ def setup(app: object) -> None:
     import poison
     import programs
     import ranks
+    import recoveries
     import tables
     import updates
 
@@ -67,6 +68,7 @@ def setup(app: object) -> None:
     ranks.write_ranks_model(generated)
     diffs.write_diff_peers(results / "diff-peers.json", generated)
     diffs.write_diff_cost(results / "diff.json", generated)
+    recoveries.write_recoveries(results / "recovery.json", generated)
     cures.write_cures(generated)
     poison.write_poison(generated)
     gallery.write_gallery(generated)

@@ -8,10 +8,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 __all__ = ["Kind", "NonFinite", "is_meant", "listed"]
 
-Kind: TypeAlias = Literal["array", "buffer", "number"]
+Kind: TypeAlias = Literal["array", "buffer", "guard", "number"]
 
-# The key of the guard's state in an optimizer's state dict: plain numbers, of which some may be inf.
-_GUARD = "stablenum"
 _SHOWN = 5
 
 
@@ -20,8 +18,9 @@ class NonFinite(NamedTuple):
 
     Attributes:
         name: its path, such as ``"optimizer.state.3.exp_avg_sq"``.
-        kind: ``"number"`` for a plain Python number, ``"buffer"`` for an array that a model holds and does
-            not train, ``"array"`` for any other array.
+        kind: ``"number"`` for one number, plain or in an array, that is neither a parameter nor what an
+            optimizer multiplies with; ``"buffer"`` for an array that may be a mask, as it is not trained;
+            ``"guard"`` for what a guard's state holds; ``"array"`` for anything else.
         nan: the number of NaNs.
         plus_inf: the number of elements that are inf.
         minus_inf: the number of elements that are -inf.
@@ -48,12 +47,13 @@ class NonFinite(NamedTuple):
 
 
 def is_meant(entry: NonFinite, allow: Sequence[str] = ()) -> bool:
-    """Return whether an entry may be not finite.
+    """Return whether an entry may be not finite: the one rule of what saves, loads and checks.
 
     It may if a pattern of ``allow`` matches its name. So may, without being named:
 
-    - inf and -inf in a plain number, as the best value so far is inf at first;
-    - a plain number of a guard's state;
+    - inf and -inf in one number, as the best value so far is inf at first. Nothing is NaN at first, and
+      neither a running mean nor a best value ever leaves it;
+    - whatever a guard's state holds, whose windows are inf where they are not filled yet;
     - a mask: a buffer with two or more dimensions that holds nothing but 0 and -inf.
 
     Example:
@@ -66,8 +66,8 @@ def is_meant(entry: NonFinite, allow: Sequence[str] = ()) -> bool:
     """
     if any(fnmatchcase(entry.name, pattern) for pattern in allow):
         return True
-    if entry.kind == "number":
-        return not entry.nan or _GUARD in entry.name.split(".")
+    if entry.kind in ("guard", "number"):
+        return entry.kind == "guard" or not entry.nan
     only_minus_inf = not (entry.nan or entry.plus_inf) and entry.others_zero
     return entry.kind == "buffer" and entry.dimensions >= 2 and only_minus_inf
 

@@ -128,9 +128,12 @@ class Store:
     def _examined(self, state: Any) -> tuple[list[NonFinite], list[NonFinite]]:
         """Return the entries of all ranks that are poison, and those that are meant to be not finite."""
         parts = on_all(self.ranks, lambda: list(self.codec.nonfinite(state)))
-        entries = {entry.name: entry for part in parts for entry in part}.values()
-        meant = [entry for entry in entries if is_meant(entry, self.settings.allow)]
-        return [entry for entry in entries if entry not in meant], meant
+        poison: dict[str, NonFinite] = {}
+        meant: dict[str, NonFinite] = {}
+        for entry in (entry for part in parts for entry in part):
+            (meant if is_meant(entry, self.settings.allow) else poison).setdefault(entry.name, entry)
+        # What is poison on one rank is so whatever another rank has under that name.
+        return list(poison.values()), [meant[name] for name in meant if name not in poison]
 
     def _written(
         self,
@@ -150,8 +153,7 @@ class Store:
                 confirmed=confirmed,
                 time=datetime.now(UTC).isoformat(timespec="seconds"),
                 versions=dict(self.codec.versions()),
-                # An inf in a plain number needs no note: it is always allowed.
-                allowed=tuple(entry.name for entry in meant if entry.kind != "number" or entry.nan),
+                allowed=tuple(entry.name for entry in meant if entry.kind != "guard"),
                 poisoned=tuple(entry.name for entry in poison),
             )
 

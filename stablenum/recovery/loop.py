@@ -14,6 +14,7 @@ from stablenum.files import write_text
 from stablenum.guard.readout import StepRecord
 from stablenum.recovery.identifiers import Identifiers
 from stablenum.recovery.ledger import Ledger, RecoveryEvent
+from stablenum.recovery.moments import Moments, described
 from stablenum.recovery.plan import Rewind, Stop, plan
 from stablenum.recovery.positions import Generators, position_of
 from stablenum.recovery.reports import stopped_report
@@ -77,6 +78,9 @@ class Hooks(Protocol):
 
     def findings(self, *, audit: bool) -> list[Finding]:
         """Return what is bad in the state; the optimizer's state is audited too if ``audit`` is true."""
+
+    def moments(self) -> Mapping[str, Moments]:
+        """Return what the moments of each parameter are, by name; none if they are not known."""
 
     def ease(self, easing: Easing | None) -> None:
         """Take the next steps more carefully, or as usual again."""
@@ -215,13 +219,20 @@ class RecoveryLoop:
 
     def _symptoms(self, *, audit: bool) -> list[Symptom]:
         found = self._watch.read(self._hooks.rows(), self.step)
-        for code, detail, names in self._hooks.findings(audit=audit):
+        findings = self._hooks.findings(audit=audit)
+        if audit:
+            findings += self._unexplained_moments()
+        for code, detail, names in findings:
             since = self._audited if code is SymptomCode.POISONED_MOMENTS else self._checked
             found.append(Symptom(code, self.step, since + 1, detail, names))
         seen = None if self._predicate is None else self._predicate()
         if seen is not None:
             self.report(str(seen))
         return found + self._reported
+
+    def _unexplained_moments(self) -> list[Finding]:
+        names = self._watch.moments.unexplained(self._hooks.moments())
+        return [Finding(SymptomCode.POISONED_MOMENTS, described(names), tuple(names))] if names else []
 
     # --- going back ----------------------------------------------------------------------------
 

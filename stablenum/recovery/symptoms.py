@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from stablenum.guard.readout import StepRecord
 from stablenum.guard.reasons import Reason
+from stablenum.recovery.moments import MomentWatch
 from stablenum.recovery.settings import RecoveryPolicy
 
 __all__ = ["Symptom", "SymptomCode", "Watch", "first_of"]
@@ -135,6 +136,9 @@ class Watch:
 
     Args:
         policy: the settings.
+
+    Attributes:
+        moments: compares second moments with the gradients in the record.
     """
 
     def __init__(self, policy: RecoveryPolicy) -> None:
@@ -143,6 +147,7 @@ class Watch:
         self._loss = _Level(policy.window, steps, policy.runaway_threshold)
         self._grad_norm = _Level(policy.window, steps, policy.runaway_threshold)
         self._skips: list[int] = []
+        self.moments = MomentWatch()
         # Rows have numbers in the guard's count, which is not the run's.
         self._seen = -1  # the newest row that was judged
         self._newest: tuple[int, int] | None = None  # the newest row that was read, and after which step
@@ -189,6 +194,7 @@ class Watch:
             self._skips.clear()
             self._loss.add(at, row["loss"])
             self._grad_norm.add(at, row["grad_norm"])
+            self.moments.add(row)
         elif not scale_fell:
             self._skips.append(at)
 
@@ -214,6 +220,7 @@ class Watch:
     def state_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, which :meth:`load_state_dict` takes."""
         levels = {name: level.state_dict() for name, level in self._levels()}
+        levels["moments"] = self.moments.state_dict()
         newest = None if self._newest is None else list(self._newest)
         rows = {"seen": self._seen, "newest": newest, "steps": [list(pair) for pair in self._steps.items()]}
         return levels | rows | {"skips": list(self._skips)}
@@ -222,6 +229,7 @@ class Watch:
         """Go on from what :meth:`state_dict` returned."""
         for name, level in self._levels():
             level.load_state_dict(plain[name])
+        self.moments.load_state_dict(plain["moments"])
         self._skips, self._seen = list(plain["skips"]), plain["seen"]
         self._newest = None if plain["newest"] is None else (plain["newest"][0], plain["newest"][1])
         self._steps = dict(plain["steps"])

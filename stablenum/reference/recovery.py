@@ -12,9 +12,11 @@ import numpy as np
 
 from stablenum.guard.readout import StepRecord
 from stablenum.recovery.loop import Easing, Finding
+from stablenum.recovery.moments import Moments
 from stablenum.recovery.snapshots import Snapshot
 from stablenum.recovery.symptoms import Symptom, SymptomCode
 from stablenum.reference.guarded import Guarded
+from stablenum.reference.optimizers import AdamState
 
 __all__ = ["Generators", "Hooks"]
 
@@ -71,6 +73,15 @@ class Hooks:
         bad = tuple(name for name, arrays in entries if not _is_finite(arrays))
         detail = "parameters or moments are not finite"
         return [Finding(SymptomCode.NONFINITE_STATE, detail, bad)] if bad else []
+
+    def moments(self) -> dict[str, Moments]:
+        """Return the largest second moment of each parameter of Adam; ratios are not measured."""
+        guarded = self._guarded
+        names = guarded.names or [str(i) for i in range(len(guarded._params))]
+        pairs = zip(names, guarded.opt_state, strict=True)
+        return {
+            n: Moments(float(s.exp_avg_sq.max(initial=0.0))) for n, s in pairs if isinstance(s, AdamState)
+        }
 
     def ease(self, easing: Easing | None) -> None:
         """Lower the learning rate, or take the usual one again.

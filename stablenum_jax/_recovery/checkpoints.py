@@ -52,10 +52,10 @@ class Checkpoints:
             raises an error, ``"go on"`` logs a warning. What was there stays in both cases.
         format: ``"npz"``, ``"safetensors"`` or ``"orbax"``, for the arrays; everything else is JSON.
         allow: patterns of names, such as ``"*.mask"``, of entries that may be not finite. These may be so
-            without being named: inf and -inf in a plain number and in a scalar that optax keeps beside its
-            moments (a best value so far), a guard's state, and arrays with two or more dimensions that hold
-            nothing but 0 and -inf (masks), if they are not called as parameters are (``kernel``, ``weight``,
-            ``bias``, ``embedding``, ``scale``).
+            without being named: inf and -inf in a plain number, in one number beside the parameters (a best
+            value so far), in a scalar that optax keeps beside its moments, and in most settings; a guard's
+            state; and arrays with two or more dimensions that hold nothing but 0 and -inf (masks), if they
+            are not called as parameters are (``kernel``, ``weight``, ``bias``, ``embedding``, ``scale``).
 
     Raises:
         ImportError: the package that the format needs is not installed.
@@ -135,7 +135,8 @@ class Checkpoints:
             step: load this step or none; default the newest good one.
 
         Raises:
-            CheckpointError: no checkpoint is good, or fits (``reasons`` says why).
+            CheckpointError: no checkpoint is good, or fits: ``reasons`` says why, and is empty only if there
+                is none.
             TypeError: ``like`` is traced, or the arrays of a guard in it are abstract.
         """
         check_like(like)

@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stablenum.diagnosis.audit import Role
 from stablenum.recovery.loop import Finding
+from stablenum.recovery.moments import Moments
 from stablenum.recovery.symptoms import SymptomCode
 from stablenum_jax._diagnosis.optax_states import find_groups
 from stablenum_jax._trees.leaves import is_floating, wide_dtype
@@ -60,6 +62,15 @@ class Findings:
         elements = "1 element is" if total == 1 else f"{total} elements are"
         return [Finding(SymptomCode.POISONED_MOMENTS, f"the second moments of {elements} negative", names)]
 
+    def moments(self, state: PyTree) -> dict[str, Moments]:
+        """Return the moments of each parameter; none if the optimizer is not known."""
+        found: dict[str, Moments] = {}
+        measured: Any = _counted(_measured, _pairs_of_moments(state))
+        for (name, _), (second, ratio) in measured:
+            known = found.get(name, Moments(0.0))
+            found[name] = Moments(max(known.second, second), max(known.ratio, ratio))
+        return found
+
 
 # --- what is looked at -------------------------------------------------------------------------
 
@@ -84,6 +95,19 @@ def _second_moments(state: PyTree) -> list[tuple[str, Any]]:
     ]
 
 
+def _pairs_of_moments(state: PyTree) -> list[tuple[str, tuple[Any, Any]]]:
+    """Return the first and second moment of each parameter; None for a first one of other gradients."""
+    found = []
+    for group in find_groups(state, frozenset()):
+        of_role = {part.role: part.leaf for part in group.parts if _is_floating_array(part.leaf)}
+        second = of_role.get(Role.SECOND)
+        if second is not None:
+            first = of_role.get(Role.FIRST)
+            alike = first is not None and group.kind != "adabelief" and first.shape == second.shape
+            found.append((group.parameter, (first if alike else None, second)))
+    return found
+
+
 def _is_floating_array(leaf: Any) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray)) and is_floating(leaf)
 
@@ -92,7 +116,10 @@ def _is_floating_array(leaf: Any) -> bool:
 
 
 def _counted(count: Any, keyed: Sequence[tuple[_Key, Any]]) -> list[tuple[tuple[_Key, Any], int]]:
-    """Return keys and arrays with the counts of the arrays; the host waits once for each set of devices."""
+    """Return keys and arrays with the counts of the arrays; the host waits once for each set of devices.
+
+    In place of an array, there may be a tuple of arrays.
+    """
     on: dict[Any, list[tuple[_Key, Any]]] = {}
     for key, leaf in keyed:
         on.setdefault(_devices(leaf), []).append((key, leaf))
@@ -103,7 +130,8 @@ def _counted(count: Any, keyed: Sequence[tuple[_Key, Any]]) -> list[tuple[tuple[
 
 
 def _devices(leaf: Any) -> frozenset[Any]:
-    return frozenset(leaf.sharding.device_set) if isinstance(leaf, jax.Array) else frozenset()
+    first = jax.tree.leaves(leaf)[0]
+    return frozenset(first.sharding.device_set) if isinstance(first, jax.Array) else frozenset()
 
 
 @jax.jit
@@ -114,6 +142,27 @@ def _nonfinite(leaves: list[Array]) -> Array:
 @jax.jit
 def _nan(leaves: list[Array]) -> Array:
     return jnp.stack([jnp.sum(jnp.isnan(_wide(leaf)), dtype=jnp.int32) for leaf in leaves])
+
+
+@jax.jit
+def _measured(pairs: list[tuple[Array | None, Array]]) -> Array:
+    """Return (n, 2) float32: the largest second moments and the largest ratios, as in ``Moments``."""
+    return jnp.stack([jnp.stack([_largest(second), _ratio(first, second)]) for first, second in pairs])
+
+
+def _largest(second: Array) -> Array:
+    return jnp.max(jnp.real(_wide(second)), initial=0.0).astype(jnp.float32)
+
+
+def _ratio(first: Array | None, second: Array) -> Array:
+    if first is None:
+        return jnp.zeros((), jnp.float32)
+    m, v = jnp.abs(_wide(first)), jnp.real(_wide(second))
+    floor = 1e-3 if second.dtype == jnp.float16 else 1e10 * float(jnp.finfo(second.dtype).tiny)
+    usable = v > floor
+    return jnp.max(jnp.where(usable, m / jnp.sqrt(jnp.where(usable, v, 1)), 0), initial=0.0).astype(
+        jnp.float32
+    )
 
 
 @jax.jit

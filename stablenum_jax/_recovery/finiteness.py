@@ -11,7 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from stablenum.checkpoints.finiteness import Kind, NonFinite
-from stablenum.checkpoints.masks import may_be_mask
+from stablenum.checkpoints.names import (
+    in_optimizer,
+    is_record,
+    is_setting,
+    is_training,
+    kind_of_number,
+    may_be_mask,
+)
 from stablenum.diagnosis.audit import OPTAX_STATES
 from stablenum_jax._recovery.trees import leaves_of
 from stablenum_jax._trees.leaves import is_floating
@@ -25,14 +32,27 @@ PyTree: TypeAlias = Any
 def nonfinite(tree: PyTree) -> list[NonFinite]:
     """Return the leaves that are not finite. Guards' states, which hold inf on purpose, are left out."""
     records = _records(tree)
-    named = [(name, leaf) for _, name, leaf in leaves_of(tree) if not is_guard(leaf)]
-    numbers = [(name, x) for name, x in named if isinstance(x, (float, complex)) and not hasattr(x, "dtype")]
-    found = [_of_number(name, x) for name, x in numbers if not cmath.isfinite(x)]
-    arrays = [(name, x) for name, x in named if hasattr(x, "dtype") and is_floating(x) and x.size]
+    named = [(keys, leaf) for keys, _, leaf in leaves_of(tree) if not is_guard(leaf)]
+    in_training = is_training([keys for keys, _ in named])
+    numbers = [(keys, x) for keys, x in named if isinstance(x, (float, complex)) and not hasattr(x, "dtype")]
+    found = [_of_number(keys, x) for keys, x in numbers if not cmath.isfinite(x)]
+    arrays = [(keys, x) for keys, x in named if hasattr(x, "dtype") and is_floating(x) and x.size]
     flags = _flags([x for _, x in arrays])
     return found + [
-        _of_array(name, x, id(x) in records) for (name, x), bad in zip(arrays, flags, strict=True) if bad
+        _of_array(keys, x, _kind(keys, x, records, in_training))
+        for (keys, x), bad in zip(arrays, flags, strict=True)
+        if bad
     ]
+
+
+def _kind(keys: Sequence[str], x: Any, records: set[int], in_training: bool) -> Kind:
+    if x.size == 1:
+        by_name = is_setting(keys) or is_record(keys, beside_model=in_training and len(keys) == 1)
+        # What NumPy computes from plain numbers is as plain as they are.
+        if by_name or id(x) in records or isinstance(x, np.generic):
+            return kind_of_number(keys, optimizer=in_optimizer(keys))
+    # flax.nnx wraps each array in a node.
+    return "buffer" if may_be_mask(".".join(keys).removesuffix(".value")) else "array"
 
 
 def _records(tree: PyTree) -> set[int]:
@@ -85,19 +105,18 @@ def _counted(x: jax.Array) -> jax.Array:
     return jnp.stack([jnp.isnan(parts).sum(), (parts == jnp.inf).sum(), (parts == -jnp.inf).sum(), zero])
 
 
-def _of_array(name: str, x: Any, record: bool) -> NonFinite:
+def _of_array(keys: Sequence[str], x: Any, kind: Kind) -> NonFinite:
     values = x if isinstance(x, jax.Array) else jnp.asarray(_wide(np.asarray(x)))
     nan, plus, minus, zero = (int(n) for n in np.asarray(_counted(values)))
-    mask = may_be_mask(name.removesuffix(".value"))  # flax.nnx wraps each array in a node
-    kind: Kind = "number" if record else "buffer" if mask else "array"
     size = x.size * (2 if jnp.iscomplexobj(x) else 1)
-    return NonFinite(name, kind, nan, plus, minus, size, dimensions=x.ndim, others_zero=bool(zero))
+    return NonFinite(".".join(keys), kind, nan, plus, minus, size, x.ndim, others_zero=bool(zero))
 
 
-def _of_number(name: str, x: complex) -> NonFinite:
+def _of_number(keys: Sequence[str], x: complex) -> NonFinite:
     parts = (x.real, x.imag)
     counts = (sum(map(cmath.isnan, parts)), parts.count(cmath.inf), parts.count(-cmath.inf))
-    return NonFinite(name, "number", *counts, size=1)
+    kind = kind_of_number(keys, optimizer=in_optimizer(keys))
+    return NonFinite(".".join(keys), kind, *counts, size=1)
 
 
 def _wide(x: np.ndarray) -> np.ndarray:

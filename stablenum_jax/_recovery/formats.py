@@ -53,7 +53,8 @@ def _as_builtin(name: str, x: Any) -> tuple[str, np.ndarray]:
 
 def _as_named(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
     of, mark, dtype = name.rpartition("#")
-    if not mark or dtype.isdigit():  # as in the name of a second array that would have the same
+    # A name may have the mark by itself; what it marks is written as integers without a sign.
+    if not mark or array.dtype.kind != "u" or not hasattr(importlib.import_module("ml_dtypes"), dtype):
         return name, array
     return of, array.view(_dtype(dtype))
 

@@ -12,6 +12,7 @@ import jax
 import stablenum
 from stablenum.checkpoints.finiteness import listed
 from stablenum.recovery.loop import Easing, Finding
+from stablenum.recovery.moments import Moments
 from stablenum.recovery.positions import Generators
 from stablenum.recovery.snapshots import Snapshot
 from stablenum.recovery.spilled import Spilled
@@ -123,6 +124,10 @@ class JaxHooks:
         if step.is_deleted():
             raise RuntimeError(_NOT_ASSIGNED)
         return step
+
+    def moments(self) -> dict[str, Moments]:
+        """Return what the moments of each parameter are."""
+        return self._findings.moments(self.state)
 
     def ease(self, easing: Easing | None) -> None:
         """Take the next steps more carefully, or as usual again."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from stablenum.checkpoints.codec import ALONE, Codec, Ranks, on_each
 from stablenum.checkpoints.settings import StoreSettings
 from stablenum.checkpoints.store import Store
-from stablenum.errors import bad_type
+from stablenum.errors import CheckpointError, bad_type
 from stablenum.settings_checks import check_choice
 from stablenum_torch._devices.ranks import check_group, several_ranks
 from stablenum_torch._recovery.dcp_folder import DcpFolder
@@ -55,8 +56,9 @@ class Checkpoints:
         format: ``"torch"`` (``torch.save``), ``"safetensors"`` (with everything but tensors as JSON) or
             ``"dcp"`` (``torch.distributed.checkpoint``).
         allow: patterns of names, such as ``"*.mask"``, of entries that may be not finite. These may be so
-            without being named: inf and -inf in a plain number (a best value so far), the numbers of a
-            guard's state, and buffers with two or more dimensions that hold nothing but 0 and -inf (masks).
+            without being named: inf and -inf in one number beside models and optimizers (a best value so
+            far) and in most settings, the numbers of a guard's state, and masks: buffers, and tensors beside
+            models, with two or more dimensions that hold nothing but 0 and -inf.
         process_group: the ranks that save and load together; default all.
 
     Raises:
@@ -140,19 +142,20 @@ class Checkpoints:
             step: load this step or none; default the newest good one.
 
         Raises:
-            CheckpointError: no checkpoint is good (``reasons`` says why), or it does not fit the objects.
-                Nothing is changed, on any rank.
+            CheckpointError: no checkpoint is good, or it does not fit the objects: ``reasons`` says why, and
+                is empty only if there is none. Nothing is changed, on any rank.
             TypeError: ``state`` is not a dict.
         """
         store = self._store()
         loaded = store.load(on_each(store.ranks, lambda: captured(state)), step)
         values, where = loaded.state.values, str(loaded.folder)
-        loading = on_each(store.ranks, lambda: Loading(state, values, where))
-        try:
-            on_each(store.ranks, loading.load)
-        except BaseException:  # it does not fit, here or on another rank, or Ctrl-C was pressed
-            loading.undo()
-            raise
+        with _as_reason(loaded.folder.name):
+            loading = on_each(store.ranks, lambda: Loading(state, values, where))
+            try:
+                on_each(store.ranks, loading.load)
+            except BaseException:  # it does not fit, here or on another rank, or Ctrl-C was pressed
+                loading.undo()
+                raise
         return loaded.step
 
     def steps(self) -> list[int]:
@@ -176,6 +179,15 @@ class Checkpoints:
     def _store(self) -> Store:
         ranks = _Group(self._group) if several_ranks() else ALONE
         return Store(self._folder, _FORMATS[self._format](ranks, self._group), self._settings, ranks)
+
+
+@contextlib.contextmanager
+def _as_reason(name: str) -> Iterator[None]:
+    """Note which checkpoint it is that does not fit."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(str(error), reasons={name: str(error)}) from error
 
 
 class _Group:

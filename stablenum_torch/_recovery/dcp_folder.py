@@ -76,7 +76,7 @@ class DcpFolder:
             raise CheckpointError(f"it cannot be read by torch.distributed.checkpoint: {error}") from error
 
     def nonfinite(self, state: State) -> list[NonFinite]:
-        return nonfinite(state.values, state.buffers)
+        return nonfinite(state.values, state.kinds)
 
     def _together(self) -> dict[str, Any]:
         return {"process_group": self._group, "no_dist": not initialized()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stablenum.checkpoints.finiteness import Kind, NonFinite
+from stablenum.checkpoints.names import in_optimizer, kind_of_number
 from stablenum_torch._devices.finiteness import which_are_finite
 
 __all__ = ["leaves", "nonfinite"]
@@ -30,12 +31,12 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @torch.no_grad()
-def nonfinite(state: Any, buffers: Set[str] = frozenset()) -> list[NonFinite]:
+def nonfinite(state: Any, kinds: Mapping[str, Kind] | None = None) -> list[NonFinite]:
     """Return the entries that are not finite, in the order of the state.
 
     Args:
         state: nested dicts, lists, tuples and sets.
-        buffers: the names of tensors that are not trained.
+        kinds: those of the tensors that are not like parameters, by name.
 
     A DTensor is measured on the rank that holds the part, a sparse tensor by the values that it stores.
     Integers, empty tensors and strings are finite.
@@ -44,7 +45,7 @@ def nonfinite(state: Any, buffers: Set[str] = frozenset()) -> list[NonFinite]:
     parts = [(i, part) for i, (_, leaf) in enumerate(entries) for part in _parts(leaf)]
     bad = dict.fromkeys(sorted(_bad_tensors(parts)))
     bad |= dict.fromkeys(i for i, (_, leaf) in enumerate(entries) if _bad_number(leaf))
-    return [_described(*entries[i], entries[i][0] in buffers) for i in sorted(bad)]
+    return [_described(*entries[i], (kinds or {}).get(entries[i][0], "array")) for i in sorted(bad)]
 
 
 def _bad_number(leaf: Any) -> bool:
@@ -88,12 +89,13 @@ def _bad_tensors(parts: Iterable[tuple[int, Tensor]]) -> set[int]:
     return bad
 
 
-def _described(name: str, leaf: Any, buffer: bool) -> NonFinite:
+def _described(name: str, leaf: Any, kind: Kind) -> NonFinite:
     parts = _parts(leaf)
     if not parts:  # a number
         number = torch.tensor([leaf.real, leaf.imag], dtype=torch.float64)
-        return NonFinite(name, "number", *_counts([number]), size=1)
-    kind: Kind = "buffer" if buffer else "array"
+        keys = name.split(".")
+        kind = kind_of_number(keys, optimizer=in_optimizer(keys))
+        return NonFinite(name, kind, *_counts([number]), size=1)
     zero = all(bool((part.float()[part.float().isfinite()] == 0).all()) for part in parts)
     size = sum(part.numel() for part in parts)
     return NonFinite(name, kind, *_counts(parts), size=size, dimensions=leaf.ndim, others_zero=zero)

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from stablenum.diagnosis.audit import Role
+from stablenum.diagnosis.audit.entry_roles import TORCH_ROLES
 from stablenum.recovery.loop import Finding
+from stablenum.recovery.moments import Moments
 from stablenum.recovery.symptoms import SymptomCode
 from stablenum_torch._devices.finiteness import which_are_finite
 from stablenum_torch._devices.ranks import local_part
@@ -61,6 +64,16 @@ class Search:
         """Return the names of the parameters, buffers and moments that are not finite."""
         return nonfinite(self._tensors())
 
+    @torch.no_grad()
+    def moments(self) -> dict[str, Moments]:
+        """Return the moments of each parameter, of this rank's part; the host waits once for each device."""
+        state, found = unwrapped(self._optimizer).state, {}
+        for name, p in self._named_parameters().items():
+            measured = _measured(state.get(p, {}))
+            if measured is not None:
+                found[name] = measured
+        return {name: Moments(*pair) for name, pair in _read(found).items()}
+
     def _held(self) -> dict[str, Tensor]:
         """Return the parameters and buffers of all modules."""
         return {p + name: t for p, module in self._modules.items() for name, t in tensors_of(module).items()}
@@ -86,6 +99,32 @@ class Search:
         params = parameters_of(self._optimizer)
         others = own() if callable(own) else [f"parameter {i}" for i in range(len(params))]
         return {names.get(id(p), other): p for p, other in zip(params, others, strict=True)}
+
+
+def _measured(entries: Mapping[str, Any]) -> Tensor | None:
+    """Return (2,) float64: the largest second moment of a parameter and its ratio, as in ``Moments``."""
+    by_role = {TORCH_ROLES[key]: _values(v) for key, v in entries.items() if key in TORCH_ROLES}
+    first, second = by_role.get(Role.FIRST), by_role.get(Role.SECOND)
+    if second is None:
+        return None
+    largest, ratio = second.max().double(), torch.zeros((), dtype=torch.float64, device=second.device)
+    if first is not None and first.shape == second.shape:
+        squares = torch.where(second > _floor(second.dtype), first.double().square() / second, 0.0)
+        ratio = squares.max().sqrt()
+    return torch.stack([largest, ratio])
+
+
+def _floor(dtype: torch.dtype) -> float:
+    return 1e10 * torch.finfo(dtype).tiny if dtype != torch.float16 else 1e-3
+
+
+def _read(numbers: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """Return tensors as floats; the host waits once for each device."""
+    of_device: dict[torch.device, list[str]] = {}
+    for name, number in numbers.items():
+        of_device.setdefault(number.device, []).append(name)
+    read = {d: torch.stack([numbers[n] for n in names]).tolist() for d, names in of_device.items()}
+    return {name: value for d, names in of_device.items() for name, value in zip(names, read[d], strict=True)}
 
 
 def _detail(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from torch import nn
 from stablenum.checkpoints.finiteness import listed
 from stablenum.guard.readout import StepRecord
 from stablenum.recovery.loop import Easing, Finding
+from stablenum.recovery.moments import Moments
 from stablenum.recovery.positions import Generators
 from stablenum.recovery.snapshots import Snapshot
 from stablenum.recovery.symptoms import Symptom
@@ -74,6 +75,9 @@ class TorchHooks:
 
     def findings(self, *, audit: bool) -> list[Finding]:
         return self._search.findings(with_audit=audit)
+
+    def moments(self) -> dict[str, Moments]:
+        return self._search.moments()
 
     def ease(self, easing: Easing | None) -> None:
         self._eased.ease(easing)

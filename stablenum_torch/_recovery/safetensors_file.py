@@ -69,7 +69,7 @@ class SafetensorsFile:
             raise CheckpointError(f"{_TENSORS} or {_PLAIN} cannot be read: {error}") from error
 
     def nonfinite(self, state: State) -> list[NonFinite]:
-        return nonfinite(state.values, state.buffers)
+        return nonfinite(state.values, state.kinds)
 
 
 def is_tensor(value: object) -> bool:
@@ -100,13 +100,15 @@ def _stored(name: str, tensor: Tensor) -> tuple[str, Tensor]:
     """Return a tensor as the file can hold it: dense and on the host.
 
     Raises:
-        ValueError: it has another layout.
+        ValueError: it has another layout, or the name of a complex tensor.
     """
     if tensor.layout is not torch.strided or tensor.is_quantized or hasattr(tensor, "__tensor_flatten__"):
         raise ValueError(
             f'{name} must be a dense tensor for format="safetensors"; got {type(tensor).__name__} with '
             f'layout {tensor.layout}. Use format="torch".'
         )
+    if name.endswith(_PAIRS):
+        raise ValueError(f"{name} must not end with {_PAIRS!r}, which marks complex tensors. Rename it.")
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.is_complex():
         name, tensor = name + _PAIRS, torch.view_as_real(tensor)

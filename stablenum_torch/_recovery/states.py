@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from stablenum.checkpoints.finiteness import Kind
+from stablenum.checkpoints.names import is_record, is_setting, kind_of_number, may_be_mask
 from stablenum.errors import CheckpointError, bad_type
 from stablenum_torch._devices.ranks import is_dtensor
 from stablenum_torch._recovery.entries import leaves
+from stablenum_torch._recovery.trees import copied_tree
 
 __all__ = ["Loading", "State", "captured", "is_stateful"]
 
@@ -19,12 +26,12 @@ class State(NamedTuple):
 
     Attributes:
         values: for each name, a state dict or a plain value.
-        buffers: the names of the entries that a module holds and does not train.
+        kinds: those of the tensors that are not like parameters, by name.
         objects: for each name, the object or the plain value that was given.
     """
 
     values: dict[str, Any]
-    buffers: frozenset[str] = frozenset()
+    kinds: Mapping[str, Kind] = {}
     objects: Mapping[str, Any] = {}
 
 
@@ -49,12 +56,31 @@ def captured(objects: Any) -> State:
             raise ValueError(
                 f"{name} is on the meta device and has no values. Initialise it, as with to_empty()."
             )
-    return State(values, _buffers(objects), objects)
+    return State(values, dict(_kinds(objects, values)), objects)
 
 
-def _buffers(objects: Mapping[str, Any]) -> frozenset[str]:
-    modules = {name: value for name, value in objects.items() if isinstance(value, nn.Module)}
-    return frozenset(f"{name}.{b}" for name, module in modules.items() for b, _ in module.named_buffers())
+def _kinds(objects: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[tuple[str, Kind]]:
+    """Yield the kinds of what may be a mask, and of single numbers outside of models and of moments."""
+    in_training = any(map(is_stateful, objects.values()))
+    for name, owner in objects.items():
+        if isinstance(owner, nn.Module):
+            yield from ((f"{name}.{buffer}", "buffer") for buffer, _ in owner.named_buffers())
+            continue
+        for path, leaf in leaves(values[name], name):
+            keys = path.split(".")
+            if not isinstance(leaf, (Tensor, np.ndarray)):
+                continue
+            if math.prod(leaf.shape) == 1 and _is_record(owner, keys, in_training):
+                yield path, kind_of_number(keys, optimizer=isinstance(owner, Optimizer))
+            elif not isinstance(owner, Optimizer) and may_be_mask(path):
+                yield path, "buffer"
+
+
+def _is_record(owner: Any, keys: Sequence[str], in_training: bool) -> bool:
+    if isinstance(owner, Optimizer):
+        return is_setting(keys)
+    # Of a plain value, nothing but its name tells whether it is a state dict.
+    return is_stateful(owner) or is_record(keys, beside_model=in_training and len(keys) == 1)
 
 
 class Loading:
@@ -89,10 +115,14 @@ class Loading:
         name = ""
         try:
             # All copies are made first, since objects may share tensors.
-            copies = {n: _copied(o.state_dict()) if is_stateful(o) else o for n, o in self._objects.items()}
+            copies = {}
+            for name, value in self._objects.items():
+                copies[name] = copied_tree(value.state_dict(), _on_host) if is_stateful(value) else value
             for name, value in self._objects.items():
                 self._before[name] = copies[name]
                 self._put(name, value, self._values[name])
+                if is_stateful(value):
+                    _check_range(leaves(value.state_dict(), name), dict(leaves(self._values[name], name)))
         except Exception as error:
             said = str(error).rstrip(".")
             raise CheckpointError(
@@ -101,8 +131,10 @@ class Loading:
 
     def undo(self) -> None:
         """Put back what was there before :meth:`load`, as far as that has come."""
-        for name, value in self._before.items():
-            self._put(name, self._objects[name] if is_stateful(self._objects[name]) else None, value)
+        with contextlib.ExitStack() as all_of_them:  # also those behind one that cannot be put back
+            for name, value in self._before.items():
+                target = self._objects[name] if is_stateful(self._objects[name]) else None
+                all_of_them.callback(self._put, name, target, value)
         self._before = {}
 
     def _put(self, name: str, target: Any, value: Any) -> None:
@@ -112,18 +144,21 @@ class Loading:
             self._objects[name] = value
 
 
-def _copied(value: Any) -> Any:
-    """Return a copy of a state dict whose tensors, but for parts of distributed ones, are on the host."""
-    if isinstance(value, Tensor):
-        kept = value.detach()
-        return kept.clone() if is_dtensor(kept) or kept.device.type == "cpu" else kept.cpu()
-    if isinstance(value, dict):
-        copy = type(value)()
-        vars_of = getattr(value, "__dict__", None)
-        copy.update({key: _copied(part) for key, part in value.items()})
-        if vars_of:  # the versions of modules, in the state dict of a module
-            vars(copy).update(vars_of)
-        return copy
-    if type(value) in (list, tuple, set):
-        return type(value)(_copied(part) for part in value)
-    return value
+def _check_range(loaded: Iterable[tuple[str, Any]], saved: Mapping[str, Any]) -> None:
+    """Check that no finite value has become inf in a narrower format.
+
+    Raises:
+        ValueError: one has.
+    """
+    for name, leaf in loaded:
+        old = saved.get(name)
+        if not isinstance(old, Tensor) or not isinstance(leaf, Tensor) or old.dtype == leaf.dtype:
+            continue
+        if is_dtensor(leaf) or not (leaf.is_floating_point() and old.is_floating_point()):
+            continue
+        if bool(old.isfinite().all()) and not bool(leaf.isfinite().all()):
+            raise ValueError(f"{name} would be inf in {str(leaf.dtype).removeprefix('torch.')}")
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)

@@ -53,6 +53,8 @@ class TorchFile:
             except RuntimeError as error:
                 # torch hides the error of the file behind "unexpected pos".
                 raise noting.failure or error from error
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise _unfit(state, error) from error
         self._check_readable(folder, state)
 
     def _check_readable(self, folder: Path, state: State) -> None:
@@ -60,11 +62,7 @@ class TorchFile:
         try:
             torch.load(folder / _FILE, map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError as error:
-            raise TypeError(
-                "the state must hold tensors and plain values that torch.load(weights_only=True) can read; "
-                f"{_oddity(state, error)}. Leave it out, convert it (an array with torch.as_tensor), or "
-                "allow its type with torch.serialization.add_safe_globals. Nothing was saved."
-            ) from error
+            raise _unfit(state, error) from error
 
     def read(self, folder: Path, like: State) -> State:
         try:
@@ -73,7 +71,7 @@ class TorchFile:
             raise CheckpointError(f"{_FILE} cannot be read: {error}") from error
 
     def nonfinite(self, state: State) -> list[NonFinite]:
-        return nonfinite(state.values, state.buffers)
+        return nonfinite(state.values, state.kinds)
 
 
 class _Noting:
@@ -112,7 +110,15 @@ def check_whole(state: State, format_name: str) -> None:
             )
 
 
-def _oddity(state: State, error: pickle.UnpicklingError) -> str:
+def _unfit(state: State, error: Exception) -> TypeError:
+    return TypeError(
+        "the state must hold tensors and plain values that torch.load(weights_only=True) can read; "
+        f"{_oddity(state, error)}. Leave it out, convert it (an array with torch.as_tensor), or "
+        "allow its type with torch.serialization.add_safe_globals. Nothing was saved."
+    )
+
+
+def _oddity(state: State, error: Exception) -> str:
     """Return what in a state torch.load does not read: the first entry of another type, or the type alone."""
     for name, leaf in leaves(state.values):
         if type(leaf) not in _SAFE:

@@ -44,6 +44,19 @@ def test_a_good_file(tmp_path):
     assert text.endswith("good.pt: good (torch, 1 array, 2 floating-point numbers)\n")
 
 
+def test_several_files_and_folders_are_one_report(tmp_path, monkeypatch):
+    """As a shell makes of *.pt."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    saved(tmp_path / "runs" / "a.pt", w=[1.0])
+    good, bad = saved(tmp_path / "good.pt", w=[1.0]), saved(tmp_path / "bad.pt", w=[np.nan])
+    code, text = check(good, bad.name, "runs")
+    assert code == 1
+    for name, word in (("good.pt", "good"), ("bad.pt", "poisoned"), ("runs/a.pt", "good")):
+        assert re.search(rf"^ {name} +{word} ", text, re.MULTILINE), text
+    assert "3 checkpoints: 2 good, 1 poisoned." in text
+
+
 def test_a_poisoned_file_is_shown_in_a_table(tmp_path):
     code, text = check(saved(tmp_path / "bad.pt", w=[1.0, np.nan, np.inf], v=[1.0]))
     assert code == 1

@@ -136,6 +136,12 @@ def test_a_file_that_the_manifest_does_not_list(tmp_path):
     assert (outcome.word, outcome.why) == ("corrupt", "more.pt is not in the manifest")
 
 
+def test_a_hidden_file_of_a_file_manager_is_no_damage(tmp_path):
+    path = good("torch", "ours, torch", tmp_path)
+    (path / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    assert looked_at(path).word == "good"
+
+
 class NeedsCode:
     """An object that a checkpoint must not be able to make."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import json
 import logging
 import math
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from stablenum import Reason, RecoveryEvent, RecoveryPolicy, RecoveryStopped, Response, Worst
 from stablenum.recovery.ledger import Ledger
 from stablenum.recovery.loop import Easing, Finding, RecoveryLoop
+from stablenum.recovery.moments import Moments, MomentWatch
 from stablenum.recovery.plan import Rewind, Stop, plan
 from stablenum.recovery.snapshots import Snapshot, Snapshots
 from stablenum.recovery.symptoms import Symptom, SymptomCode
@@ -43,6 +45,7 @@ class Training:
         self.rate = 0.1
         self.saved: dict[int, Snapshot] = {}
         self.moments_poisoned = False
+        self.second_moment = 1.0
 
     def train(self, target: float) -> None:
         gradient = (self.weight - target) + 0.01 * random.gauss(0, 1)
@@ -78,6 +81,7 @@ class Training:
         self.weight, self.momentum, self.record, generator = copy.deepcopy(state)
         random.setstate(generator)
         self.moments_poisoned = False
+        self.second_moment = 1.0
 
     def rows(self) -> Any:
         return self.record[-128:]
@@ -89,6 +93,9 @@ class Training:
         if audit and self.moments_poisoned:
             found.append(Finding(SymptomCode.POISONED_MOMENTS, "a moment is negative", ("weight",)))
         return found
+
+    def moments(self) -> dict[str, Moments]:
+        return {"weight": Moments(self.second_moment)}
 
     def ease(self, easing: Easing | None) -> None:
         self.easings.append(easing)
@@ -169,14 +176,24 @@ def poisoned(training: Training) -> None:
     training.moments_poisoned = True
 
 
+def enlarged(training: Training) -> None:
+    training.second_moment = 1e30
+
+
 AGAIN = RecoveryPolicy(
     every=20, good_after=30, check_every=5, window=16, skips_in_a_row=4, runaway_steps=6,
     responses=(Response(skip_data=False),),
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("harm", [flipped, made_nan, poisoned])
-@pytest.mark.parametrize("step", [1, 37, 60, 101, 185])
+# A second moment is compared with that of the snapshot before, so not before the first.
+@pytest.mark.parametrize(
+    ("harm", "step"),
+    [
+        *itertools.product([flipped, made_nan, poisoned], [1, 37, 60, 101, 185]),
+        *itertools.product([enlarged], [37, 60, 101, 185]),
+    ],
+)
 def test_after_a_fault_of_the_machine_the_same_data_give_the_run_that_would_have_been(
     harm: Callable[[Training], None], step: int
 ) -> None:
@@ -476,6 +493,36 @@ def test_the_report_replays_the_first_skipped_step() -> None:
     with pytest.raises(RecoveryStopped, match=r"replayed:\n  log of 0 at train.py:12"):
         run(data=data, policy=policy, explain=explain)
     assert seen == [pytest.approx(1e20)]
+
+
+def test_second_moments_may_grow_with_the_gradients() -> None:
+    def hurt(training: Training, step: int) -> None:
+        training.second_moment += 100 * max((row["grad_norm"] for row in training.record), default=0.0) ** 2
+
+    _, loop = run(hurt=hurt)
+    assert loop.events == []
+
+
+def test_an_enlarged_second_moment_is_named() -> None:
+    _, loop = run(hurt=once(50, enlarged))
+    (event,) = loop.events
+    assert (event.symptom.code, event.symptom.names) == (SymptomCode.POISONED_MOMENTS, ("weight",))
+    assert event.symptom.detail == "the second moments of 1 parameter are such as no gradients make"
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95), (0.95, 0.99), (0.0, 0.999), (0.9, 0.9999)])
+def test_moments_of_any_gradients_are_explained(betas: tuple[float, float]) -> None:
+    first, second, largest = 0.0, 0.0, 0.0
+    draw = random.Random(str(betas))
+    for _ in range(3000):
+        g = math.exp(draw.gauss(0, 4)) if draw.random() < 0.1 else draw.gauss(0, 1e-3)
+        first = betas[0] * first + (1 - betas[0]) * g
+        second = betas[1] * second + (1 - betas[1]) * g * g
+        largest = max(largest, abs(first) / math.sqrt(second))
+    b1, b2 = betas
+    assert largest <= 1.001 * (1 - b1) / math.sqrt((1 - b2) * (1 - b1 * b1 / b2))
+    assert MomentWatch().unexplained({"w": Moments(second, largest)}) == []
+    assert MomentWatch().unexplained({"w": Moments(second, 1000 * largest)}) == ["w"]
 
 
 # --- the plan ------------------------------------------------------------------------------------

@@ -126,6 +126,14 @@ def test_other_integers_and_formats(kind, tmp_path):
 
 
 @each_format
+def test_names_may_have_any_characters(kind, tmp_path):
+    state = {"C#": jnp.ones(2), "a#b": jnp.ones(2, jnp.bfloat16), "x/y": jnp.ones(1), "#2": jnp.ones(1, int)}
+    checkpoints = stablenum_jax.Checkpoints(tmp_path, format=kind)
+    checkpoints.save(1, state)
+    assert_same(checkpoints.load(state)[1], state)
+
+
+@each_format
 def test_a_training_resumes_exactly(kind, tmp_path):
     tx = optimizer(**RULES)
     state = trained(tx, range(6))
@@ -187,7 +195,7 @@ def test_poison_is_refused_and_named(kind, tmp_path):
         jnp.asarray([1.0, complex(0.0, jnp.inf)], jnp.complex64),
         jnp.asarray(jnp.nan),
         np.asarray([1.0, np.nan]),
-        np.float64(np.inf),
+        np.float64(np.nan),
         np.asarray([1.0, np.nan]).astype(jnp.bfloat16),
         float("nan"),
         complex(0.0, float("nan")),
@@ -210,6 +218,8 @@ def test_what_is_not_finite_on_purpose_is_saved(kind, tmp_path):
         "search": optax.scale_by_backtracking_linesearch(3).init({"w": jnp.ones(2)}),
         "mask": jnp.where(jnp.tri(3, dtype=bool), jnp.zeros((3, 3)), -jnp.inf),
         "best": float("-inf"),
+        "metrics": {"least": jnp.asarray(jnp.inf), "last": jnp.asarray([jnp.inf])},
+        "numpy": {"least": np.float64("inf")},
     }
     checkpoints = stablenum_jax.Checkpoints(tmp_path, format=kind)
     checkpoints.save(3, state)

@@ -96,6 +96,14 @@ def test_a_negative_second_moment_is_found_by_the_audit(audit: bool) -> None:
         assert (event.symptom.code, event.symptom.step) == (SymptomCode.NONFINITE_STATE, 45)
 
 
+@pytest.mark.parametrize("value", [1e30, 1e-14])
+def test_a_second_moment_that_no_gradient_explains_takes_the_run_back(value: float) -> None:
+    # The last step before the check is skipped, so that no update takes the moment's root.
+    event = only(run(hurt=once(40, put(SECOND_MOMENT, value)), spoil=scaled(40, 40, math.nan)))
+    assert (event.symptom.code, event.symptom.names) == (SymptomCode.POISONED_MOMENTS, ("last",))
+    assert "such as no gradients make" in event.symptom.detail
+
+
 def test_skips_in_a_row_take_the_run_back() -> None:
     event = only(run(spoil=scaled(31, 40, math.nan)))
     assert (event.symptom.code, event.symptom.origin) == (SymptomCode.SKIPS_IN_A_ROW, 31)

@@ -23,7 +23,7 @@ from torch.optim import lr_scheduler
 import stablenum_torch as st
 from stablenum import CheckpointError, PoisonedStateError
 from stablenum.checkpoints.manifest import MANIFEST
-from stablenum_torch._recovery.states import _copied
+from stablenum_torch._recovery.states import Loading
 from tests.injection import executed_lines, interrupted_at, some
 from tests.torch.training_states import FORMATS, Training, same_state, tensors_of
 
@@ -104,7 +104,7 @@ POISONED = {
     "float8_e5m2": torch.tensor([1.0, math.inf]).to(torch.float8_e5m2),
     "float8_e8m0fnu": torch.tensor([255], dtype=torch.uint8).view(torch.float8_e8m0fnu),
     "complex64": torch.tensor([1 + 1j, complex(0, math.nan)]),
-    "complex128": torch.tensor(complex(math.inf, 0), dtype=torch.complex128),
+    "complex128": torch.tensor([complex(math.inf, 0), 1], dtype=torch.complex128),
     "0-d": torch.tensor(math.nan),
     "a view": torch.tensor([[1.0, math.nan], [1.0, 1.0]])[:, 1],
     "transposed": torch.tensor([[1.0, math.nan], [1.0, 1.0]]).T,
@@ -178,6 +178,11 @@ GOOD = {
     "float8": lambda: {"x": torch.ones(3).to(torch.float8_e4m3fn), "y": torch.ones(3).to(torch.float8_e5m2)},
     "views": lambda: {"x": torch.eye(3)[1:, 1], "y": torch.eye(3).T, "z": torch.ones(1).expand(4)},
     "numbers": lambda: {"x": [math.inf, -math.inf, 10**30, -0.0], "y": (1, 2j), "z": {3: None, "b": b"x"}},
+    "one number": lambda: {
+        "extra": {"best": torch.tensor(math.inf), "worst": torch.tensor([-math.inf])},
+        "best": torch.tensor(math.inf),
+    },
+    "a mask of its own": lambda: {"mask": torch.full((3, 3), -math.inf).triu(1)},
     "a random state": lambda: {"x": torch.get_rng_state(), "y": random.Random(0).getstate()},
     "a fresh optimizer": lambda: {"opt": torch.optim.Adam(nn.Linear(2, 1).parameters())},
     "a plateau": lambda: {
@@ -369,10 +374,14 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, format_name, p
     assert same_state(saved(state), before)
 
 
-def test_what_is_put_back_has_the_versions_of_its_modules():
+def test_what_is_put_back_has_the_versions_of_its_modules(monkeypatch):
     """Batch norm, for one, reads older state dicts in another way."""
-    state = nn.BatchNorm1d(2).state_dict()
-    assert _copied(state)._metadata == state._metadata == {"": {"version": 2}}
+    model, seen = nn.BatchNorm1d(2), []
+    monkeypatch.setattr(model, "load_state_dict", lambda state: seen.append(state._metadata))
+    loading = Loading({"m": model}, {"m": nn.BatchNorm1d(2).state_dict()}, "here")
+    loading.load()
+    loading.undo()
+    assert seen == [{"": {"version": 2}}] * 2
 
 
 def test_an_interrupt_of_a_load_changes_all_or_nothing(tmp_path):
@@ -440,6 +449,69 @@ def test_trap_what_could_never_be_loaded_is_not_saved(tmp_path, format_name, val
     with pytest.raises(error, match=r"x\.y"):
         checkpoints.save(2, {"x": {"y": value}})
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["step-000000001"]
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_trap_a_function_is_named_and_is_a_type_error(tmp_path, format_name):
+    with pytest.raises(TypeError, match=r"extra\.rate"):
+        st.Checkpoints(tmp_path, format=format_name).save(1, {"extra": {"rate": lambda step: 1.0}})
+    assert not [path for path in tmp_path.iterdir() if path.name != ".lock"]
+
+
+def test_a_name_that_safetensors_would_take_for_a_complex_tensor_is_named(tmp_path):
+    with pytest.raises(ValueError, match="x#complex"):
+        st.Checkpoints(tmp_path, format="safetensors").save(1, {"x#complex": torch.ones(2, 2)})
+
+
+def test_a_model_in_a_narrower_format_in_which_a_value_is_inf_does_not_fit(tmp_path):
+    wide, narrow = nn.Linear(2, 1), nn.Linear(2, 1).half()
+    checkpoints, before = st.Checkpoints(tmp_path), saved({"m": narrow})["m"]
+    checkpoints.save(1, {"model": wide})
+    assert checkpoints.load({"model": nn.Linear(2, 1).half()}) == 1
+    nn.init.constant_(wide.weight, 1e5)
+    checkpoints.save(2, {"model": wide})
+    with pytest.raises(CheckpointError, match=r"model\.weight would be inf in float16") as caught:
+        checkpoints.load({"model": narrow})
+    assert list(caught.value.reasons) == ["step-000000002"]
+    assert same_state(narrow.state_dict(), before)
+
+
+def test_only_where_nothing_was_saved_has_the_error_no_reasons(tmp_path):
+    """A program may start from the beginning then, and in no other case."""
+    checkpoints = st.Checkpoints(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.load({"model": nn.Linear(2, 1)})
+    assert caught.value.reasons == {}
+    checkpoints.save(1, {"model": nn.Linear(2, 1)})
+    for state in ({"model": nn.Linear(3, 1)}, {"other": nn.Linear(2, 1)}):
+        with pytest.raises(CheckpointError) as caught:
+            checkpoints.load(state)
+        assert list(caught.value.reasons) == ["step-000000001"]
+
+
+def test_what_can_be_put_back_is_put_back_though_another_object_cannot():
+    class Once:
+        loads = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.loads += 1
+            if self.loads > 1:
+                raise RuntimeError("not again")
+
+    model = nn.Linear(2, 1)
+    before = saved({"m": model})["m"]
+    objects = {"once": Once(), "n": 3, "m": model, "other": nn.Linear(3, 1)}
+    values = {"once": {}, "n": 4, "m": nn.Linear(2, 1).state_dict(), "other": before}
+    loading = Loading(objects, values, "here")
+    with pytest.raises(CheckpointError, match="does not fit 'other'"):
+        loading.load()
+    with pytest.raises(RuntimeError, match="not again"):
+        loading.undo()
+    assert objects["n"] == 3
+    assert same_state(model.state_dict(), before)
 
 
 def test_a_layout_that_safetensors_does_not_have_is_named(tmp_path):

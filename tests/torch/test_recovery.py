@@ -85,6 +85,19 @@ def test_a_negative_second_moment_is_found_by_the_audit() -> None:
     assert [event.symptom.code for event in blind.recovery().events] == []
 
 
+@pytest.mark.parametrize("value", [1e30, 1e-14])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_second_moment_that_no_gradient_explains_is_found(fused: bool, value: float) -> None:
+    training = Training(numbered, lambda params: torch.optim.Adam(params, lr=1e-3, fused=fused))
+
+    def hurt(training: Training) -> None:
+        training.opt.state[weight(training)]["exp_avg_sq"][0, 0] = value
+
+    symptom = training.run(hurt=hurt, at=40, policy=QUICK).events[0].symptom
+    assert (symptom.code, symptom.names, symptom.step) == (SymptomCode.POISONED_MOMENTS, ("0.weight",), 40)
+    assert "such as no gradients make" in symptom.detail
+
+
 def bad_rows(first: int, last: int, factor: float) -> Callable[[], Any]:
     rows = numbered()
 

@@ -22,10 +22,10 @@ _WIDTH = 140
 
 
 def check(
-    path: Annotated[
-        Path,
+    paths: Annotated[
+        list[Path],
         typer.Argument(
-            metavar="FILE|FOLDER", help="A checkpoint, or a folder of checkpoints.", show_default=False
+            metavar="FILE|FOLDER...", help="Checkpoints, or folders of checkpoints.", show_default=False
         ),
     ],
     allow: Annotated[
@@ -46,12 +46,16 @@ def check(
     stablenum's Checkpoints write. No code of a checkpoint is run, and nothing is changed.
 
     The exit code is 0 if all is good, 1 if something is poisoned (a parameter, buffer or moment that is not
-    finite, a negative second moment), and 2 if something is unreadable, corrupt or unknown.
+    finite, a negative second moment, a NaN anywhere else), and 2 if something is unreadable, corrupt or
+    unknown.
     """
     check_target("--json", json)
-    if not path.exists():
-        raise typer.BadParameter(f"{path} does not exist.", param_hint="FILE|FOLDER")
-    outcomes, notes = look_at(path, allow=tuple(allow or ()))
+    for path in paths:
+        if not path.exists():
+            raise typer.BadParameter(f"{path} does not exist.", param_hint="FILE|FOLDER")
+    found = [look_at(path, allow=tuple(allow or ())) for path in paths]
+    outcomes = [outcome for of_path, _ in found for outcome in of_path]
+    notes = [note for _, of_path in found for note in of_path]
     if json is not None:
         write(json, lambda target: write_text(target, _as_json(outcomes, notes)), "--json")
     _console().print(shown(outcomes, notes), soft_wrap=len(outcomes) == 1)

@@ -4,11 +4,11 @@ Poison is a number that training or inference computes with and that is wrong fo
 
 - NaN or inf in a parameter or a buffer, except in a mask, which holds nothing but 0 and -inf;
 - NaN or inf in an optimizer's state, and a negative second moment;
-- a setting of an optimizer that is NaN, and a learning rate, momentum or weight decay that is inf.
+- NaN in any other number, and inf in a learning rate, momentum or weight decay.
 
-What is not finite on purpose is noted: a guard's state; plain numbers and one-element arrays among the
-records, as the best value so far is inf at first; an inf in a one-element entry of an optimizer's state, such
-as the best loss of a plateau; and what the user allows by name.
+What is not finite on purpose is noted, by the rule by which ``Checkpoints`` saves: a guard's state; inf in
+one number, plain or in an array, that is no parameter, as the best value so far is inf at first; and what the
+user allows by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stablenum.checkpoints.finiteness import NonFinite, is_meant
+from stablenum.checkpoints.finiteness import Kind, NonFinite, is_meant
 from stablenum.commands.check.contents import Contents, Entry, Path
 from stablenum.commands.check.counts import NARROW, Counts, count, is_measured
 from stablenum.commands.check.layout import Layout, Part
@@ -39,6 +39,7 @@ _KINDS = {
     Role.ACCUMULATOR: "accumulator",
     Role.COMPENSATION: "compensation",
 }
+_MEANT: dict[Kind, str] = {"buffer": "a mask", "guard": "a guard's state", "number": "a record"}
 _SHOWN = 3
 
 
@@ -97,7 +98,7 @@ class _Look:
             self._note_range(entry.name, found)
         if not found.nonfinite and not found.negative:
             return
-        why = self._meant(entry, part, found)
+        why = self._meant(entry, found)
         if why:
             self.notes.append(f"{_told(entry.name, found)}: {why}")
         else:
@@ -107,11 +108,13 @@ class _Look:
         part, name = self.layout.part(path), ".".join(path)
         if part is Part.GUARD:
             return
-        wrong = self.layout.is_setting(path) if math.isnan(value) else self.layout.is_factor(path)
-        if wrong and not _named(name, self.allow):
-            self.poison.append(Poison.of_number(name, "setting", value))
-        else:
+        infinite = int(math.isinf(value))
+        kind = self.layout.kind(path, size=None)
+        if is_meant(NonFinite(name, kind, 1 - infinite, infinite, 0, 1), self.allow):
             self.notes.append(f"{name} is {value}")
+        else:
+            what = "setting" if self.layout.is_setting(path) else "number"
+            self.poison.append(Poison.of_number(name, what, value))
 
     def ranges(self) -> Iterator[str]:
         """Yield a sentence for each narrower format in which parameters or buffers would overflow."""
@@ -130,29 +133,19 @@ class _Look:
             wide.elements += elements
             wide.largest = max(wide.largest, found.largest)
 
-    def _meant(self, entry: Entry, part: Part, found: Counts) -> str:
+    def _meant(self, entry: Entry, found: Counts) -> str:
         """Return why an entry may be as it is; "" if it may not."""
-        if _named(entry.name, self.allow):
-            return "allowed by name"
-        if found.negative:
-            return ""
-        if found.size == 1 and part is Part.RECORD:
-            return "a record"
-        if found.size == 1 and part is Part.OPTIMIZER and self.layout.role(entry.path) is None:
-            return "a record of the optimizer" if not found.nan and self.layout.is_record(entry.path) else ""
-        if self.layout.may_be_mask(entry.path) and is_meant(_as_buffer(entry, found)):
-            return "a mask"
-        return ""
+        kind = self.layout.kind(entry.path, size=found.size)
+        seen = _as_nonfinite(entry, kind, found)
+        if is_meant(seen):
+            return _MEANT[kind]
+        return "allowed by name" if is_meant(seen, self.allow) else ""
 
 
-def _named(name: str, allow: tuple[str, ...]) -> bool:
-    return is_meant(NonFinite(name, "array", 1, 0, 0, 1), allow)
-
-
-def _as_buffer(entry: Entry, found: Counts) -> NonFinite:
+def _as_nonfinite(entry: Entry, kind: Kind, found: Counts) -> NonFinite:
     return NonFinite(
         entry.name,
-        "buffer",
+        kind,
         found.nan,
         found.plus_inf,
         found.minus_inf,

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from stablenum.checkpoints.masks import may_be_mask
+from stablenum.checkpoints.finiteness import Kind
+from stablenum.checkpoints.names import (
+    in_optimizer,
+    is_record,
+    is_setting,
+    is_training,
+    kind_of_number,
+    may_be_mask,
+)
 from stablenum.commands.check.contents import Contents, Entry, Path, Plain, path_of
 from stablenum.diagnosis.audit import OPTAX_STATES, TORCH_ROLES, Role
 
 __all__ = ["Layout", "Part", "Slot"]
 
-_FACTORS = frozenset(("learning_rate", "lr", "momentum", "weight_decay"))
-# The names under which programs keep an optimizer's state and what is no state of the training.
-_OPTIMIZERS = re.compile(r"(opt|optim|optimizer|optimizers|optimiser|tx)(_?states?(_dict)?|_dict)?")
-_RECORDS = re.compile(
-    r"extras?|metrics?|histor(y|ies)|logs?|callbacks?|loops?|args|hparams|hyper_?parameters|config"
-    r"|(lr_?)?schedulers?(_state(_dict)?)?|(grad_?)?scalers?(_state(_dict)?)?|__metadata__"
-)
-_SCALARS = re.compile(r"best(_\w+)?|(\w+_)?(loss|losses|score|metric|metrics|accuracy)")
-# With one of these at the top, a checkpoint is that of a training, and what is beside them is no parameter.
-_MODELS = re.compile(r"params|model(_state(_dict)?)?|state_dict")
 # Names that nothing but a moment of torch has; the others are taken for one only in an optimizer's state.
 _UNMISTAKABLE = frozenset(("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg"))
 
@@ -71,7 +68,7 @@ class Layout:
         self._arrays = {_parts(entry.path): entry for entry in contents.arrays}
         self._values = {_parts(path): value for path, value in contents.values.items()}
         self._children = _children_of((*self._arrays, *self._values))
-        self._is_training = _is_training((*(e.path for e in contents.arrays), *contents.values))
+        self._is_training = is_training((*(e.path for e in contents.arrays), *contents.values))
         self.guards = tuple(self._guards())
         self._roots = {path for path, names in self._children.items() if {"state", "param_groups"} <= names}
         self._roles: dict[Path, Role] = {}
@@ -85,9 +82,8 @@ class Layout:
             return Part.GUARD
         if keys in self._roles or self._in_optimizer(keys):
             return Part.OPTIMIZER
-        if _RECORDS.fullmatch(keys[0].lower()) or (len(path) == 1 and self._is_training):
-            return Part.RECORD
-        return Part.RECORD if len(keys) == 1 and _SCALARS.fullmatch(keys[0].lower()) else Part.STATE
+        beside_model = len(path) == 1 and self._is_training
+        return Part.RECORD if is_record(keys, beside_model=beside_model) else Part.STATE
 
     def role(self, path: Path) -> Role | None:
         """Return the role of a moment; None for any other entry."""
@@ -97,22 +93,24 @@ class Layout:
         """Return whether the name of an entry allows it to be a mask."""
         return self.part(path) is not Part.OPTIMIZER and may_be_mask(".".join(_leaf(_parts(path))))
 
-    def is_record(self, path: Path) -> bool:
-        """Return whether an entry of an optimizer's state may be inf if it is one number.
+    def kind(self, path: Path, *, size: int | None) -> Kind:
+        """Return what :func:`~stablenum.checkpoints.finiteness.is_meant` has to know of an entry.
 
-        The best loss of a plateau and the value of a line search are so at first. What is kept beside the
-        moments of a parameter, a step count and a setting are not.
+        Args:
+            path: its path.
+            size: the number of elements of an array; None for a plain number.
         """
-        keys = _leaf(_parts(path))
-        return not (keys in self._beside or keys[-1] in ("step", "count") or self.is_factor(path))
-
-    def is_factor(self, path: Path) -> bool:
-        """Return whether an entry is a setting with which steps multiply."""
-        return self.is_setting(path) and bool(_FACTORS & set(_parts(path)[-2:]))
+        part, keys = self.part(path), _leaf(_parts(path))
+        if part is Part.GUARD:
+            return "guard"
+        if size is None or (size == 1 and part is not Part.STATE):
+            trained = self.role(path) is not None or keys in self._beside
+            return "array" if trained else kind_of_number(keys, optimizer=part is Part.OPTIMIZER)
+        return "buffer" if self.may_be_mask(path) else "array"
 
     def is_setting(self, path: Path) -> bool:
         """Return whether an entry is a setting of an optimizer, such as its learning rate."""
-        return bool({"param_groups", "hyperparams"} & set(_parts(path)))
+        return is_setting(_parts(path))
 
     # --- by names ----------------------------------------------------------------------------
 
@@ -128,7 +126,7 @@ class Layout:
     def _in_optimizer(self, path: Path) -> bool:
         if any(path[:n] in self._roots for n in range(len(path))):
             return True
-        return any(_OPTIMIZERS.fullmatch(key.lower()) for key in path[:-1])
+        return in_optimizer(path)
 
     # --- torch -------------------------------------------------------------------------------
 
@@ -217,12 +215,6 @@ _BY_SIZE = sorted(
 def _parts(path: Path) -> Path:
     """Return a path with the keys split at their dots."""
     return tuple(part for key in path for part in path_of(key))
-
-
-def _is_training(paths: tuple[Path, ...]) -> bool:
-    """Return whether there is a model or an optimizer under a key of its own."""
-    tops = {path[0].lower() for path in paths if len(path) > 1}
-    return any(_MODELS.fullmatch(top) or _OPTIMIZERS.fullmatch(top) for top in tops)
 
 
 def _children_of(paths: tuple[Path, ...]) -> dict[Path, frozenset[str]]:

@@ -102,9 +102,9 @@ def _many(outcomes: Sequence[Outcome]) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False)
     for head in ("checkpoint", "", "format", "what was found"):
         table.add_column(head, overflow="fold")
-    within = os.path.commonpath([Path(outcome.path).parent for outcome in outcomes])
+    within = os.path.commonpath([Path(outcome.path).absolute().parent for outcome in outcomes])
     for outcome in outcomes:
-        shown = os.path.relpath(outcome.path, within or ".")
+        shown = os.path.relpath(outcome.path, within)
         word = Text(outcome.word, style=_STYLES.get(outcome.word, "bold yellow"))
         verdict = outcome.verdict
         table.add_row(Text(shown), word, verdict.format if verdict else "", Text(_found(outcome)))

@@ -34,7 +34,8 @@ def read(folder: Path, part: Callable[[Path], Contents | None]) -> tuple[Content
     """
     manifest = _verified(folder)
     whole = part(folder)
-    parts = [path for path in sorted(folder.iterdir()) if path.name != MANIFEST and path.suffix != ".json"]
+    tops = {Path(name).parts[0] for name in manifest.files}
+    parts = [folder / name for name in sorted(tops) if not name.endswith(".json")]
     found = [whole] if whole else [c for c in map(part, parts) if c is not None]
     arrays, values = _merged(found, sorted(set(folder.glob("*.json")) - {folder / MANIFEST}))
     notes = [note for contents in found for note in contents.notes]
@@ -81,7 +82,9 @@ def _verified(folder: Path) -> Manifest:
     except CheckpointError as error:
         raise NotCheckedError("corrupt", str(error)) from error
     wrong = complaints(folder, manifest)
-    wrong += [f"{name} is not in the manifest" for name in files_in(folder) if name not in manifest.files]
+    # What file managers and network file systems leave is hidden, and read by nobody.
+    more = [name for name in files_in(folder) if not Path(name).name.startswith(".")]
+    wrong += [f"{name} is not in the manifest" for name in more if name not in manifest.files]
     if wrong:
         raise NotCheckedError("corrupt", listed(wrong))
     return manifest

@@ -1,0 +1,1 @@
+"""Planted faults in real trainings, and what brings a run back: ``python -m benchmarks recovery``."""
