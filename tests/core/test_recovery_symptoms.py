@@ -188,3 +188,11 @@ def test_a_row_of_accumulated_gradients_is_not_taken_for_a_later_step(steps_per_
     (symptom,) = found
     since = first_bad * steps_per_row + 1
     assert since - steps_per_row < symptom.origin <= since
+
+
+@pytest.mark.parametrize(("begins", "seen"), [(20, None), (40, 90), (70, 90), (84, 100), (120, 140)])
+def test_a_run_away_at_the_beginning_is_the_ordinary(begins: int, seen: int | None) -> None:
+    losses = [x if i < begins else 5.0 + x for i, x in enumerate(noise(200))]
+    rows = [row(i, loss=x) for i, x in enumerate(losses)]
+    found = all_symptoms(rows, RecoveryPolicy(), every=10)
+    assert next((s.step for s in found), None) == seen
