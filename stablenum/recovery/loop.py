@@ -338,7 +338,11 @@ class RecoveryLoop:
 
     def _attempt(self) -> dict[str, Any]:
         easing = None if self._easing is None else list(self._easing)
-        return {"easing": easing, "rewinds": len(self._ledger.events)}
+        return {
+            "easing": easing,
+            "rewinds": len(self._ledger.events),
+            "confirmed": self._snapshots.confirmed,
+        }
 
     def _set_course(self, course: Mapping[str, Any]) -> None:
         self._watch.load_state_dict(course["watch"])
@@ -361,6 +365,7 @@ class RecoveryLoop:
         if not snapshots:
             return 0
         self._read_ledger()
+        self._snapshots.confirmed = snapshots[-1].course["confirmed"]
         for snapshot in snapshots:
             self._snapshots.add(snapshot)
         self._go_back_to(snapshots[-1])

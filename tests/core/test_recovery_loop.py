@@ -679,3 +679,22 @@ def test_events_say_which_batches_were_left_out(first: Any, last: Any, text: str
     symptom = Symptom(SymptomCode.REPORTED, 9, 8, "grey")
     event = RecoveryEvent(symptom=symptom, attempt=1, to_step=3, response=Response(), left_out=(first, last))
     assert str(event) == f"step 9: grey. Attempt 1: back to step 3, {text}"
+
+
+def test_a_snapshot_that_was_found_good_is_so_after_a_restart(tmp_path: Path) -> None:
+    first = Training()
+    random.seed(7)
+    loop, hurt = RecoveryLoop(POLICY, first, targets, folder=tmp_path), once(101, made_nan)
+    for batch in loop.batches(200):
+        if loop.events and loop.step == 63:
+            break
+        hurt(first, loop.step + 1)
+        first.train(batch)
+    second = Training()
+    second.saved = first.saved
+    again = RecoveryLoop(POLICY, second, targets, folder=tmp_path)
+    assert again.resume() == 60
+    for each, training in ((loop, first), (again, second)):
+        each.report("grey", origin=62)
+        _train(training, each, 80)
+    assert [event.to_step for event in again.events] == [event.to_step for event in loop.events] == [60, 40]
