@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stablenum.recovery.identifiers import shown_range
 from stablenum.recovery.settings import Response
 from stablenum.recovery.symptoms import Symptom
 
-__all__ = ["Ledger", "RecoveryEvent", "shown"]
+__all__ = ["Ledger", "RecoveryEvent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class RecoveryEvent:
     def _tried(self) -> str:
         parts = ["the same data again"]
         if self.left_out is not None:
-            parts = [f"batches {shown(self.left_out[0])} to {shown(self.left_out[1])} left out"]
+            parts = [f"{shown_range(*self.left_out)} left out"]
         if self.response.rate != 1.0:
             parts.append(f"learning rate x {self.response.rate:g}")
         if self.clip_at is not None:
@@ -85,13 +86,6 @@ class RecoveryEvent:
                 "suspects": tuple(plain["suspects"]),
             }
         )
-
-
-def shown(identifier: Any) -> str:
-    """Return a batch's identifier as messages show it."""
-    if isinstance(identifier, Mapping):
-        return " ".join(f"{key} {value}" for key, value in identifier.items())
-    return str(identifier)
 
 
 class Ledger:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from stablenum.errors import RecoveryStopped
+from stablenum.errors import RecoveryStopped, bad_type
 from stablenum.files import write_text
 from stablenum.guard.readout import StepRecord
 from stablenum.recovery.identifiers import Identifiers
@@ -59,6 +59,13 @@ class Hooks(Protocol):
     @property
     def generators(self) -> Generators:
         """The random generators of the process."""
+
+    def check_beginning(self) -> None:
+        """Check that the training begins with a good state; called by all ranks.
+
+        Raises:
+            ValueError: it does not, on any rank.
+        """
 
     def capture(self) -> Any:
         """Return a copy of the whole state in host memory."""
@@ -127,6 +134,7 @@ class RecoveryLoop:
         self._watch = Watch(policy)
         self._reported: list[Symptom] = []
         self.step = 0
+        self._handed_out = False  # whether there is a batch whose step has not been counted
         self._checked = self._audited = self._evaluated = 0  # the last steps after which all was well
         self._easing: Easing | None = None
 
@@ -144,8 +152,15 @@ class RecoveryLoop:
     # --- what the user says --------------------------------------------------------------------
 
     def report(self, detail: str, origin: int | None = None) -> None:
-        """Report a symptom that only the user sees; it is answered at the next check."""
-        since = self._checked + 1 if origin is None else origin
+        """Report a symptom that only the user sees; it is answered at the next check.
+
+        Raises:
+            TypeError: ``detail`` is not a string.
+            ValueError: ``origin`` is not a whole number from 1.
+        """
+        if not isinstance(detail, str):
+            raise bad_type("text", "a string", detail)
+        since = self._checked + 1 if origin is None else check_int("origin", origin, at_least=1)
         self._reported.append(Symptom(SymptomCode.REPORTED, self.step, since, detail))
 
     def evaluated(self, *, finite: bool) -> None:
@@ -162,20 +177,30 @@ class RecoveryLoop:
         """Yield batches until ``steps`` steps have been made; each must be used for one step.
 
         Raises:
-            ValueError: ``steps`` is not a whole number from 0.
+            ValueError: ``steps`` is not a whole number from 0; or a run begins that has no good state.
             RecoveryStopped: the responses or the budget are used up.
         """
         check_int("steps", steps, at_least=0)
         if not len(self._snapshots):
+            self._hooks.check_beginning()
+        return self._batches(steps)
+
+    def _batches(self, steps: int) -> Iterator[Any]:
+        if not len(self._snapshots):
             self._take_snapshot()
+        if self._handed_out:  # the loop before was left with ``break``
+            self._after_step(steps)
         while self.step < steps:
             place, batch = self._position.next()
             self._identifiers.note(self.step + 1, place, batch)
+            self._handed_out = True
             yield batch
-            self.step += 1
-            self._after_step(last=self.step == steps)
+            self._after_step(steps)
 
-    def _after_step(self, *, last: bool) -> None:
+    def _after_step(self, steps: int) -> None:
+        self._handed_out = False
+        self.step += 1
+        last = self.step == steps
         if self._easing is not None and self.step >= self._easing.until:
             self._ease(None)
         at_snapshot = self.step % self.policy.every == 0
@@ -259,6 +284,7 @@ class RecoveryLoop:
         return first, last
 
     def _go_back_to(self, snapshot: Snapshot) -> None:
+        self._handed_out = False
         self._ease(None)
         self._hooks.restore(snapshot.state)
         self._snapshots.drop_from(snapshot.step + 1)
@@ -312,7 +338,11 @@ class RecoveryLoop:
 
     def _attempt(self) -> dict[str, Any]:
         easing = None if self._easing is None else list(self._easing)
-        return {"easing": easing, "rewinds": len(self._ledger.events)}
+        return {
+            "easing": easing,
+            "rewinds": len(self._ledger.events),
+            "confirmed": self._snapshots.confirmed,
+        }
 
     def _set_course(self, course: Mapping[str, Any]) -> None:
         self._watch.load_state_dict(course["watch"])
@@ -335,6 +365,7 @@ class RecoveryLoop:
         if not snapshots:
             return 0
         self._read_ledger()
+        self._snapshots.confirmed = snapshots[-1].course["confirmed"]
         for snapshot in snapshots:
             self._snapshots.add(snapshot)
         self._go_back_to(snapshots[-1])

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stablenum.recovery.ledger import RecoveryEvent, shown
+from stablenum.recovery.identifiers import shown
+from stablenum.recovery.ledger import RecoveryEvent
 from stablenum.recovery.plan import Stop
 from stablenum.recovery.symptoms import Symptom
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypedDict
 
 from stablenum.errors import bad_field, bad_type
 from stablenum.guard.recorder import CAPACITY
-from stablenum.settings_checks import check_field, check_flag
+from stablenum.settings_checks import check_callable, check_field, check_flag
 
-__all__ = ["RecoveryPolicy", "RecoverySettings", "Response", "make_policy"]
+__all__ = [
+    "RecoveryPolicy",
+    "RecoverySettings",
+    "Response",
+    "absolute_folder",
+    "check_functions",
+    "make_policy",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +79,7 @@ class Response:
 _RESPONSES = (
     Response(),
     Response(older=1, skip_further=100, rate=0.5, steps=200),
-    Response(older=2, skip_further=300, rate=0.25, clip=1.0, wider=True, steps=400),
+    Response(older=2, skip_further=300, rate=0.25, clip=1.0, steps=400),
 )
 
 
@@ -100,7 +109,8 @@ class RecoveryPolicy:
             before them; None for never. At least 3.
         runaway_threshold: how far above their median it must be to be a symptom, in robust standard
             deviations (1.4826 MAD, at least 1 % of the median), above 0.
-        window: how many ordinary steps are compared with, at least 8. There is no verdict before half of it.
+        window: how many ordinary steps are compared with, at least 8. There is no verdict before there are
+            half as many, at the beginning of the run and after going back to it.
         audit: whether the optimizer's state is audited at each snapshot; a poisoned element is a symptom.
         responses: what the attempts at one fault do, in order; at least one.
         budget: how many rewinds the whole run may make, at least 1. Restarts do not refill it.
@@ -185,3 +195,27 @@ def make_policy(policy: RecoveryPolicy | None, overrides: RecoverySettings) -> R
             "Use dataclasses.replace(policy, ...)."
         )
     return policy
+
+
+def check_functions(**given: object) -> None:
+    """Check options that are functions or None.
+
+    Raises:
+        TypeError: one of them is neither.
+    """
+    for name, value in given.items():
+        if value is not None:
+            check_callable(name, value, "a function or None")
+
+
+def absolute_folder(folder: object) -> Path | None:
+    """Return a folder that was given as a path that stays the same if the program changes its own.
+
+    Raises:
+        TypeError: it is no path.
+    """
+    if folder is None:
+        return None
+    if not isinstance(folder, str | os.PathLike):
+        raise bad_type("folder", "a path or None", folder)
+    return Path(folder).absolute()

@@ -41,7 +41,7 @@ class Snapshots:
     def __init__(self, keep: int, good_after: int) -> None:
         self._keep, self._good_after = keep, good_after
         self._held: list[Snapshot] = []
-        self._confirmed = -1  # the last step whose snapshot has been found good; it stays so
+        self.confirmed = -1  # the last step whose snapshot has been found good; it stays so
 
     def __len__(self) -> int:
         return len(self._held)
@@ -65,7 +65,7 @@ class Snapshots:
     def confirm_before(self, origin: int) -> None:
         """Note that snapshots were good when a symptom came: they stay good after the run has gone back."""
         good = [s.step for s in self._held if self._is_good(s, origin)]
-        self._confirmed = max([self._confirmed, *good])
+        self.confirmed = max([self.confirmed, *good])
 
     def good_before(self, origin: int) -> list[Snapshot]:
         """Return those that a fault first seen at the step ``origin`` cannot have reached, newest first.
@@ -76,5 +76,5 @@ class Snapshots:
         return [s for s in newest_first if self._is_good(s, origin)] or newest_first[-1:]
 
     def _is_good(self, snapshot: Snapshot, origin: int) -> bool:
-        waited = 0 if snapshot.step <= self._confirmed else self._good_after
+        waited = 0 if snapshot.step <= self.confirmed else self._good_after
         return snapshot.step + waited < origin

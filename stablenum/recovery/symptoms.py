@@ -148,7 +148,10 @@ class Watch:
         self._grad_norm = _Level(policy.window, steps, policy.runaway_threshold)
         self._skips: list[int] = []
         self.moments = MomentWatch()
-        self._seen = -1  # the number, in the guard's count, of the newest row that was judged
+        # Rows have numbers in the guard's count, which is not the run's.
+        self._seen = -1  # the newest row that was judged
+        self._newest: tuple[int, int] | None = None  # the newest row that was read, and after which step
+        self._steps: dict[int, int] = {}  # the steps of the rows that were not yet judged
 
     @property
     def usual_grad_norm(self) -> float | None:
@@ -160,17 +163,31 @@ class Watch:
 
         Args:
             rows: the guard's history, oldest first.
-            step: how many steps the run has made; the newest row is that of the last of them.
+            step: how many steps the run has made. If gradients are accumulated over several of them, there
+                are fewer rows, and each belongs to the first of its steps, as far as it is known.
         """
+        self._place(rows, step)
         found = []
         for row, after in itertools.pairwise(rows):
             if row["step"] > self._seen:
                 self._seen = row["step"]
-                at = step - (rows[-1]["step"] - row["step"])
+                at = self._steps.get(self._seen, 0)  # 0: it was there before the run
                 self._take(row, at, scale_fell=after["loss_scale"] < row["loss_scale"])
                 if not row["applied"] and len(self._skips) == self._policy.skips_in_a_row:
                     found.append(self._skipped(row, step))
+        self._steps = {number: at for number, at in self._steps.items() if number > self._seen}
         return found + self._runaways(step)
+
+    def _place(self, rows: Sequence[StepRecord], step: int) -> None:
+        """Spread the new rows evenly over the steps since the last time that there was one."""
+        if not rows:
+            return
+        last = rows[-1]["step"]
+        known, before = self._newest or (max(last - step, rows[0]["step"] - 1), 0)
+        for number in range(known + 1, last + 1):
+            self._steps[number] = before + 1 + (number - known - 1) * (step - before) // (last - known)
+        if last > known:
+            self._newest = last, step
 
     def _take(self, row: StepRecord, at: int, *, scale_fell: bool) -> None:
         if row["applied"]:
@@ -204,7 +221,9 @@ class Watch:
         """Return plain values for JSON, which :meth:`load_state_dict` takes."""
         levels = {name: level.state_dict() for name, level in self._levels()}
         levels["moments"] = self.moments.state_dict()
-        return levels | {"skips": list(self._skips), "seen": self._seen}
+        newest = None if self._newest is None else list(self._newest)
+        rows = {"seen": self._seen, "newest": newest, "steps": [list(pair) for pair in self._steps.items()]}
+        return levels | rows | {"skips": list(self._skips)}
 
     def load_state_dict(self, plain: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
@@ -212,6 +231,8 @@ class Watch:
             level.load_state_dict(plain[name])
         self.moments.load_state_dict(plain["moments"])
         self._skips, self._seen = list(plain["skips"]), plain["seen"]
+        self._newest = None if plain["newest"] is None else (plain["newest"][0], plain["newest"][1])
+        self._steps = dict(plain["steps"])
 
     def _levels(self) -> tuple[tuple[str, _Level], ...]:
         return ("loss", self._loss), ("grad_norm", self._grad_norm)

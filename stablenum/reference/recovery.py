@@ -46,6 +46,9 @@ class Hooks:
         self._guarded, self._lr = guarded, guarded.optimizer.lr
         self.generators = Generators()
 
+    def check_beginning(self) -> None:
+        """Do nothing: it begins with what it was given."""
+
     def capture(self) -> Any:
         """Return a copy of the parameters, of the states and of the generators."""
         guarded = self._guarded

@@ -66,7 +66,7 @@ def copy_from(plain: Any, like: Any) -> Copy:
     Args:
         plain: what it returned.
         like: the leaf in whose place the copy is, of the same shape and dtype. It gives the sharding, which
-            may be another one.
+            may be another one. A number or a NumPy array becomes what a compiled step returned for it.
 
     Raises:
         ValueError: the copy does not fit; the message says what is there, and what was expected.
@@ -75,6 +75,8 @@ def copy_from(plain: Any, like: Any) -> Copy:
         return _Key(copy_from(plain, jax.random.key_data(like)), jax.random.key_impl(like))
     if isinstance(like, jax.Array):
         return _array_from(plain, like)
+    if _is_array(plain) and is_data(like):
+        return _array_from(plain, _became(like, plain))
     if isinstance(like, np.ndarray):
         _check_fit(np.shape(plain), getattr(plain, "dtype", None), like)
         return _InNumPy(plain)
@@ -219,6 +221,19 @@ def _moved(array: Any, device: jax.Device, kind: str | None) -> jax.Array:
 def _plain(shape: tuple[int, ...], blocks: Mapping[Index, Any]) -> dict[str, Any]:
     found = [{"at": [start for start, _ in index], "array": np.asarray(b)} for index, b in blocks.items()]
     return {"shape": list(shape), "blocks": found}
+
+
+def _is_array(plain: Any) -> bool:
+    return isinstance(plain, dict) and set(plain) == {"shape", "blocks"}
+
+
+def _became(like: Any, plain: Any) -> jax.Array:
+    """Return the array that a step makes of a number or of a NumPy array, as of ``TrainState.step``."""
+    array = jnp.asarray(like)  # a number is weakly typed, as it is in the step
+    if isinstance(like, np.ndarray):
+        return array
+    dtype = plain["blocks"][0]["array"].dtype
+    return array if dtype == array.dtype else array.astype(dtype)
 
 
 def _array_from(plain: Any, like: jax.Array) -> Copy:

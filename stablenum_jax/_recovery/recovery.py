@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
 import jax
 import numpy as np
 
-from stablenum.errors import bad_type
 from stablenum.recovery.ledger import RecoveryEvent
 from stablenum.recovery.loop import Easing, RecoveryLoop
-from stablenum.recovery.settings import RecoveryPolicy, RecoverySettings, make_policy
-from stablenum.settings_checks import check_int
+from stablenum.recovery.settings import (
+    RecoveryPolicy,
+    RecoverySettings,
+    absolute_folder,
+    check_functions,
+    make_policy,
+)
 from stablenum_jax._recovery.hooks import JaxHooks
 from stablenum_jax._trees.state import find_guard
 
@@ -98,15 +101,11 @@ class Recovery:
         **settings: Unpack[RecoverySettings],
     ) -> None:
         made = make_policy(policy, settings)
-        _check_callables(predicate=predicate, identify=identify, explain=explain, on_ease=on_ease)
-        if not (folder is None or isinstance(folder, (str, os.PathLike))):
-            raise bad_type("folder", "a path or None", folder)
+        check_functions(predicate=predicate, identify=identify, explain=explain, on_ease=on_ease)
+        place = absolute_folder(folder)
         _check_state(state)
         self._structure = jax.tree.structure(state)
-        # A program may change its working folder.
-        place = None if folder is None else Path(folder).absolute()
         self._hooks = JaxHooks(state, on_ease, place)
-        self._begun = False
         self._loop = RecoveryLoop(
             made,
             self._hooks,
@@ -148,6 +147,9 @@ class Recovery:
     def batches(self, steps: int) -> Iterator[Any]:
         """Yield batches until ``steps`` steps have been made; each must be used for one step.
 
+        A loop that is left with ``break`` can be continued by calling this again. The batch it was left with
+        counts as a step.
+
         Args:
             steps: the step to end at, counted from the beginning of the run.
 
@@ -157,10 +159,6 @@ class Recovery:
             RuntimeError: :attr:`state` was not assigned.
             RecoveryStopped: the responses or the budget are used up; :attr:`state` is the last good state.
         """
-        check_int("steps", steps, at_least=0)
-        if not self._begun:
-            self._hooks.check_beginning()
-            self._begun = True
         return self._loop.batches(steps)
 
     def resume(self) -> int:
@@ -177,7 +175,6 @@ class Recovery:
             CheckpointError: there are snapshots, but none that is whole and fits the state in all processes.
                 Nothing is changed.
         """
-        self._begun = True
         return self._loop.resume()
 
     def history(self) -> list[dict[str, Any]]:
@@ -193,12 +190,9 @@ class Recovery:
                 the last check that found nothing.
 
         Raises:
-            TypeError: ``text`` is not a string, or ``origin`` not a whole number.
+            TypeError: ``text`` is not a string.
+            ValueError: ``origin`` is not a whole number from 1.
         """
-        if not isinstance(text, str):
-            raise bad_type("text", "a string", text)
-        if origin is not None and (isinstance(origin, bool) or not isinstance(origin, int)):
-            raise bad_type("origin", "a whole number or None", origin)
         self._loop.report(text, origin)
 
     def evaluated(self, value: PyTree) -> None:
@@ -217,9 +211,3 @@ def _check_state(state: PyTree) -> None:
         raise ValueError(
             f"state must belong to a single training run; got one stacked to shape {found.names_id.shape}."
         )
-
-
-def _check_callables(**given: object) -> None:
-    for name, value in given.items():
-        if value is not None and not callable(value):
-            raise bad_type(name, "a function or None", value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from stablenum_torch._recovery.modules import inside, tensors_of
 from stablenum_torch._recovery.optimizers import parameters_of
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
-__all__ = ["check_folder", "check_guarded", "check_same_model", "named_states"]
+__all__ = ["check_guarded", "check_same_model", "named_states"]
 
 
 def check_guarded(opt: object) -> None:
@@ -28,17 +27,6 @@ def check_guarded(opt: object) -> None:
         hint = "Wrap it: opt = stablenum_torch.wrap(optimizer, names=model)."
         hint = hint if isinstance(opt, Optimizer) else ""
         raise bad_type("opt", "the guarded optimizer that stablenum_torch.wrap returns", opt, hint=hint)
-
-
-def check_folder(folder: Any) -> Any:
-    """Return the argument ``folder``.
-
-    Raises:
-        TypeError: it is not a path.
-    """
-    if not isinstance(folder, str | os.PathLike):
-        raise bad_type("folder", "a path or None", folder)
-    return folder
 
 
 def check_same_model(model: nn.Module, opt: GuardedOptimizer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,9 @@ from torch import Tensor
 
 from stablenum.checkpoints.finiteness import Kind, NonFinite
 from stablenum.checkpoints.names import in_optimizer, kind_of_number
+from stablenum_torch._devices.finiteness import which_are_finite
 
 __all__ = ["leaves", "nonfinite"]
-
-# What the norm kernels take. Everything else, such as 8-bit formats, is measured in float32.
-_MEASURED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -79,28 +77,16 @@ def _parts(leaf: Any) -> list[Tensor]:
 def _bad_tensors(parts: Iterable[tuple[int, Tensor]]) -> set[int]:
     """Return the numbers of the entries with a part that is not finite.
 
-    A tensor is finite if its largest and its smallest value are, which are NaN if an element is and cannot
-    overflow. The host waits once for each device and format.
+    The host waits once for each device and format.
     """
     alike: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}
     for i, part in parts:
         alike.setdefault((part.device, part.dtype), []).append((i, part))
     bad: set[int] = set()
     for group in alike.values():
-        finite = _are_finite([part for _, part in group]).tolist()
+        finite = which_are_finite([part for _, part in group]).tolist()
         bad |= {i for (i, _), good in zip(group, finite, strict=True) if not good}
     return bad
-
-
-def _are_finite(tensors: Sequence[Tensor]) -> Tensor:
-    """Return which tensors, all of one device and format, are finite: (n,) bool."""
-    if tensors[0].dtype not in _MEASURED:
-        tensors = [tensor.to(torch.float32) for tensor in tensors]
-    if not tensors[0].is_cpu:
-        return torch.stack(torch._foreach_norm(tensors, math.inf)).isfinite()  # a few kernels for all
-    # On a CPU that norm takes twelve times as long as both extremes.
-    smallest, largest = zip(*map(torch.aminmax, tensors), strict=True)
-    return torch.stack(smallest).isfinite() & torch.stack(largest).isfinite()
 
 
 def _described(name: str, leaf: Any, kind: Kind) -> NonFinite:

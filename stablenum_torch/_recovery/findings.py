@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from stablenum.diagnosis.audit.entry_roles import TORCH_ROLES
 from stablenum.recovery.loop import Finding
 from stablenum.recovery.moments import Moments
 from stablenum.recovery.symptoms import SymptomCode
+from stablenum_torch._devices.finiteness import which_are_finite
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._diagnosis.audit import audit
 from stablenum_torch._diagnosis.optimizer_entries import unwrapped
@@ -22,9 +22,6 @@ from stablenum_torch._recovery.modules import inside, tensors_of
 from stablenum_torch._recovery.optimizers import parameters_of
 
 __all__ = ["Search", "nonfinite"]
-
-# Others, such as float8, have no norms of their own.
-_WITH_NORMS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Search:
@@ -149,8 +146,8 @@ def nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
             alike.setdefault((values.device, values.dtype), []).append((name, values))
     flags: dict[torch.device, list[tuple[list[str], Tensor]]] = {}
     for (device, _), pairs in alike.items():
-        norms = torch.stack(torch._foreach_norm([values for _, values in pairs], math.inf))
-        flags.setdefault(device, []).append(([name for name, _ in pairs], ~torch.isfinite(norms)))
+        finite = which_are_finite([values for _, values in pairs])
+        flags.setdefault(device, []).append(([name for name, _ in pairs], ~finite))
     bad: set[str] = set()
     for found in flags.values():
         names = [name for group, _ in found for name in group]
@@ -160,7 +157,7 @@ def nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def _values(tensor: Any) -> Tensor | None:
-    """Return real values that have norms; None if there are none, or they are whole numbers."""
+    """Return the real values; None if there are none, or they are whole numbers."""
     values = local_part(tensor).detach()
     if values.layout is not torch.strided:
         values = values.coalesce().values() if values.layout is torch.sparse_coo else values.values()
@@ -168,4 +165,4 @@ def _values(tensor: Any) -> Tensor | None:
         values = torch.view_as_real(values.resolve_conj())
     if not values.is_floating_point() or not values.numel():
         return None
-    return values if values.dtype in _WITH_NORMS else values.float()
+    return values

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Unpack
 
 import torch
@@ -14,9 +13,14 @@ from torch import nn
 from stablenum.errors import bad_type
 from stablenum.recovery.ledger import RecoveryEvent
 from stablenum.recovery.loop import RecoveryLoop
-from stablenum.recovery.settings import RecoveryPolicy, RecoverySettings, make_policy
-from stablenum.settings_checks import check_callable, check_int
-from stablenum_torch._recovery.checks import check_folder, check_guarded, check_same_model, named_states
+from stablenum.recovery.settings import (
+    RecoveryPolicy,
+    RecoverySettings,
+    absolute_folder,
+    check_functions,
+    make_policy,
+)
+from stablenum_torch._recovery.checks import check_guarded, check_same_model, named_states
 from stablenum_torch._recovery.hooks import TorchHooks
 from stablenum_torch._recovery.together import together
 from stablenum_torch._step.checks import check_module
@@ -91,7 +95,7 @@ class Recovery:
         ...         opt.state[model.weight]["exp_avg_sq"][0, 1] = float("nan")
         >>> print(recovery.events[0])
         step 15: 2 tensors of the state are not finite (weight, exp_avg_sq of weight). Attempt 1: back to
-        step 10, batches epoch 1 batch 2 to epoch 1 batch 6 left out
+        step 10, batches 2 to 6 of epoch 1 left out
         >>> bool(model.weight.isfinite().all())
         True
     """
@@ -117,17 +121,13 @@ class Recovery:
         check_guarded(opt)
         check_same_model(model, opt)
         others = named_states(scheduler, extra)
-        for name, function in (("predicate", predicate), ("identify", identify), ("explain", explain)):
-            if function is not None:
-                check_callable(name, function, "a function or None")
-        # A program may change its working folder.
-        place = None if folder is None else Path(check_folder(folder)).absolute()
+        check_functions(predicate=predicate, identify=identify, explain=explain)
+        place = absolute_folder(folder)
         ranks = together(model, opt, process_group)
-        self._hooks = TorchHooks(model, opt, others, ranks, place)
-        self._begun = False
+        hooks = TorchHooks(model, opt, others, ranks, place)
         self._loop = RecoveryLoop(
             made,
-            self._hooks,
+            hooks,
             data,
             folder=place if ranks.position == 0 else None,
             predicate=predicate,
@@ -157,7 +157,8 @@ class Recovery:
         """Yield a batch for each step, until ``steps`` steps have been made, those of before included.
 
         The work is done when the next batch is asked for, after the step and whatever follows it in the body
-        of the loop. After the last step the state is checked, too.
+        of the loop. After the last step the state is checked, too. A loop that is left with ``break`` can be
+        continued by calling this again. The batch it was left with counts as a step.
 
         Args:
             steps: how many steps the whole run makes. An epoch ends and the next one begins without notice.
@@ -168,10 +169,6 @@ class Recovery:
             RecoveryStopped: the responses to a fault, or the whole budget, are used up. The state is the last
                 good one.
         """
-        check_int("steps", steps, at_least=0)
-        if not self._begun:
-            self._hooks.check_beginning()
-            self._begun = True
         return self._loop.batches(steps)
 
     def resume(self) -> int:
@@ -188,7 +185,6 @@ class Recovery:
             CheckpointError: there are snapshots, but none that is whole on all ranks. Nothing is changed.
             RuntimeError: the model or the optimizer is not that of the snapshot.
         """
-        self._begun = True
         return self._loop.resume()
 
     def evaluated(self, value: Any) -> None:
@@ -218,9 +214,7 @@ class Recovery:
             TypeError: ``text`` is not a string.
             ValueError: ``origin`` is not a whole number from 1.
         """
-        if not isinstance(text, str):
-            raise bad_type("text", "a string", text)
-        self._loop.report(text, None if origin is None else check_int("origin", origin, at_least=1))
+        self._loop.report(text, origin)
 
     def history(self) -> list[dict[str, Any]]:
         """Return what ``opt.history()`` returns, with the identifier of each step's batch under ``"batch"``;

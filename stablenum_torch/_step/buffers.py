@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from stablenum_torch._devices.finiteness import which_are_finite
+from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.state import to_device
 
 __all__ = ["KeptBuffers"]
@@ -91,11 +91,12 @@ class _Copies:
     def poisoned(self, device: torch.device) -> Tensor | None:
         """Return () bool, whether a buffer that was finite is not so any more; None without such buffers."""
         alike: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
-        for buffer, before in self._before:
+        for pair in self._before:
+            buffer, before = map(local_part, pair)
             if buffer.is_floating_point() and buffer.numel():
                 alike.setdefault((buffer.device, buffer.dtype), []).append((buffer, before))
         for pairs in alike.values():
-            now, then = (_are_finite(tensors) for tensors in zip(*pairs, strict=True))
+            now, then = (which_are_finite(tensors) for tensors in zip(*pairs, strict=True))
             bad = to_device((then & ~now).any(), device)
             self.found = bad if self.found is None else self.found | bad
         return self.found
@@ -127,8 +128,3 @@ class _Copies:
         self.current, self.found = True, None
         for kept in self.kept:
             kept.before_forward()
-
-
-def _are_finite(tensors: Sequence[Tensor]) -> Tensor:
-    """Return which tensors, all of one device and format, are finite: (n,) bool."""
-    return torch.isfinite(torch.stack(torch._foreach_norm(tensors, math.inf)))

@@ -70,6 +70,10 @@ class Training:
             }
         )
 
+    def check_beginning(self) -> None:
+        if not math.isfinite(self.weight):
+            raise ValueError("weight is not finite")
+
     def capture(self) -> Any:
         return copy.deepcopy((self.weight, self.momentum, self.record, random.getstate()))
 
@@ -248,8 +252,8 @@ def test_the_same_fault_gets_the_next_response_and_then_the_run_stops(caplog: An
     report = str(stopped.value)
     assert "all 3 responses to this fault were tried" in report
     assert report.count("Tried: step") == 3
-    assert "Attempt 1: back to step 80, batches epoch 0 batch 80 to epoch 0 batch 104 left out" in report
-    assert "Attempt 2: back to step 60, batches epoch 0 batch 60 to epoch 0 batch 119 left out" in report
+    assert "Attempt 1: back to step 80, batches 80 to 104 of epoch 0 left out" in report
+    assert "Attempt 2: back to step 60, batches 60 to 119 of epoch 0 left out" in report
     assert "Attempt 3: back to step 60, the same data again" in report
     assert "learning rate x 0.5" in report
     assert "the state of step 60" in report
@@ -612,3 +616,85 @@ def test_a_plan_stops_in_the_last_good_state() -> None:
     move = plan(symptom, held, Ledger(loop.events), RecoveryPolicy(responses=(Response(), Response(older=9))))
     assert isinstance(move, Rewind)
     assert (move.snapshot.step, move.attempt) == (0, 2)
+
+
+@pytest.mark.parametrize("left_at", [1, 37, 39, 40, 41, 199])
+def test_a_loop_that_is_left_and_continued_makes_the_run_that_was_never_left(left_at: int) -> None:
+    expected, straight = run(data=bad_data(100, 103))
+    random.seed(7)
+    training = Training()
+    loop = RecoveryLoop(POLICY, training, bad_data(100, 103))
+    for batch in loop.batches(200):
+        training.train(batch)
+        if len(training.record) == left_at:
+            break
+    _train(training, loop, 200)
+    assert training.capture() == expected.capture()
+    assert loop.events == straight.events
+
+
+def test_a_loop_that_is_left_at_its_last_step_makes_no_further_one() -> None:
+    training = Training()
+    loop = RecoveryLoop(POLICY, training, targets)
+    for batch in loop.batches(30):
+        training.train(batch)
+        if len(training.record) == 30:
+            break
+    assert list(loop.batches(30)) == []
+    assert loop.step == len(training.record) == 30
+
+
+def test_a_run_that_begins_with_nan_is_not_begun_also_if_there_was_nothing_to_resume() -> None:
+    training = Training()
+    training.weight = math.nan
+    loop = RecoveryLoop(POLICY, training, targets)
+    assert loop.resume() == 0
+    with pytest.raises(ValueError, match="weight is not finite"):
+        loop.batches(10)
+
+
+@pytest.mark.parametrize("origin", [0, -5, True, 1.5])
+def test_the_origin_of_a_report_is_a_step(origin: Any) -> None:
+    loop = RecoveryLoop(POLICY, Training(), targets)
+    with pytest.raises(ValueError, match="origin"):
+        loop.report("grey", origin)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "text"),
+    [
+        ({"epoch": 0, "batch": 450}, {"epoch": 0, "batch": 539}, "batches 450 to 539 of epoch 0 left out"),
+        (
+            {"epoch": 0, "batch": 450},
+            {"epoch": 1, "batch": 12},
+            "batch 450 of epoch 0 to batch 12 of epoch 1 left out",
+        ),
+        ([3, 4], [5, 6], "batches [3, 4] to [5, 6] left out"),
+        ({"file": "a", "row": 3}, {"file": "b", "row": 0}, "batches file a row 3 to file b row 0 left out"),
+        (None, {"epoch": 2, "batch": 7}, "batches up to 7 of epoch 2 left out"),
+        (None, None, "batches left out"),
+    ],
+)
+def test_events_say_which_batches_were_left_out(first: Any, last: Any, text: str) -> None:
+    symptom = Symptom(SymptomCode.REPORTED, 9, 8, "grey")
+    event = RecoveryEvent(symptom=symptom, attempt=1, to_step=3, response=Response(), left_out=(first, last))
+    assert str(event) == f"step 9: grey. Attempt 1: back to step 3, {text}"
+
+
+def test_a_snapshot_that_was_found_good_is_so_after_a_restart(tmp_path: Path) -> None:
+    first = Training()
+    random.seed(7)
+    loop, hurt = RecoveryLoop(POLICY, first, targets, folder=tmp_path), once(101, made_nan)
+    for batch in loop.batches(200):
+        if loop.events and loop.step == 63:
+            break
+        hurt(first, loop.step + 1)
+        first.train(batch)
+    second = Training()
+    second.saved = first.saved
+    again = RecoveryLoop(POLICY, second, targets, folder=tmp_path)
+    assert again.resume() == 60
+    for each, training in ((loop, first), (again, second)):
+        each.report("grey", origin=62)
+        _train(training, each, 80)
+    assert [event.to_step for event in again.events] == [event.to_step for event in loop.events] == [60, 40]

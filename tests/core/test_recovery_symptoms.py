@@ -174,3 +174,25 @@ def test_the_earliest_origin_is_chosen_whatever_the_order() -> None:
 def test_a_symptom_survives_json() -> None:
     symptom = Symptom(SymptomCode.NONFINITE_STATE, 3, 1, "a buffer is NaN", ("bn.running_mean",))
     assert Symptom.from_dict(symptom.to_dict()) == symptom
+
+
+@pytest.mark.parametrize("steps_per_row", [1, 2, 4, 7])
+@pytest.mark.parametrize("every", [1, 10, 25])
+def test_a_row_of_accumulated_gradients_is_not_taken_for_a_later_step(steps_per_row: int, every: int) -> None:
+    first_bad = 50  # of the rows: steps 50 * steps_per_row + 1 and on
+    rows = [row(i, reason=Reason.OK if i < first_bad else Reason.NAN_GRADIENT) for i in range(100)]
+    watch, found = Watch(POLICY), []
+    for step in range(every, 100 * steps_per_row + 1, every):
+        made = rows[: step // steps_per_row]
+        found += watch.read(made[-128:], step)
+    (symptom,) = found
+    since = first_bad * steps_per_row + 1
+    assert since - steps_per_row < symptom.origin <= since
+
+
+@pytest.mark.parametrize(("begins", "seen"), [(20, None), (40, 90), (70, 90), (84, 100), (120, 140)])
+def test_a_run_away_at_the_beginning_is_the_ordinary(begins: int, seen: int | None) -> None:
+    losses = [x if i < begins else 5.0 + x for i, x in enumerate(noise(200))]
+    rows = [row(i, loss=x) for i, x in enumerate(losses)]
+    found = all_symptoms(rows, RecoveryPolicy(), every=10)
+    assert next((s.step for s in found), None) == seen

@@ -321,7 +321,7 @@ def test_reports_of_the_wrong_type_are_refused() -> None:
     recovery = stablenum_jax.Recovery(first_state(), data=batch_at)
     with pytest.raises(TypeError, match="text must be a string"):
         recovery.report(3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="origin must be a whole number"):
+    with pytest.raises(ValueError, match="origin must be a whole number"):
         recovery.report("odd", origin=2.5)  # type: ignore[arg-type]
 
 

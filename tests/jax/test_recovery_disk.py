@@ -209,7 +209,7 @@ def other(path: tuple[Any, ...], value: Any) -> Any:
             r"mean does not fit: it is float32\[8\] there, and float32\[9\] here",
         ),
         (other(("mean",), jnp.zeros(8, jnp.bfloat16)), r"mean does not fit: it is float32\[8\] there"),
-        (other(("mean",), np.zeros(8, np.float32)), "mean does not fit"),
+        (other(("mean",), np.zeros(9, np.float32)), "mean does not fit"),
         (other(("key",), jnp.zeros(3)), "key does not fit"),
         ({**first_state(), "new": jnp.zeros(3)}, "new is not in it"),
         ({k: v for k, v in first_state().items() if k != "mean"}, "it has mean, which is not in this state"),
@@ -298,3 +298,20 @@ def test_generators_are_plain_values_and_arrays() -> None:
     states = ProcessGenerators().read()
     assert all(isinstance(part, (str, int, float, np.ndarray, type(None))) for part in states["numpy"])
     assert isinstance(states["python"][1], np.ndarray)
+
+
+@pytest.mark.parametrize("counter", [0, np.int32(0), np.zeros((), np.int32)], ids=lambda c: type(c).__name__)
+def test_a_number_that_a_step_turns_into_an_array_comes_back(counter: Any, tmp_path: Path) -> None:
+    def first() -> Any:
+        return {"train": first_state(), "step": counter}  # as flax's TrainState.create begins
+
+    @jax.jit
+    def step(state: Any, batch: Any) -> Any:
+        return {"train": train_step(state["train"], batch)[0], "step": state["step"] + 1}
+
+    recovery = interrupted(tmp_path, 37, first=first, step=step)
+    assert int(recovery.state["step"]) == 60
+    assert recovery.state["step"].dtype == np.int32
+    compiled = step._cache_size()
+    recovery.state = step(recovery.state, batch_at(60))
+    assert step._cache_size() == compiled

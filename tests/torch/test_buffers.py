@@ -266,3 +266,19 @@ def test_trap_a_skip_of_the_discriminator_leaves_the_graph_of_the_generator_usab
         opts["made"].step()
     assert opts["judge"].last["skipped_total"] == 1
     assert opts["made"].last["skipped_total"] == 0
+
+
+def test_a_model_may_hold_buffers_of_eight_bits(path):
+    net = model()
+    net.register_buffer("scale", torch.ones(3).to(torch.float8_e4m3fn))
+    opt = guarded(net, buffers=net)
+    train(net, opt, range(3), bad={1})
+    assert [row["applied"] for row in opt.history()] == [True, False, True]
+    net.scale.fill_(0)
+    output = net(batch(5, bad=False))
+    net.scale.copy_(torch.full((3,), math.nan))
+    opt.zero_grad()
+    opt.backward(output.square().mean())
+    opt.step()
+    assert not opt.history()[-1]["applied"]
+    assert net.scale.float().eq(0).all()
