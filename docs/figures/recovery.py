@@ -30,6 +30,10 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
 def rewound() -> tuple[Figure, str]:
     """The losses without and with recovery, and the step that the run is at."""
     program: dict[str, Any] = runpy.run_path(str(_PROGRAM))
@@ -51,5 +55,6 @@ def rewound() -> tuple[Figure, str]:
     return figure, (
         f"Batches {first} to {last} are bad (grey, for the run alone). The guarded run ends with "
         f"{its_accuracy:.0%} of the held-out digits, because the statistics of its batch norm are those of "
-        f"the bad batches. With recovery the run goes back {len(events)} times and ends with {accuracy:.0%}."
+        f"the bad batches. With recovery the run goes back {_times(len(events))} and ends with "
+        f"{accuracy:.0%}."
     )

@@ -77,8 +77,8 @@ class Response:
 
 
 _RESPONSES = (
-    Response(),
-    Response(older=1, skip_further=100, rate=0.5, steps=200),
+    Response(skip_further=100),
+    Response(older=1, skip_further=200, rate=0.5, steps=200),
     Response(older=2, skip_further=300, rate=0.25, clip=1.0, steps=400),
 )
 
