@@ -102,7 +102,8 @@ class RecoveryPolicy:
         keep: how many good snapshots are held in host memory, at least 1, besides at most 4 that are not yet
             good.
         good_after: steps without a symptom after which a snapshot is good, at least 0.
-        check_every: steps between two looks at the record and the state, 1 to 128 (what the record holds).
+        check_every: steps between two looks at the record and the state, 1 to 127: the record holds 128, and
+            a row is judged when the next one is there.
         skips_in_a_row: so many skipped steps in a row are a symptom; None for never. Skips with which a
             dynamic loss scale comes down do not count.
         runaway_steps: the median loss or gradient norm of so many applied steps is compared with the steps
@@ -142,7 +143,7 @@ class RecoveryPolicy:
         for name, low in (("every", 1), ("keep", 1), ("good_after", 0), ("window", 8), ("budget", 1)):
             check_field(self, name, whole=True, at_least=low)
         check_field(self, "forget_after", whole=True, at_least=0)
-        check_field(self, "check_every", whole=True, at_least=1, at_most=CAPACITY)
+        check_field(self, "check_every", whole=True, at_least=1, at_most=CAPACITY - 1)
         check_field(self, "runaway_threshold", above=0.0)
         if self.skips_in_a_row is not None:
             check_field(self, "skips_in_a_row", whole=True, at_least=1)
