@@ -90,10 +90,10 @@ def compare(
 
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
-    """Leave out the messages about skipped steps, which the scenarios provoke and the table counts."""
+    """Leave out the messages about skips and rewinds, which the scenarios provoke and the table counts."""
     logger = logging.getLogger("stablenum")
     before = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import logging
 import math
 import time
 import warnings
@@ -154,7 +152,7 @@ def run_plain(scenario: Scenario, backend: Backend, *, faults: bool = True) -> T
 def _run(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> Trace:
     """Run once; the adapter's warnings go into the trace, and other warnings are issued as usual."""
     begin = time.perf_counter()
-    with warnings.catch_warnings(record=True) as caught, _unlogged():
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         trace = _train(scenario, backend, plain=plain, faults=faults)
     for warning in caught:
@@ -164,18 +162,6 @@ def _run(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> 
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     trace.seconds = time.perf_counter() - begin
     return trace
-
-
-@contextlib.contextmanager
-def _unlogged() -> Iterator[None]:
-    """Log no rewinds: what went wrong is planned, and the report has it."""
-    logger = logging.getLogger("stablenum")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> Trace:
