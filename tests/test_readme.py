@@ -56,4 +56,4 @@ def test_the_table_is_that_of_the_built_in_scenarios():
         expected = SCENARIOS[name].expected
         assert guarded == expected.guarded
         assert expected.skips is None or int(skipped) == expected.skips
-        assert int(steps) <= SCENARIOS[name].steps
+        assert int(steps) <= SCENARIOS[name].steps or expected.rewinds  # steps are made again

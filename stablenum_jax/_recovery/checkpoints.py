@@ -171,3 +171,6 @@ class _Processes:
 
     def gather(self, value: Any) -> list[Any]:
         return self._all.gathered(value)
+
+
+Checkpoints.__module__ = "stablenum_jax"  # pickles and messages name it as it is imported

@@ -211,3 +211,6 @@ def _check_state(state: PyTree) -> None:
         raise ValueError(
             f"state must belong to a single training run; got one stacked to shape {found.names_id.shape}."
         )
+
+
+Recovery.__module__ = "stablenum_jax"  # pickles and messages name it as it is imported

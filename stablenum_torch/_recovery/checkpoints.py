@@ -201,3 +201,6 @@ class _Group:
         values = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(values, value, group=self._group)
         return values
+
+
+Checkpoints.__module__ = "stablenum_torch"  # pickles and messages name it as it is imported

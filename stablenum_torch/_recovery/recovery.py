@@ -95,7 +95,7 @@ class Recovery:
         ...         opt.state[model.weight]["exp_avg_sq"][0, 1] = float("nan")
         >>> print(recovery.events[0])
         step 15: 2 tensors of the state are not finite (weight, exp_avg_sq of weight). Attempt 1: back to
-        step 10, batches 2 to 6 of epoch 1 left out
+        step 10, batch 2 of epoch 1 to batch 2 of epoch 14 left out
         >>> bool(model.weight.isfinite().all())
         True
     """
@@ -220,3 +220,6 @@ class Recovery:
         """Return what ``opt.history()`` returns, with the identifier of each step's batch under ``"batch"``;
         None where it is not known any more. Reading it waits for the device."""
         return self._loop.history()
+
+
+Recovery.__module__ = "stablenum_torch"  # pickles and messages name it as it is imported

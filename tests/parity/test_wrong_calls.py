@@ -318,6 +318,7 @@ def jax_calls() -> dict[str, Call]:
         ),
         "stochastic_rounding": Call(s.stochastic_rounding, {}, {"seed": ("x", 1.5, -1, None, True)}),
         "kahan": Call(s.kahan, {}, {}),
+        "eased": Call(s.eased, {"inner": optax.sgd(0.1)}, {"inner": (*THINGS, None, optax.adam)}),
         "init_fp8": Call(
             s.init_fp8,
             {},

@@ -180,6 +180,9 @@ def test_waiting_is_confined_to_one_module():
         ("measure_wide.py", "numpy"),
         ("checksums.py", "tolist"),  # the comparison of replicas waits, in the steps in which it is due
         ("replicas.py", "tolist"),
+        ("together.py", "nonzero"),  # norms on a CPU that are too large for the first exchange
+        ("together.py", "tolist"),
+        ("host_copies.py", "synchronize"),  # a snapshot of a recovery, when it is read
         ("ranks.py", "tolist"),  # the ranks of a mesh, which are on the host
     }
     found = {

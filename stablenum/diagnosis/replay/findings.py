@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stablenum.diagnosis.replay.constants import infinite_constant, infinite_in
+from stablenum.diagnosis.replay.constants import infinite_constant, infinite_in, is_placed_nan
 from stablenum.diagnosis.replay.operations import ANSWERING, MOVING, SELECTING
 from stablenum.diagnosis.replay.patterns import by_hand, is_squared, lost_number, rows_of
 from stablenum.diagnosis.replay.source_files import lines_around, package_of
@@ -236,8 +236,11 @@ def _moves_nan(trace: Trace, origin: Origin) -> bool:
     step = origin.step
     if step is None or origin.kind != "nan":
         return False
-    computes = step.phase == "forward" or step.operation in MOVING | {"add", "div", "mul", "sub"}
-    return computes and any(v.nan for v in trace.inputs_of(step))
+    read = [v for v in trace.inputs_of(step) if v.nan]
+    if step.operation in MOVING | {"add", "div", "mul", "sub"}:
+        return bool(read)
+    # Libraries hold a NaN ready for where no result is defined; data into which one was written are not such.
+    return step.phase == "forward" and any(not is_placed_nan(trace, v) for v in read)
 
 
 # What makes a batch of data.

@@ -108,7 +108,8 @@ def _named(error: Exception) -> NotCheckedError:
         wanted = re.search(r"GLOBAL ([\w.]+)", text)
         which = f" ({wanted[1]})" if wanted else ""
         return NotCheckedError("unreadable", f"needs arbitrary code{which}; it was not run")
-    return NotCheckedError("corrupt", _first_line(text) or type(error).__name__)
+    ended = "the file ends too early" if isinstance(error, EOFError) else type(error).__name__
+    return NotCheckedError("corrupt", _first_line(text) or ended)
 
 
 def _first_line(text: str) -> str:
