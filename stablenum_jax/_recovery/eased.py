@@ -13,6 +13,7 @@ from stablenum.wide import join, recorded
 from stablenum_jax._step.apply import multiply_leaves
 from stablenum_jax._step.measure import leaf_norms
 from stablenum_jax._step.over_axes import AxisName, contributions, norms_over_axes
+from stablenum_jax._step.transform import check_axis_name, check_named_once
 from stablenum_jax._trees.leaves import check_transformation, is_measurable
 
 __all__ = ["EasedState", "eased", "is_eased"]
@@ -58,7 +59,8 @@ def eased(
             sharded.
 
     Raises:
-        TypeError: ``inner`` is not an optax transformation.
+        TypeError: ``inner`` is not an optax transformation, or ``axis_name`` no name of an axis.
+        ValueError: ``axis_name`` names an axis twice.
 
     Example:
         >>> tx = eased(optax.sgd(0.5))
@@ -67,6 +69,8 @@ def eased(
         (Array([-0.5, -0.5], dtype=float32), 1.0)
     """
     check_transformation("inner", inner)
+    check_axis_name(axis_name)
+    check_named_once(axis_name)
     wrapped = optax.with_extra_args_support(inner)
 
     def init(params: PyTree) -> EasedState:

@@ -31,7 +31,7 @@ from stablenum_jax._trees.models import parameters, watched_parameters
 from stablenum_jax._trees.names import names_id_of, path_name, register_names
 from stablenum_jax._trees.state import GuardOptState, has_guard
 
-__all__ = ["chain", "guard"]
+__all__ = ["chain", "check_axis_name", "check_named_once", "guard"]
 
 PyTree: TypeAlias = Any
 
@@ -119,14 +119,14 @@ def guard(
                 "inject_hyperparams(lambda lr: optax.chain(guard(clip=1.0), optax.adamw(lr)))(lr=1e-3), or "
                 "list the argument in static_args."
             )
-    _check_axis_name(axis_name)
-    _check_named_once(axis_name)
+    check_axis_name(axis_name)
+    check_named_once(axis_name)
     made = make_config(config, overrides)
     tell_of_setting(made)
     return _Guard(made, axis_name).as_transformation()
 
 
-def _check_axis_name(axis_name: object) -> None:
+def check_axis_name(axis_name: object) -> None:
     """Check that ``axis_name`` can name an axis, or several. (JAX allows any hashable name but a number.)
 
     Raises:
@@ -140,7 +140,7 @@ def _check_axis_name(axis_name: object) -> None:
         )
 
 
-def _check_named_once(axis_name: AxisName | None) -> None:
+def check_named_once(axis_name: AxisName | None) -> None:
     """Check that a tuple does not name an axis twice: its devices would be counted twice.
 
     Raises:

@@ -318,7 +318,11 @@ def jax_calls() -> dict[str, Call]:
         ),
         "stochastic_rounding": Call(s.stochastic_rounding, {}, {"seed": ("x", 1.5, -1, None, True)}),
         "kahan": Call(s.kahan, {}, {}),
-        "eased": Call(s.eased, {"inner": optax.sgd(0.1)}, {"inner": (*THINGS, None, optax.adam)}),
+        "eased": Call(
+            s.eased,
+            {"inner": optax.sgd(0.1)},
+            {"inner": (*THINGS, None, optax.adam), "axis_name": (3, 1.5, ["x"])},
+        ),
         "init_fp8": Call(
             s.init_fp8,
             {},
