@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +10,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from figures.style import AFTER, BAD, LIMIT, finish, mark, panels, raw
+from stablenum.commands.quiet import without_log
 
 __all__ = ["rewound"]
 
 _PROGRAM = Path(__file__).parents[2] / "examples" / "recovery" / "digits.py"
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("stablenum")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _times(count: int) -> str:
@@ -38,7 +25,7 @@ def rewound() -> tuple[Figure, str]:
     """The losses without and with recovery, and the step that the run is at."""
     program: dict[str, Any] = runpy.run_path(str(_PROGRAM))
     alone, its_accuracy = program["alone"]()
-    with _quiet():
+    with without_log():
         recovered, accuracy, events = program["with_recovery"]()
     at, losses = (np.asarray(values) for values in zip(*recovered, strict=True))
     figure, (top, bottom) = panels(2, height=2.4)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -20,6 +18,7 @@ from stablenum.commands.compare.runner import Result, run_scenario, steps_of
 from stablenum.commands.compare.scenario_file import read_scenario_file, with_guard
 from stablenum.commands.compare.scenarios import Scenario
 from stablenum.commands.outputs import check_target, write
+from stablenum.commands.quiet import without_log
 
 __all__ = ["compare"]
 
@@ -69,7 +68,7 @@ def compare(
         check_target(option, path)
     begin = time.perf_counter()
     # Scenarios requested by name run on every backend.
-    with _without_log():
+    with without_log():
         results = _run(chosen, backends, checked=checked, brief=not scenario and config is None)
     seconds = time.perf_counter() - begin
     print_report(console, results, backends, absent, unfit)
@@ -86,18 +85,6 @@ def compare(
         console.print(f"wrote {plot}", style="dim", markup=False, highlight=False)
     if not all(result.ok for result in results):
         raise typer.Exit(1)
-
-
-@contextlib.contextmanager
-def _without_log() -> Iterator[None]:
-    """Leave out the messages about skips and rewinds, which the scenarios provoke and the table counts."""
-    logger = logging.getLogger("stablenum")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 class _Choice(NamedTuple):

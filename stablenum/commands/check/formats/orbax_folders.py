@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 
 from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, Plain
 from stablenum.commands.check.contents import Path as Keys
+from stablenum.commands.quiet import without_log
 from stablenum.partners import imported
 
 __all__ = ["GUARD", "TEMPORARY", "is_item", "is_step", "read"]
@@ -115,12 +115,6 @@ def _damage_named() -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep Orbax from telling what it looks for and does not find."""
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
+    with without_log("absl"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
