@@ -72,7 +72,7 @@ class Recovery:
         ValueError: ``state`` holds no guard or more than one, or a setting is out of its range.
 
     Example:
-        >>> import jax.numpy as jnp, optax, stablenum_jax
+        >>> import jax, jax.numpy as jnp, optax, stablenum_jax
         >>> tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.5))
         >>> params = {"w": jnp.ones(2)}
         >>> @jax.jit

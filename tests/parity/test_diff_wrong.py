@@ -69,6 +69,7 @@ def test_a_program_that_is_not_deterministic_is_named(made: Any, changing: Any) 
 
 
 def test_dropout_is_deterministic_since_generators_are_restored() -> None:
+    torch.manual_seed(0)  # 1 mask in 256 drops everything, and then nothing can be set right
     report = stablenum.diff(of_torch(lambda x: nn.functional.dropout(x, 0.5)), of_torch(same))
     assert not report.ok
     assert report.notes == ()
