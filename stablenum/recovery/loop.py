@@ -14,27 +14,20 @@ from stablenum.files import write_text
 from stablenum.guard.readout import StepRecord
 from stablenum.recovery.identifiers import Identifiers
 from stablenum.recovery.ledger import Ledger, RecoveryEvent
-from stablenum.recovery.moments import Moments, described
+from stablenum.recovery.parameters import Measures
 from stablenum.recovery.plan import Rewind, Stop, plan
 from stablenum.recovery.positions import Generators, position_of
 from stablenum.recovery.reports import stopped_report
 from stablenum.recovery.settings import RecoveryPolicy, Response
 from stablenum.recovery.snapshots import Snapshot, Snapshots
-from stablenum.recovery.symptoms import Symptom, SymptomCode, Watch, first_of
+from stablenum.recovery.symptoms import Finding, Symptom, SymptomCode, Watch, first_of
 from stablenum.settings_checks import check_int
 
-__all__ = ["Easing", "Finding", "Hooks", "RecoveryLoop"]
+__all__ = ["Easing", "Hooks", "RecoveryLoop"]
 
 _logger = logging.getLogger("stablenum")
 _LEDGER = "recovery.json"
-
-
-class Finding(NamedTuple):
-    """Something bad in the state: its kind, a clause about it, and the entries concerned."""
-
-    code: SymptomCode
-    detail: str
-    names: tuple[str, ...]
+_AUDITED = (SymptomCode.POISONED_MOMENTS, SymptomCode.RUNAWAY_PARAMETER)  # looked for at snapshots
 
 
 class Easing(NamedTuple):
@@ -79,8 +72,8 @@ class Hooks(Protocol):
     def findings(self, *, audit: bool) -> list[Finding]:
         """Return what is bad in the state; the optimizer's state is audited too if ``audit`` is true."""
 
-    def moments(self) -> Mapping[str, Moments]:
-        """Return what the moments of each parameter are, by name; none if they are not known."""
+    def measures(self) -> Mapping[str, Measures]:
+        """Return what is measured of each parameter that is trained, by name."""
 
     def ease(self, easing: Easing | None) -> None:
         """Take the next steps more carefully, or as usual again."""
@@ -221,18 +214,14 @@ class RecoveryLoop:
         found = self._watch.read(self._hooks.rows(), self.step)
         findings = self._hooks.findings(audit=audit)
         if audit:
-            findings += self._unexplained_moments()
+            findings += self._watch.look(self._hooks.measures())
         for code, detail, names in findings:
-            since = self._audited if code is SymptomCode.POISONED_MOMENTS else self._checked
+            since = self._audited if code in _AUDITED else self._checked
             found.append(Symptom(code, self.step, since + 1, detail, names))
         seen = None if self._predicate is None else self._predicate()
         if seen is not None:
             self.report(str(seen))
         return found + self._reported
-
-    def _unexplained_moments(self) -> list[Finding]:
-        names = self._watch.moments.unexplained(self._hooks.moments())
-        return [Finding(SymptomCode.POISONED_MOMENTS, described(names), tuple(names))] if names else []
 
     # --- going back ----------------------------------------------------------------------------
 

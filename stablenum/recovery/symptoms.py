@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from stablenum.guard.readout import StepRecord
 from stablenum.guard.reasons import Reason
-from stablenum.recovery.moments import MomentWatch
+from stablenum.recovery.levels import Level
+from stablenum.recovery.parameters import Measures, ParameterWatch
 from stablenum.recovery.settings import RecoveryPolicy
 
-__all__ = ["Symptom", "SymptomCode", "Watch", "first_of"]
+__all__ = ["Finding", "Symptom", "SymptomCode", "Watch", "first_of"]
 
-_NORMAL = 1.4826  # the standard deviation of a normal distribution divided by its median absolute deviation
-_LEAST_SPREAD = 0.01  # of the median
+_RUNAWAY_NORM = 4.0  # times the usual: the norm of a healthy training may double, while its loss falls
 # The worst parameter of these skips is only the one with the largest gradient.
 _NO_PARAMETER = (Reason.NONFINITE_LOSS, Reason.FOUND_INF, Reason.SPIKE_LOSS)
 
@@ -28,6 +26,7 @@ class SymptomCode(StrEnum):
 
     NONFINITE_STATE = "nonfinite_state"
     POISONED_MOMENTS = "poisoned_moments"
+    RUNAWAY_PARAMETER = "runaway_parameter"
     SKIPS_IN_A_ROW = "skips_in_a_row"
     NONFINITE_EVALUATION = "nonfinite_evaluation"
     RUNAWAY_LOSS = "runaway_loss"
@@ -73,81 +72,30 @@ def first_of(symptoms: Iterable[Symptom]) -> Symptom | None:
     return min(symptoms, key=lambda s: (s.origin, _ORDER[s.code], s), default=None)
 
 
-class _Level:
-    """The usual height of a signal, and its last values.
+class Finding(NamedTuple):
+    """Something bad in the state: its kind, a clause about it, and the entries concerned."""
 
-    A value that leaves the last ones enters the window they are compared with, unless it was too high.
-    """
-
-    def __init__(self, window: int, steps: int, threshold: float) -> None:
-        self._threshold, self._enough = threshold, max(window // 2, 1)
-        self.usual: deque[float] = deque(maxlen=window)
-        self._last: deque[tuple[int, float]] = deque(maxlen=steps)
-
-    def add(self, step: int, value: float) -> None:
-        """Take in the value of an applied step; a loss that was not given is NaN, and left out."""
-        if not math.isfinite(value):
-            return
-        if len(self._last) == self._last.maxlen:
-            limit, (_, oldest) = self._limit(), self._last[0]
-            if limit is None or oldest <= limit:
-                self.usual.append(oldest)
-        self._last.append((step, value))
-
-    def high_since(self) -> int | None:
-        """Return the first of the last steps that was too high, if the median of all is; None otherwise."""
-        limit = self._limit()
-        if limit is None or len(self._last) != self._last.maxlen or self._middle() <= limit:
-            return None
-        return next(step for step, value in self._last if value > limit)
-
-    def described(self, name: str) -> str:
-        """Return a clause about a signal that is too high."""
-        return (
-            f"the median {name} of {len(self._last)} steps is {self._middle():.4g}, "
-            f"far above {statistics.median(self.usual):.4g}, the median of the steps before"
-        )
-
-    def _middle(self) -> float:
-        return statistics.median(value for _, value in self._last)
-
-    def _limit(self) -> float | None:
-        """Return the height above which a value is too high; None before there are enough values."""
-        if len(self.usual) < self._enough:
-            return None
-        middle = statistics.median(self.usual)
-        mad = statistics.median(abs(x - middle) for x in self.usual)
-        return middle + self._threshold * max(_NORMAL * mad, _LEAST_SPREAD * abs(middle))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"usual": list(self.usual), "last": [list(pair) for pair in self._last]}
-
-    def load_state_dict(self, plain: Mapping[str, Any]) -> None:
-        self.usual.clear()
-        self.usual.extend(plain["usual"])
-        self._last.clear()
-        self._last.extend((step, value) for step, value in plain["last"])
+    code: SymptomCode
+    detail: str
+    names: tuple[str, ...]
 
 
 class Watch:
-    """Finds symptoms in the guard's record.
+    """Finds symptoms in the guard's record, and in what is measured of the parameters.
 
     A row is judged when the next one is there, because only that one says whether the loss scale came down.
 
     Args:
         policy: the settings.
-
-    Attributes:
-        moments: compares second moments with the gradients in the record.
     """
 
     def __init__(self, policy: RecoveryPolicy) -> None:
         self._policy = policy
         steps = policy.runaway_steps or 1
-        self._loss = _Level(policy.window, steps, policy.runaway_threshold)
-        self._grad_norm = _Level(policy.window, steps, policy.runaway_threshold)
+        self._loss = Level(policy.window, steps, policy.runaway_threshold)
+        self._grad_norm = Level(policy.window, steps, policy.runaway_threshold, _RUNAWAY_NORM)
         self._skips: list[int] = []
-        self.moments = MomentWatch()
+        self._parameters = ParameterWatch()
         # Rows have numbers in the guard's count, which is not the run's.
         self._seen = -1  # the newest row that was judged
         self._newest: tuple[int, int] | None = None  # the newest row that was read, and after which step
@@ -178,6 +126,20 @@ class Watch:
         self._steps = {number: at for number, at in self._steps.items() if number > self._seen}
         return found + self._runaways(step)
 
+    def look(self, measures: Mapping[str, Measures]) -> list[Finding]:
+        """Take in what is measured of each parameter, by name, and return what is wrong."""
+        unexplained, jumped = self._parameters.look(measures)
+        made, grew = "such as no gradients make", "more than doubled, by far more than it ever changed before"
+        found = []
+        if unexplained:
+            of = "1 parameter are" if len(unexplained) == 1 else f"{len(unexplained)} parameters are"
+            detail = f"the second moments of {of} {made}"
+            found.append(Finding(SymptomCode.POISONED_MOMENTS, detail, tuple(unexplained)))
+        if jumped:
+            of = "1 parameter" if len(jumped) == 1 else f"each of {len(jumped)} parameters"
+            found.append(Finding(SymptomCode.RUNAWAY_PARAMETER, f"the norm of {of} {grew}", tuple(jumped)))
+        return found
+
     def _place(self, rows: Sequence[StepRecord], step: int) -> None:
         """Spread the new rows evenly over the steps since the last time that there was one."""
         if not rows:
@@ -194,7 +156,7 @@ class Watch:
             self._skips.clear()
             self._loss.add(at, row["loss"])
             self._grad_norm.add(at, row["grad_norm"])
-            self.moments.add(row)
+            self._parameters.add(row)
         elif not scale_fell:
             self._skips.append(at)
 
@@ -220,7 +182,7 @@ class Watch:
     def state_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, which :meth:`load_state_dict` takes."""
         levels = {name: level.state_dict() for name, level in self._levels()}
-        levels["moments"] = self.moments.state_dict()
+        levels["parameters"] = self._parameters.state_dict()
         newest = None if self._newest is None else list(self._newest)
         rows = {"seen": self._seen, "newest": newest, "steps": [list(pair) for pair in self._steps.items()]}
         return levels | rows | {"skips": list(self._skips)}
@@ -229,10 +191,10 @@ class Watch:
         """Go on from what :meth:`state_dict` returned."""
         for name, level in self._levels():
             level.load_state_dict(plain[name])
-        self.moments.load_state_dict(plain["moments"])
+        self._parameters.load_state_dict(plain["parameters"])
         self._skips, self._seen = list(plain["skips"]), plain["seen"]
         self._newest = None if plain["newest"] is None else (plain["newest"][0], plain["newest"][1])
         self._steps = dict(plain["steps"])
 
-    def _levels(self) -> tuple[tuple[str, _Level], ...]:
+    def _levels(self) -> tuple[tuple[str, Level], ...]:
         return ("loss", self._loss), ("grad_norm", self._grad_norm)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from stablenum.guard.readout import StepRecord
-from stablenum.recovery.loop import Easing, Finding
-from stablenum.recovery.moments import Moments
+from stablenum.recovery.loop import Easing
+from stablenum.recovery.parameters import Measures
 from stablenum.recovery.snapshots import Snapshot
-from stablenum.recovery.symptoms import Symptom, SymptomCode
+from stablenum.recovery.symptoms import Finding, Symptom, SymptomCode
 from stablenum.reference.guarded import Guarded
 from stablenum.reference.optimizers import AdamState
 
@@ -74,14 +74,12 @@ class Hooks:
         detail = "parameters or moments are not finite"
         return [Finding(SymptomCode.NONFINITE_STATE, detail, bad)] if bad else []
 
-    def moments(self) -> dict[str, Moments]:
-        """Return the largest second moment of each parameter of Adam; ratios are not measured."""
+    def measures(self) -> dict[str, Measures]:
+        """Return the norm of each parameter, and the largest second moment of Adam; ratios are left out."""
         guarded = self._guarded
         names = guarded.names or [str(i) for i in range(len(guarded._params))]
-        pairs = zip(names, guarded.opt_state, strict=True)
-        return {
-            n: Moments(float(s.exp_avg_sq.max(initial=0.0))) for n, s in pairs if isinstance(s, AdamState)
-        }
+        entries = zip(names, guarded._params, guarded.opt_state, strict=True)
+        return {name: Measures(_norm(p), _largest_second(state)) for name, p, state in entries}
 
     def ease(self, easing: Easing | None) -> None:
         """Lower the learning rate, or take the usual one again.
@@ -109,6 +107,14 @@ class Hooks:
     def load(self) -> list[Snapshot]:
         """Return nothing, for the same reason."""
         return []
+
+
+def _norm(parameter: Any) -> float:
+    return float(np.linalg.norm(np.abs(np.asarray(parameter)).astype(np.float64)))
+
+
+def _largest_second(state: Any) -> float:
+    return float(state.exp_avg_sq.max(initial=0.0)) if isinstance(state, AdamState) else 0.0
 
 
 def _is_finite(value: Any) -> bool:

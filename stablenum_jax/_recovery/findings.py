@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from stablenum.diagnosis.audit import Role
-from stablenum.recovery.loop import Finding
-from stablenum.recovery.moments import Moments
-from stablenum.recovery.symptoms import SymptomCode
+from stablenum.recovery.parameters import Measures
+from stablenum.recovery.symptoms import Finding, SymptomCode
 from stablenum_jax._diagnosis.optax_states import find_groups
 from stablenum_jax._trees.leaves import is_floating, wide_dtype
 from stablenum_jax._trees.names import Path, known_names, path_name
@@ -62,13 +61,13 @@ class Findings:
         elements = "1 element is" if total == 1 else f"{total} elements are"
         return [Finding(SymptomCode.POISONED_MOMENTS, f"the second moments of {elements} negative", names)]
 
-    def moments(self, state: PyTree) -> dict[str, Moments]:
-        """Return the moments of each parameter; none if the optimizer is not known."""
-        found: dict[str, Moments] = {}
-        measured: Any = _counted(_measured, _pairs_of_moments(state))
-        for (name, _), (second, ratio) in measured:
-            known = found.get(name, Moments(0.0))
-            found[name] = Moments(max(known.second, second), max(known.ratio, ratio))
+    def measures(self, state: PyTree) -> dict[str, Measures]:
+        """Return what is measured of each parameter; no moments if the optimizer is not known."""
+        found = {name: Measures(norm) for (name, _), norm in _counted(_norms, _trained(state))}
+        pairs: Any = _counted(_measured, _pairs_of_moments(state))
+        for (name, _), (second, ratio) in pairs:
+            known = found.get(name, Measures(0.0))
+            found[name] = Measures(known.norm, max(known.second, second), max(known.ratio, ratio))
         return found
 
 
@@ -83,6 +82,31 @@ def _watched(state: PyTree) -> list[tuple[Path, Any]]:
         if _is_floating_array(leaf):
             found.setdefault(id(leaf), (path, leaf))
     return list(found.values())
+
+
+def _trained(state: PyTree) -> list[tuple[str, Any]]:
+    """Return the parameters, and averages of them, by name; by path where several have one name."""
+    parameters, found = _parameters(state), dict[str, list[tuple[str, Any]]]()
+    for path, leaf in _outside_optimizers(state):
+        name = _divided(path_name(path), parameters)[1]
+        if name:
+            found.setdefault(name, []).append((path_name(path), leaf))
+    return [(name if len(of) == 1 else path, leaf) for name, of in found.items() for path, leaf in of]
+
+
+def _outside_optimizers(state: PyTree) -> list[tuple[Path, Any]]:
+    """Return the floating-point arrays that are neither beside the guard nor in a state of optax."""
+    leaves = jax.tree_util.tree_leaves_with_path(state, is_leaf=lambda x: is_guard(x) or _is_of_optax(x))
+    beside = next((path[:-1] for path, leaf in leaves if is_guard(leaf)), ())  # it may be in one of optax
+    return [
+        (path, leaf)
+        for path, leaf in leaves
+        if _is_floating_array(leaf) and not (beside and path[: len(beside)] == beside)
+    ]
+
+
+def _is_of_optax(node: Any) -> bool:
+    return isinstance(node, tuple) and type(node).__module__.startswith("optax.")
 
 
 def _second_moments(state: PyTree) -> list[tuple[str, Any]]:
@@ -145,8 +169,13 @@ def _nan(leaves: list[Array]) -> Array:
 
 
 @jax.jit
+def _norms(leaves: list[Array]) -> Array:
+    return jnp.stack([jnp.linalg.norm(jnp.abs(_wide(leaf)).ravel()).astype(jnp.float32) for leaf in leaves])
+
+
+@jax.jit
 def _measured(pairs: list[tuple[Array | None, Array]]) -> Array:
-    """Return (n, 2) float32: the largest second moments and the largest ratios, as in ``Moments``."""
+    """Return (n, 2) float32: the largest second moments and the largest ratios, as in ``Measures``."""
     return jnp.stack([jnp.stack([_largest(second), _ratio(first, second)]) for first, second in pairs])
 
 

@@ -11,12 +11,12 @@ import jax
 
 import stablenum
 from stablenum.checkpoints.finiteness import listed
-from stablenum.recovery.loop import Easing, Finding
-from stablenum.recovery.moments import Moments
+from stablenum.recovery.loop import Easing
+from stablenum.recovery.parameters import Measures
 from stablenum.recovery.positions import Generators
 from stablenum.recovery.snapshots import Snapshot
 from stablenum.recovery.spilled import Spilled
-from stablenum.recovery.symptoms import Symptom, SymptomCode
+from stablenum.recovery.symptoms import Finding, Symptom, SymptomCode
 from stablenum_jax._recovery.captured import Captured
 from stablenum_jax._recovery.easing import eased_state, not_applied
 from stablenum_jax._recovery.findings import Findings
@@ -125,9 +125,9 @@ class JaxHooks:
             raise RuntimeError(_NOT_ASSIGNED)
         return step
 
-    def moments(self) -> dict[str, Moments]:
-        """Return what the moments of each parameter are."""
-        return self._findings.moments(self.state)
+    def measures(self) -> dict[str, Measures]:
+        """Return what is measured of each parameter."""
+        return self._findings.measures(self.state)
 
     def ease(self, easing: Easing | None) -> None:
         """Take the next steps more carefully, or as usual again."""

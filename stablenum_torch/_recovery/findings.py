@@ -11,9 +11,8 @@ from torch.optim import Optimizer
 
 from stablenum.diagnosis.audit import Role
 from stablenum.diagnosis.audit.entry_roles import TORCH_ROLES
-from stablenum.recovery.loop import Finding
-from stablenum.recovery.moments import Moments
-from stablenum.recovery.symptoms import SymptomCode
+from stablenum.recovery.parameters import Measures
+from stablenum.recovery.symptoms import Finding, SymptomCode
 from stablenum_torch._devices.finiteness import which_are_finite
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._diagnosis.audit import audit
@@ -65,14 +64,15 @@ class Search:
         return nonfinite(self._tensors())
 
     @torch.no_grad()
-    def moments(self) -> dict[str, Moments]:
-        """Return the moments of each parameter, of this rank's part; the host waits once for each device."""
+    def measures(self) -> dict[str, Measures]:
+        """Return what is measured of each parameter, of this rank's part; one wait for each device."""
         state, found = unwrapped(self._optimizer).state, {}
         for name, p in self._named_parameters().items():
-            measured = _measured(state.get(p, {}))
-            if measured is not None:
-                found[name] = measured
-        return {name: Moments(*pair) for name, pair in _read(found).items()}
+            values = _values(p)
+            if values is not None:
+                norm = torch.linalg.vector_norm(values, dtype=torch.float64)
+                found[name] = torch.stack([norm, *_moments(state.get(p, {}), norm)])
+        return {name: Measures(*measured) for name, measured in _read(found).items()}
 
     def _held(self) -> dict[str, Tensor]:
         """Return the parameters and buffers of all modules."""
@@ -101,17 +101,17 @@ class Search:
         return {names.get(id(p), other): p for p, other in zip(params, others, strict=True)}
 
 
-def _measured(entries: Mapping[str, Any]) -> Tensor | None:
-    """Return (2,) float64: the largest second moment of a parameter and its ratio, as in ``Moments``."""
+def _moments(entries: Mapping[str, Any], norm: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest second moment of a parameter and its ratio, as in ``Measures``, on its device."""
     by_role = {TORCH_ROLES[key]: _values(v) for key, v in entries.items() if key in TORCH_ROLES}
     first, second = by_role.get(Role.FIRST), by_role.get(Role.SECOND)
-    if second is None:
-        return None
-    largest, ratio = second.max().double(), torch.zeros((), dtype=torch.float64, device=second.device)
-    if first is not None and first.shape == second.shape:
-        squares = torch.where(second > _floor(second.dtype), first.double().square() / second, 0.0)
-        ratio = squares.max().sqrt()
-    return torch.stack([largest, ratio])
+    largest = ratio = torch.zeros_like(norm)
+    if second is not None:
+        largest = second.max().to(norm)
+        if first is not None and first.shape == second.shape:
+            squares = torch.where(second > _floor(second.dtype), first.double().square() / second, 0.0)
+            ratio = squares.max().sqrt().to(norm)
+    return largest, ratio
 
 
 def _floor(dtype: torch.dtype) -> float:

@@ -10,11 +10,11 @@ from torch import nn
 
 from stablenum.checkpoints.finiteness import listed
 from stablenum.guard.readout import StepRecord
-from stablenum.recovery.loop import Easing, Finding
-from stablenum.recovery.moments import Moments
+from stablenum.recovery.loop import Easing
+from stablenum.recovery.parameters import Measures
 from stablenum.recovery.positions import Generators
 from stablenum.recovery.snapshots import Snapshot
-from stablenum.recovery.symptoms import Symptom
+from stablenum.recovery.symptoms import Finding, Symptom
 from stablenum_torch._recovery.easing import Eased
 from stablenum_torch._recovery.findings import Search
 from stablenum_torch._recovery.random_states import ProcessGenerators
@@ -76,8 +76,8 @@ class TorchHooks:
     def findings(self, *, audit: bool) -> list[Finding]:
         return self._search.findings(with_audit=audit)
 
-    def moments(self) -> dict[str, Moments]:
-        return self._search.moments()
+    def measures(self) -> dict[str, Measures]:
+        return self._search.measures()
 
     def ease(self, easing: Easing | None) -> None:
         self._eased.ease(easing)

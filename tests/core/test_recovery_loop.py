@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from stablenum import Reason, RecoveryEvent, RecoveryPolicy, RecoveryStopped, Response, Worst
 from stablenum.recovery.ledger import Ledger
-from stablenum.recovery.loop import Easing, Finding, RecoveryLoop
-from stablenum.recovery.moments import Moments, MomentWatch
+from stablenum.recovery.loop import Easing, RecoveryLoop
+from stablenum.recovery.parameters import Measures, ParameterWatch
 from stablenum.recovery.plan import Rewind, Stop, plan
 from stablenum.recovery.snapshots import Snapshot, Snapshots
-from stablenum.recovery.symptoms import Symptom, SymptomCode
+from stablenum.recovery.symptoms import Finding, Symptom, SymptomCode
 
 
 class PythonsGenerator:
@@ -94,8 +94,8 @@ class Training:
             found.append(Finding(SymptomCode.POISONED_MOMENTS, "a moment is negative", ("weight",)))
         return found
 
-    def moments(self) -> dict[str, Moments]:
-        return {"weight": Moments(self.second_moment)}
+    def measures(self) -> dict[str, Measures]:
+        return {"weight": Measures(abs(self.weight), self.second_moment)}
 
     def ease(self, easing: Easing | None) -> None:
         self.easings.append(easing)
@@ -521,8 +521,52 @@ def test_moments_of_any_gradients_are_explained(betas: tuple[float, float]) -> N
         largest = max(largest, abs(first) / math.sqrt(second))
     b1, b2 = betas
     assert largest <= 1.001 * (1 - b1) / math.sqrt((1 - b2) * (1 - b1 * b1 / b2))
-    assert MomentWatch().unexplained({"w": Moments(second, largest)}) == []
-    assert MomentWatch().unexplained({"w": Moments(second, 1000 * largest)}) == ["w"]
+    assert ParameterWatch().look({"w": Measures(1.0, second, largest)}) == ([], [])
+    assert ParameterWatch().look({"w": Measures(1.0, second, 1000 * largest)}) == (["w"], [])
+
+
+def jumps(norms: Sequence[float]) -> list[int]:
+    """The looks at which a parameter with these norms has jumped, by a watch that is saved in between."""
+    watch, found = ParameterWatch(), []
+    for i, norm in enumerate(norms):
+        if watch.look({"w": Measures(norm)})[1]:
+            found.append(i)
+        saved, watch = json.loads(json.dumps(watch.state_dict())), ParameterWatch()
+        watch.load_state_dict(saved)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("norms", "at"),
+    [
+        ([8.0, 8.1, 8.2, 8.25, 8.3, 24.0], [5]),
+        ([8.0, 8.1, 8.2, 8.25, 8.3, 1.7e38], [5]),
+        ([8.0, 8.1, 8.2, 8.25, 8.3, math.inf], [5]),
+        ([8.0, 8.1, 8.2, 8.25, 8.3, 16.0], []),  # not twice
+        ([8.0, 8.1, 8.2, 8.25, 8.3, 0.0], []),  # a reset
+        ([8.0, 8.1, 8.2, 24.0], []),  # too early to know
+        ([0.0, 0.1, 0.3, 0.8, 1.9, 4.0, 9.0], []),  # from 0, with a rate that warms up
+        ([1e-3, 0.5, 1e-3, 0.5, 1e-3, 0.5, 1e-3, 0.5], []),  # a scale about 0
+        ([3.0, 3.0, 3.0, 3.0, 3.0, 30.0, 31.0], []),  # frozen up to there
+        ([0.0, 0.0, 0.0, 0.0, 0.2, 0.4, 0.6], []),  # frozen, and all 0
+    ],
+)
+def test_only_a_parameter_that_leaps_beyond_all_its_changes_has_jumped(
+    norms: list[float], at: list[int]
+) -> None:
+    assert jumps(norms) == at
+
+
+def test_a_jump_is_answered_and_names_the_parameter() -> None:
+    def overwrite(training: Training) -> None:
+        training.weight += 50.0
+
+    _, loop = run(
+        hurt=once(99, overwrite), policy=RecoveryPolicy(**_fields(POLICY) | {"runaway_steps": None})
+    )
+    (event,) = loop.events
+    assert (event.symptom.code, event.symptom.names) == (SymptomCode.RUNAWAY_PARAMETER, ("weight",))
+    assert "the norm of 1 parameter more than doubled" in str(event)
 
 
 # --- the plan ------------------------------------------------------------------------------------

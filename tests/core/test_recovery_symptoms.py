@@ -76,7 +76,7 @@ def test_a_signal_that_stays_high_is_a_symptom_and_one_spike_is_none(signal: str
     usual = [row(i, **{signal: x}) for i, x in enumerate(noise(60))]
     spike = [*usual[:40], row(40, **{signal: 50.0}), *usual[41:]]
     assert all_symptoms(spike) == []
-    high = [*usual, *(row(60 + i, **{signal: 3.0 + i}) for i in range(8))]
+    high = [*usual, *(row(60 + i, **{signal: 5.0 + i}) for i in range(8))]
     found = all_symptoms(high)[0]
     code = SymptomCode.RUNAWAY_LOSS if signal == "loss" else SymptomCode.RUNAWAY_GRAD_NORM
     # Three of the last five steps are high once row 63 has shown that row 62 is judged.
@@ -111,7 +111,21 @@ def test_a_symptom_can_be_turned_off(field: str) -> None:
     assert all_symptoms(bad, off) == []
 
 
-def _runaway_by_numpy(values: Sequence[float], policy: RecoveryPolicy) -> list[int]:
+def test_the_norm_of_a_healthy_training_may_jump_to_three_times_the_usual() -> None:
+    rows = [row(i, norm=x if i < 60 else 3.0 * x) for i, x in enumerate(noise(90))]
+    assert all_symptoms(rows) == []
+
+
+@pytest.mark.parametrize("end", [0.0, 1e-6])
+def test_a_loss_that_is_next_to_nothing_may_multiply(end: float) -> None:
+    losses = [2.0] * 20 + [end] * 60 + [1e-3] * 20
+    assert all_symptoms([row(i, loss=x) for i, x in enumerate(losses)]) == []
+    losses[80:] = [0.1] * 20
+    found = {s.code for s in all_symptoms([row(i, loss=x) for i, x in enumerate(losses)])}
+    assert found == {SymptomCode.RUNAWAY_LOSS}
+
+
+def _runaway_by_numpy(values: Sequence[float], policy: RecoveryPolicy, ratio: float) -> list[int]:
     """The steps at which the signal has run away, from the rule as it is documented."""
     n, usual, found = policy.runaway_steps or 0, [], []
 
@@ -119,9 +133,9 @@ def _runaway_by_numpy(values: Sequence[float], policy: RecoveryPolicy) -> list[i
         kept = np.asarray(usual[-policy.window :])
         if len(kept) < policy.window // 2:
             return math.inf
-        middle = np.median(kept)
-        sd = max(1.4826 * np.median(np.abs(kept - middle)), 0.01 * abs(middle))
-        return float(middle + policy.runaway_threshold * sd)
+        middle, first = np.median(kept), np.median(usual[: policy.window // 2])
+        sd = max(1.4826 * np.median(np.abs(kept - middle)), 0.01 * abs(middle), 0.001 * abs(first))
+        return float(max(middle + policy.runaway_threshold * sd, ratio * middle))
 
     for end in range(1, len(values) + 1):
         if end > n and values[end - n - 1] <= limit():
@@ -131,16 +145,23 @@ def _runaway_by_numpy(values: Sequence[float], policy: RecoveryPolicy) -> list[i
     return found
 
 
+@pytest.mark.parametrize(
+    ("signal", "code", "ratio"),
+    [("loss", SymptomCode.RUNAWAY_LOSS, 0.0), ("norm", SymptomCode.RUNAWAY_GRAD_NORM, 4.0)],
+)
 @pytest.mark.parametrize("seed", range(20))
-def test_runaways_are_those_of_the_documented_rule(seed: int) -> None:
+def test_runaways_are_those_of_the_documented_rule(
+    signal: str, code: SymptomCode, ratio: float, seed: int
+) -> None:
     draw = random.Random(seed)
     values = [draw.gauss(1.0, 0.1) + (draw.random() < 0.05) * draw.uniform(0, 20) for _ in range(300)]
     for i in range(draw.randrange(60, 250), 300):
-        values[i] *= 1.0 + 0.05 * (i % 17)
-    rows = [row(i, loss=x) for i, x in enumerate(values)]
-    found = [s.step for s in all_symptoms(rows) if s.code is SymptomCode.RUNAWAY_LOSS]
+        values[i] *= 1.0 + 0.5 * (i % 17)
+    rows = [row(i, **{signal: x}) for i, x in enumerate(values)]
+    found = [s.step for s in all_symptoms(rows) if s.code is code]
     # A row is judged when the next is there.
-    assert found == [step + 1 for step in _runaway_by_numpy(values, POLICY) if step < 300]
+    assert found == [step + 1 for step in _runaway_by_numpy(values, POLICY, ratio) if step < 300]
+    assert found
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -73,6 +73,33 @@ def test_a_parameter_that_is_not_finite_takes_the_run_back() -> None:
     assert event.left_out == ({"epoch": 0, "batch": 20}, {"epoch": 0, "batch": 134})
 
 
+def test_a_parameter_that_is_overwritten_takes_the_run_back() -> None:
+    policy = dataclasses.replace(POLICY, runaway_steps=None)
+    event = only(run(hurt=once(50, put(("params", "last"), 1e38)), policy=policy))
+    assert (event.symptom.code, event.symptom.step) == (SymptomCode.RUNAWAY_PARAMETER, 50)
+    assert event.symptom.names == ("last",)
+
+
+def norms_of(state: Any) -> dict[str, float]:
+    return {name: measured.norm for name, measured in Findings(state).measures(state).items()}
+
+
+def test_what_is_measured_is_the_parameters_not_what_is_kept_for_them() -> None:
+    tx = optax.chain(stablenum_jax.guard(), optax.adam(0.1))
+    params = {"w": 3 * jnp.ones(4), "deep": {"w": jnp.zeros((2, 2), jnp.bfloat16)}}
+    expected = {"w": 6.0, "deep.w": 0.0}
+    assert norms_of((params, tx.init(params))) == expected
+    steps = optax.MultiSteps(tx, 2)
+    assert norms_of((params, steps.init(params))) == expected
+    average = jax.tree.map(lambda p: p + 1, params)
+    assert norms_of({"training": {"params": params, "tx": tx.init(params)}, "average": average}) == {
+        "average.w": 8.0,
+        "average.deep.w": 2.0,
+        "training.params.w": 6.0,
+        "training.params.deep.w": 0.0,
+    } | {"w": 0.0, "deep.w": 0.0}  # of these, the moments alone
+
+
 def test_a_statistic_that_is_not_finite_takes_the_run_back() -> None:
     event = only(run(hurt=once(33, put(("mean",), math.inf))))
     assert (event.symptom.code, event.symptom.names) == (SymptomCode.NONFINITE_STATE, ("mean",))

@@ -98,6 +98,19 @@ def test_a_second_moment_that_no_gradient_explains_is_found(fused: bool, value: 
     assert "such as no gradients make" in symptom.detail
 
 
+def test_a_weight_that_is_overwritten_is_found_where_a_normalization_hides_it() -> None:
+    training = plain_training()
+
+    def hurt(training: Training) -> None:
+        weight(training).data[0, 0] = 1e38
+
+    policy = dataclasses.replace(QUICK, runaway_steps=None)
+    (event,) = training.run(60, hurt=hurt, at=50, policy=policy).events
+    symptom = event.symptom
+    assert (symptom.code, symptom.names, symptom.step) == (SymptomCode.RUNAWAY_PARAMETER, ("0.weight",), 50)
+    assert weight(training).abs().max() < 10.0
+
+
 def bad_rows(first: int, last: int, factor: float) -> Callable[[], Any]:
     rows = numbered()
 
