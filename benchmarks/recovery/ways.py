@@ -28,8 +28,8 @@ POLICY: dict[str, Any] = {
     "forget_after": 100,
     "responses": (
         Response(skip_further=100),
-        Response(older=1, skip_further=100, rate=0.5, steps=50),
-        Response(older=2, skip_further=200, rate=0.25, clip=1.0, steps=50),
+        Response(older=1, skip_further=100),
+        Response(older=2, skip_further=200, clip=1.0, steps=50),
     ),
 }
 

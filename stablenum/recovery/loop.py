@@ -180,6 +180,8 @@ class RecoveryLoop:
 
     def _batches(self, steps: int) -> Iterator[Any]:
         if not len(self._snapshots):
+            if self.policy.audit:
+                self._watch.look(self._hooks.measures())
             self._take_snapshot()
         if self._handed_out:  # the loop before was left with ``break``
             self._after_step(steps)
@@ -259,8 +261,8 @@ class RecoveryLoop:
             self._position.go_to(snapshot.position)
         if response.eases:
             self._ease(Easing(response.rate, clip_at, response.wider, event.eased_until))
-        # A restart goes on from here, as carefully as this run.
-        self._save(dataclasses.replace(snapshot, course=snapshot.course | self._attempt()))
+        # A restart goes on from here, as carefully as this run, and with what it has learnt.
+        self._save(dataclasses.replace(snapshot, course=self._course()))
         _logger.warning("Recovery at %s.", event)
 
     def _left_out(self, snapshot: Snapshot, response: Response) -> tuple[Any, Any] | None:

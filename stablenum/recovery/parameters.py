@@ -26,7 +26,7 @@ __all__ = ["Measures", "ParameterWatch"]
 _SLACK = 1e6
 _LARGEST_RATIO = 100.0
 _DOUBLED, _FAR_MORE = 2.0, 10.0
-_ENOUGH_CHANGES = 3  # a parameter that begins at 0, and a rate that warms up, grow much at first
+_ENOUGH_CHANGES = 2  # a parameter that begins at 0, and a rate that warms up, grow much at first
 
 
 class Measures(NamedTuple):
@@ -68,39 +68,42 @@ class ParameterWatch:
         Returns:
             Those whose second moment is larger or smaller than gradients explain, and those that jumped.
         """
-        unexplained = [name for name, now in measures.items() if self._unexplained(name, now)]
-        jumped = [name for name, now in measures.items() if self._jumped(name, now.norm)]
-        for name, now in measures.items():
-            self._note_change(name, now.norm)
+        pairs = {name: (self._before.get(name, now), now) for name, now in measures.items()}
+        unexplained = [name for name, (before, now) in pairs.items() if self._unexplained(before, now)]
+        jumped = [name for name, (before, now) in pairs.items() if self._jumped(name, before.norm, now.norm)]
+        for name in pairs.keys() - jumped:
+            change = abs(pairs[name][1].norm - pairs[name][0].norm)
+            if 0.0 < change < math.inf:
+                self._know(name, 1, change)
         self._before, self._squares = dict(measures), 0.0
         return unexplained, jumped
 
-    def _unexplained(self, name: str, now: Measures) -> bool:
-        before = self._before.get(name)
-        grew = before is not None and now.second > _SLACK * (before.second + self._squares)
+    def _unexplained(self, before: Measures, now: Measures) -> bool:
+        grew = now is not before and now.second > _SLACK * (before.second + self._squares)
         return grew or now.ratio > _LARGEST_RATIO
 
-    def _jumped(self, name: str, norm: float) -> bool:
+    def _jumped(self, name: str, before: float, now: float) -> bool:
         times, largest = self._changes.get(name, (0, 0.0))
-        before = self._before[name].norm if times else norm
-        return times >= _ENOUGH_CHANGES and norm > _DOUBLED * before and norm - before > _FAR_MORE * largest
+        return times >= _ENOUGH_CHANGES and now > _DOUBLED * before and now - before > _FAR_MORE * largest
 
-    def _note_change(self, name: str, norm: float) -> None:
-        change = abs(norm - self._before[name].norm) if name in self._before else 0.0
-        if change:
-            times, largest = self._changes.get(name, (0, 0.0))
-            self._changes[name] = times + 1, max(largest, change)
+    def _know(self, name: str, more: int, change: float) -> None:
+        times, largest = self._changes.get(name, (0, 0.0))
+        self._changes[name] = times + more, max(largest, change)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, which :meth:`load_state_dict` takes."""
         return {
             "before": {name: list(m) for name, m in self._before.items() if all(map(math.isfinite, m))},
-            "changes": {name: [times, min(most, 1e300)] for name, (times, most) in self._changes.items()},
+            "changes": {name: list(known) for name, known in self._changes.items()},
             "squares": min(self._squares, 1e300),
         }
 
     def load_state_dict(self, plain: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned."""
+        """Go on from what :meth:`state_dict` returned.
+
+        How much a parameter ever changed is not forgotten by a run that goes back.
+        """
         self._before = {name: Measures(*measured) for name, measured in plain["before"].items()}
-        self._changes = {name: (times, most) for name, (times, most) in plain["changes"].items()}
+        for name, (times, most) in plain["changes"].items():
+            self._know(name, max(0, times - self._changes.get(name, (0, 0.0))[0]), most)
         self._squares = plain["squares"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import json
 import logging
 import math
@@ -186,14 +185,8 @@ AGAIN = RecoveryPolicy(
 )  # fmt: skip
 
 
-# A second moment is compared with that of the snapshot before, so not before the first.
-@pytest.mark.parametrize(
-    ("harm", "step"),
-    [
-        *itertools.product([flipped, made_nan, poisoned], [1, 37, 60, 101, 185]),
-        *itertools.product([enlarged], [37, 60, 101, 185]),
-    ],
-)
+@pytest.mark.parametrize("step", [1, 37, 60, 101, 185])
+@pytest.mark.parametrize("harm", [flipped, made_nan, poisoned, enlarged])
 def test_after_a_fault_of_the_machine_the_same_data_give_the_run_that_would_have_been(
     harm: Callable[[Training], None], step: int
 ) -> None:
@@ -544,7 +537,7 @@ def jumps(norms: Sequence[float]) -> list[int]:
         ([8.0, 8.1, 8.2, 8.25, 8.3, math.inf], [5]),
         ([8.0, 8.1, 8.2, 8.25, 8.3, 16.0], []),  # not twice
         ([8.0, 8.1, 8.2, 8.25, 8.3, 0.0], []),  # a reset
-        ([8.0, 8.1, 8.2, 24.0], []),  # too early to know
+        ([8.0, 8.1, 24.0], []),  # too early to know
         ([0.0, 0.1, 0.3, 0.8, 1.9, 4.0, 9.0], []),  # from 0, with a rate that warms up
         ([1e-3, 0.5, 1e-3, 0.5, 1e-3, 0.5, 1e-3, 0.5], []),  # a scale about 0
         ([3.0, 3.0, 3.0, 3.0, 3.0, 30.0, 31.0], []),  # frozen up to there
@@ -557,9 +550,19 @@ def test_only_a_parameter_that_leaps_beyond_all_its_changes_has_jumped(
     assert jumps(norms) == at
 
 
+def test_a_run_that_goes_back_still_knows_how_much_its_parameters_change() -> None:
+    watch, first = ParameterWatch(), ParameterWatch().state_dict()
+    for norm in (8.0, 8.1, 8.2, 8.3, 8.4):
+        watch.look({"w": Measures(norm)})
+    assert watch.look({"w": Measures(30.0)})[1] == ["w"]
+    watch.load_state_dict(first)  # as at step 0
+    watch.look({"w": Measures(8.0)})
+    assert watch.look({"w": Measures(30.0)})[1] == ["w"]
+
+
 def test_a_jump_is_answered_and_names_the_parameter() -> None:
     def overwrite(training: Training) -> None:
-        training.weight += 50.0
+        training.weight += 500.0
 
     _, loop = run(
         hurt=once(99, overwrite), policy=RecoveryPolicy(**_fields(POLICY) | {"runaway_steps": None})
