@@ -110,7 +110,7 @@ class RecoveryPolicy:
             before them; None for never. At least 3.
         runaway_threshold: how far above their median it must be to be a symptom, in robust standard
             deviations (1.4826 MAD, at least 1 % of the median and 0.1 % of the run's first median), above 0.
-            A norm must also be 4 times the median.
+            A norm must also be 10 times the median.
         window: how many ordinary steps are compared with, at least 8. There is no verdict before there are
             half as many, at the beginning of the run and after going back to it.
         audit: whether the optimizer's state is audited and the parameters are measured at each snapshot.

@@ -16,7 +16,7 @@ from stablenum.recovery.settings import RecoveryPolicy
 
 __all__ = ["Finding", "Symptom", "SymptomCode", "Watch", "first_of"]
 
-_RUNAWAY_NORM = 4.0  # times the usual: the norm of a healthy training may double, while its loss falls
+_RUNAWAY_NORM = 10.0  # times the usual: Adam makes bursts of several times, of which the loss shows little
 # The worst parameter of these skips is only the one with the largest gradient.
 _NO_PARAMETER = (Reason.NONFINITE_LOSS, Reason.FOUND_INF, Reason.SPIKE_LOSS)
 
