@@ -9,26 +9,31 @@ same for loading.
 
 from __future__ import annotations
 
-import functools
+import importlib
 import json
 import math
 import os
 import shutil
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from benchmarks.launching import said_by_the_first
 from benchmarks.repeats import Timed, pooled, ratio_to_bare, restless, timed, until_known
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.timing import interleaved
 
-__all__ = ["FORMATS", "VARIANTS", "run"]
+__all__ = ["FORMATS", "VARIANTS", "Plain", "run"]
 
-FORMATS = ("torch", "safetensors", "dcp")
+# By name, the module whose plain(format, values) says how a format is written without a gate, and the format.
+FORMATS = {
+    **{form: ("benchmarks.checkpoints_torch", form) for form in ("torch", "safetensors", "dcp")},
+    **{f"jax {form}": ("benchmarks.checkpoints_jax", form) for form in ("npz", "safetensors", "orbax")},
+}
 VARIANTS = ("bare", "flushed", "gated", "finiteness", "checksums", "read", "gated read")
 SHAPES = ((1024, 1024),) * 48  # 201 MB
 ROUNDS = 7
@@ -37,10 +42,30 @@ BOUND = 0.2
 _PATIENCE_S = 900
 
 
+class Plain(NamedTuple):
+    """A state, and how it is saved and loaded with and without a gate.
+
+    Attributes:
+        state: what is saved.
+        write: writes it into a folder.
+        read: reads it from a folder.
+        checkpoints: makes the ``Checkpoints`` in a folder.
+        load: loads from these.
+        nonfinite: looks for values that are not finite.
+    """
+
+    state: Any
+    write: Callable[[Path], object]
+    read: Callable[[Path], object]
+    checkpoints: Callable[[Path], Any]
+    load: Callable[[Any], object]
+    nonfinite: Callable[[], object]
+
+
 def run(
     rounds: int = ROUNDS,
     bound: float = BOUND,
-    formats: Sequence[str] = FORMATS,
+    formats: Sequence[str] = tuple(FORMATS),
     shapes: Sequence[tuple[int, ...]] = SHAPES,
     *,
     say: Callable[[str], None] = lambda _: None,
@@ -100,91 +125,51 @@ def _measure(name: str, rounds: int, turn: int, shapes: Sequence[Sequence[int]])
 
 
 def _in_this_process(name: str, rounds: int, turn: int, shapes: Sequence[Sequence[int]]) -> Mapping[str, Any]:
-    import torch
-
-    torch.set_num_threads(1)
-    draw = torch.Generator().manual_seed(turn)
-    state = {f"w{i}": torch.randn(*shape, generator=draw) for i, shape in enumerate(shapes)}
+    module, form = FORMATS[name]
+    draw = np.random.default_rng(turn)
+    values = {f"w{i}": draw.normal(size=tuple(shape)).astype(np.float32) for i, shape in enumerate(shapes)}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        steps = _variants(name, root, {"model": state})
+        steps = _variants(importlib.import_module(module).plain(form, values), root)
 
         def prepare(_: str) -> None:
-            shutil.rmtree(
-                root / "bare", ignore_errors=True
-            )  # each save writes new files, as a gated one does
+            # Each save writes new files, as a gated one does.
+            shutil.rmtree(root / "bare", ignore_errors=True)
             os.sync()  # what one variant has left to be written to the disk must not slow the next one
 
         times = interleaved(steps, rounds=rounds, warmup=1, prepare=prepare, seed=turn)
     return {variant: t.samples for variant, t in times.items()}
 
 
-def _variants(name: str, folder: Path, state: dict[str, Any]) -> dict[str, Callable[[], object]]:
+def _variants(plain: Plain, folder: Path) -> dict[str, Callable[[], object]]:
     """Return what is timed; the files that are read are there."""
-    import stablenum_torch
     from stablenum.checkpoints.manifest import files_in, record_of
     from stablenum.files import sync_file
-    from stablenum_torch._recovery.entries import nonfinite
 
-    write, read = _plain(name)
-    checkpoints = stablenum_torch.Checkpoints(folder / "gated", keep=1, format=name)  # type: ignore[arg-type]
-    saved, bare, kept = checkpoints.save(0, state), folder / "bare", folder / "kept"
+    checkpoints = plain.checkpoints(folder / "gated")
+    saved, bare, kept = checkpoints.save(0, plain.state), folder / "bare", folder / "kept"
     if saved is None:
         raise BenchmarkError("no checkpoint was saved")
-    write(kept, state)
+
+    def write(into: Path) -> None:
+        into.mkdir(exist_ok=True)
+        plain.write(into)
 
     def flushed() -> None:
-        write(bare, state)
+        write(bare)
         for file in files_in(bare):
             sync_file(bare / file)
 
-    def gated_read() -> None:
-        if checkpoints.load({"model": None}) != 0:
-            raise BenchmarkError("another checkpoint was loaded")
-
+    write(kept)
     return {
-        "bare": functools.partial(write, bare, state),
+        "bare": lambda: write(bare),
         "flushed": flushed,
-        "gated": functools.partial(checkpoints.save, 0, state),
-        "finiteness": functools.partial(nonfinite, state),
+        "gated": lambda: checkpoints.save(0, plain.state),
+        "finiteness": plain.nonfinite,
         "checksums": lambda: [record_of(kept / file) for file in files_in(kept)],
-        "read": functools.partial(read, kept, state),
-        "gated read": gated_read,
+        "read": lambda: plain.read(kept),
+        "gated read": lambda: plain.load(checkpoints),
     }
-
-
-def _plain(name: str) -> tuple[Callable[[Path, Any], object], Callable[[Path, Any], object]]:
-    """Return how a format is written and read without a gate; both take a folder and the state."""
-    import safetensors.torch
-    import torch
-    from torch.distributed import checkpoint
-
-    warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-
-    def in_file(file: str, save: Callable[[Any, Path], object]) -> Callable[[Path, Any], object]:
-        def write(folder: Path, state: Any) -> None:
-            folder.mkdir(exist_ok=True)
-            save(state, folder / file)
-
-        return write
-
-    if name == "torch":
-        return in_file("state.pt", torch.save), lambda folder, _: torch.load(folder / "state.pt")
-    if name == "safetensors":
-        library, file = safetensors.torch, "tensors.safetensors"
-        write = in_file(file, lambda state, path: library.save_file(state["model"], path))
-        # The library maps the file; only a copy is read.
-        return write, lambda folder, _: [t.clone() for t in library.load_file(folder / file).values()]
-
-    def write_dcp(folder: Path, state: Any) -> None:
-        writer = checkpoint.FileSystemWriter(folder, sync_files=False)
-        checkpoint.save(state, storage_writer=writer, no_dist=True)
-
-    def read_dcp(folder: Path, state: Any) -> None:
-        into = {"model": {key: torch.empty_like(value) for key, value in state["model"].items()}}
-        checkpoint.load(into, checkpoint_id=folder, no_dist=True)
-
-    return write_dcp, read_dcp
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ def setup(app: object) -> None:
     import programs
     import ranks
     import recoveries
+    import savings
     import tables
     import updates
 
@@ -69,6 +70,8 @@ def setup(app: object) -> None:
     diffs.write_diff_peers(results / "diff-peers.json", generated)
     diffs.write_diff_cost(results / "diff.json", generated)
     recoveries.write_recoveries(results / "recovery.json", generated)
+    savings.write_checkpoint_cost(results / "checkpoints.json", generated)
+    savings.write_recovery_cost(results / "recovery-cost.json", generated)
     cures.write_cures(generated)
     poison.write_poison(generated)
     gallery.write_gallery(generated)

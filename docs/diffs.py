@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from measured import read, software, table
 
 __all__ = ["write_diff_cost", "write_diff_peers"]
 
@@ -23,7 +24,7 @@ def write_diff_peers(results: Path, directory: Path) -> None:
         FileNotFoundError: there are no results.
         KeyError: the file does not have the form that ``benchmarks.diff_peers`` writes.
     """
-    report = _read(results, "diff-peers")
+    report = read(results, "diff-peers")
     lines: list[str] = []
     for part, title in _TITLES.items():
         rows = report[part]
@@ -33,8 +34,8 @@ def write_diff_peers(results: Path, directory: Path) -> None:
         head = ["", *(f"{phase}, of {counts[phase]}" for phase in _PHASES), "false alarms", "in the update"]
         body = [[method, *_cells(row)] for method, row in rows.items()]
         lines += [f"{title}: {mistakes} mistakes, {counts['equivalent']} pairs that agree", ""]
-        lines += [*_table(head, body), ""]
-    (directory / "diff-peers.md").write_text("\n".join([*lines, f"{_software(report)}."]) + "\n", "utf-8")
+        lines += [*table(head, body), ""]
+    (directory / "diff-peers.md").write_text("\n".join([*lines, f"{software(report)}."]) + "\n", "utf-8")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -50,7 +51,7 @@ def write_diff_cost(results: Path, directory: Path) -> None:
         FileNotFoundError: there are no results.
         KeyError: the file does not have the form that ``benchmarks.diff_cost`` writes.
     """
-    report = _read(results, "diff")
+    report = read(results, "diff")
     head = ["parameters", "", "operations", "seconds", "x both plain steps", "peak memory, MB"]
     body = []
     for size, row in report["sizes"].items():
@@ -59,7 +60,7 @@ def write_diff_cost(results: Path, directory: Path) -> None:
         for kind in ("alike", "differing"):
             if kind in row:
                 body.append(["", _KINDS[kind], *_cost(row[kind])])
-    text = "\n".join([*_table(head, body), "", f"{_software(report)}."])
+    text = "\n".join([*table(head, body), "", f"{software(report)}."])
     (directory / "diff-cost.md").write_text(text + "\n", "utf-8")
 
 
@@ -69,20 +70,3 @@ _KINDS = {"alike": "programs that agree", "differing": "a difference in each lay
 def _cost(row: dict[str, Any]) -> list[str]:
     ratio = f"{row['ratio']:.0f} ± {row['half_interval']:.0f}"
     return [f"{row['operations']:,}", f"{row['seconds']:.0f}", ratio, str(row["peak_mb"])]
-
-
-def _read(results: Path, part: str) -> dict[str, Any]:
-    if not results.exists():
-        raise FileNotFoundError(f"{results}: missing; `python -m benchmarks {part}` writes it")
-    report: dict[str, Any] = json.loads(results.read_text(encoding="utf-8"))
-    return report
-
-
-def _software(report: dict[str, Any]) -> str:
-    machine = f"{report['machine']['cpu_count']} cores, {report['machine']['architecture']}"
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    return f"{machine}, Python {report['python']}, {versions}"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows]]

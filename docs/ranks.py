@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from measured import table
+
 __all__ = ["Step", "all_reduce_us", "write_distributed", "write_ranks_model"]
 
 _NAMES = {"fsdp2": "FSDP2", "ddp": "DDP"}
@@ -83,7 +85,7 @@ def write_ranks_model(directory: Path) -> None:
         for step in STEPS
     ]
     sizes = ["bytes from the guard", *(f"{16 * p:,}" for p in RANKS)]
-    (directory / "ranks-model.md").write_text("\n".join(_table(head, [*body, sizes])) + "\n", "utf-8")
+    (directory / "ranks-model.md").write_text("\n".join(table(head, [*body, sizes])) + "\n", "utf-8")
 
 
 def write_distributed(results: Path, directory: Path) -> None:
@@ -105,7 +107,7 @@ def write_distributed(results: Path, directory: Path) -> None:
             f"{_NAMES[layout]}, {first['parameters'] / 1e6:.1f} M parameters in {first['tensors']} tensors, "
             f"{first['launches']} launches of {first['rounds']} rounds:"
         )
-        lines += [title, "", *_table(*_measured(rows)), ""]
+        lines += [title, "", *table(*_measured(rows)), ""]
     machine = f"{report['machine']['cpu_count']} cores, {report['machine']['architecture']}"
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items() if version)
     lines.append(f"{machine}, Python {report['python']}, {versions}.")
@@ -128,7 +130,3 @@ def _measured(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
             counts = [str(v["collectives"]), str(v["bytes"])]
             body.append(["", name, f"{v['extra_ms']:.2f}{within}", ratio, *counts])
     return head, body
-
-
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows]]

@@ -7,6 +7,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from measured import table
+
 from benchmarks.recovery.faults import DELAYS, FAULTS
 from benchmarks.recovery.once import CLEAN, OURS, PLAIN
 from benchmarks.recovery.run import SPLITS, TUNED, harmful, is_tuned, summary
@@ -58,7 +60,7 @@ def _summary(rows: list[dict[str, Any]]) -> list[str]:
             lost = "" if line.get("lost") is None else str(line["lost"])
             worst = "" if line.get("worst") is None else f"{line['worst']:+.1%}"
             body.append([split, way, *cells, lost, worst])
-    return _table(head, body)
+    return table(head, body)
 
 
 def _trainings(rows: list[dict[str, Any]]) -> list[str]:
@@ -73,7 +75,7 @@ def _trainings(rows: list[dict[str, Any]]) -> list[str]:
         harmless = str(len(faults) - len({(r["fault"], r["delay"]) for r in kept}))
         name = f"{of[0]}, seed {of[1]}, {_FRAMEWORKS[of[2]]}"
         body.append([name, SPLITS[is_tuned(here[0])], harmless, *shares])
-    return _table(["training", "", "harmless", *WAYS], body)
+    return table(["training", "", "harmless", *WAYS], body)
 
 
 def _share(line: dict[str, Any] | None) -> str:
@@ -111,7 +113,7 @@ def _spread(spread: list[dict[str, Any]]) -> list[str]:
         others = [loss / one["clean"] - 1.0 for loss in one["other_orders"]]
         cells = [one["program"], one["framework"], str(one["seed"]), f"{one['clean']:.4f}"]
         body.append([*cells, f"{min(others):+.1%} to {max(others):+.1%}"])
-    return _table(head, body)
+    return table(head, body)
 
 
 def _faults(rows: list[dict[str, Any]]) -> list[str]:
@@ -127,7 +129,7 @@ def _faults(rows: list[dict[str, Any]]) -> list[str]:
             cells = [fault if delay == DELAYS[0] else "", f"{delay} late", _stands_out(plain), _ends(plain)]
             ways = ([r["recovered"] for r in harmed if r["way"] == way] for way in list(WAYS)[1:])
             body.append([*cells, *(f"{sum(found)} of {len(found)}" for found in ways)])
-    return _table(head, body)
+    return table(head, body)
 
 
 def _stands_out(plain: list[dict[str, Any]]) -> str:
@@ -149,7 +151,3 @@ def _ends(plain: list[dict[str, Any]]) -> str:
 def _software(report: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     return f"The settings were chosen on {TUNED[0]}, seed {TUNED[1]}. {versions}"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows]]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import array_api_compat.numpy as xp
+from measured import table
 
 from stablenum import AdaGC, AutoClip, GuardConfig, LogMaxLossScale, SpikeGuard, ZClip, init_guard, losses
 from stablenum.guard.reasons import EXPLANATIONS, Reason
@@ -123,7 +124,7 @@ def _ulp_table(what: str, rows: dict[str, dict[str, list[float | None]]]) -> lis
     """A table with a column for each library that has any of these functions, in a fixed order."""
     libraries = [library for library in LIBRARIES if any(library in row for row in rows.values())]
     cells = [[f"`{label}`", *(_ulp(row.get(lib)) for lib in libraries)] for label, row in rows.items()]
-    return _table([what, *(LIBRARIES[library] for library in libraries)], cells)
+    return table([what, *(LIBRARIES[library] for library in libraries)], cells)
 
 
 def _ulp(errors: list[float | None] | None) -> str:
@@ -156,7 +157,7 @@ def write_losses(results: Path, directory: Path) -> None:
         raise ValueError(f"{results}: no loss in it has `times`, which `benchmarks.losses` writes")
     rows = [cells for title, row in found.items() for cells in _loss_rows(results, title, row)]
     head = ["", "", "median ms", "spread", "ratio", "peak memory, MiB"]
-    lines = [_ABOUT_LOSSES, f"{_software(report)}.", "", *_table(head, rows)]
+    lines = [_ABOUT_LOSSES, f"{_software(report)}.", "", *table(head, rows)]
     (directory / "losses.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -206,7 +207,7 @@ def write_diagnosis(results: Path, directory: Path) -> None:
             f"### {LIBRARIES[framework]}: {corpus['failures']} failures, {corpus['healthy']} healthy",
             "",
         ]
-        lines += [*_table(_DIAGNOSIS_HEAD, _diagnosis_rows(corpus)), ""]
+        lines += [*table(_DIAGNOSIS_HEAD, _diagnosis_rows(corpus)), ""]
     (directory / "diagnosis-accuracy.md").write_text("\n".join(lines), encoding="utf-8")
     steady = [
         [name, *(str(row[k]) for k in _STEADY), f"{row['median_ms']:.2f}", f"{row['spread']:.0%}"]
@@ -216,8 +217,8 @@ def write_diagnosis(results: Path, directory: Path) -> None:
         [LIBRARIES[name], f"{row['parameters']:,}", f"{row['seconds']:.1f}", row["operation"], row["cause"]]
         for name, row in report["explanation"].items()
     ]
-    lines = _table(["a guarded step", *_STEADY, "median ms", "spread"], steady)
-    lines += ["", *_table(["one explanation", "parameters", "seconds", "operation", "cause"], explained)]
+    lines = table(["a guarded step", *_STEADY, "median ms", "spread"], steady)
+    lines += ["", *table(["one explanation", "parameters", "seconds", "operation", "cause"], explained)]
     (directory / "diagnosis-cost.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -291,7 +292,7 @@ def _timing(title: str, row: dict[str, Any]) -> list[str]:
     for name, time in row["times"].items():
         figures = [name, f"{time['median_ms']:.2f}", f"{time['spread']:.0%}", str(row[ratio].get(name, ""))]
         rows.append([*figures, str(row.get("temp_bytes", {}).get(name, ""))])
-    return [f"### {title}", "", *_table(["", "median ms", "spread", ratio, "temporary memory, bytes"], rows)]
+    return [f"### {title}", "", *table(["", "median ms", "spread", ratio, "temporary memory, bytes"], rows)]
 
 
 def _software(report: dict[str, Any]) -> str:
@@ -303,11 +304,6 @@ def _software(report: dict[str, Any]) -> str:
     return ", ".join(software)
 
 
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(line) + " |" for line in lines]
-
-
 def _write(path: Path, head: list[str], rows: list[list[str]], note: str = "") -> None:
-    lines = _table(head, rows) + (["", note] if note else [])
+    lines = table(head, rows) + (["", note] if note else [])
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,0 +1,33 @@
+"""What the tables of measured figures have in common."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+__all__ = ["read", "software", "table"]
+
+
+def read(results: Path, part: str) -> dict[str, Any]:
+    """Return what was measured.
+
+    Raises:
+        FileNotFoundError: there are no results; the message says how to measure them.
+    """
+    if not results.exists():
+        raise FileNotFoundError(f"{results}: missing; `python -m benchmarks {part}` writes it")
+    report: dict[str, Any] = json.loads(results.read_text(encoding="utf-8"))
+    return report
+
+
+def software(report: dict[str, Any]) -> str:
+    """Return the machine and the versions with which a report was made."""
+    machine = f"{report['machine']['cpu_count']} cores, {report['machine']['architecture']}"
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    return f"{machine}, Python {report['python']}, {versions}"
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    return ["| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows]]
