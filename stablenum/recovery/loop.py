@@ -75,6 +75,9 @@ class Hooks(Protocol):
     def measures(self) -> Mapping[str, Measures]:
         """Return what is measured of each parameter that is trained, by name."""
 
+    def possible(self, response: Response) -> Response:
+        """Return a response without what the training has no place for; that is logged, once."""
+
     def ease(self, easing: Easing | None) -> None:
         """Take the next steps more carefully, or as usual again."""
 
@@ -235,7 +238,7 @@ class RecoveryLoop:
             self._rewind(symptom, move)
 
     def _rewind(self, symptom: Symptom, move: Rewind) -> None:
-        snapshot, response = move.snapshot, move.response
+        snapshot, response = move.snapshot, self._hooks.possible(move.response)
         usual = self._watch.usual_grad_norm
         clip_at = None if response.clip is None or usual is None else response.clip * usual
         left_out = self._left_out(snapshot, response)

@@ -13,6 +13,7 @@ import numpy as np
 from stablenum.guard.readout import StepRecord
 from stablenum.recovery.loop import Easing
 from stablenum.recovery.parameters import Measures
+from stablenum.recovery.settings import Response
 from stablenum.recovery.snapshots import Snapshot
 from stablenum.recovery.symptoms import Finding, Symptom, SymptomCode
 from stablenum.reference.guarded import Guarded
@@ -80,6 +81,10 @@ class Hooks:
         names = guarded.names or [str(i) for i in range(len(guarded._params))]
         entries = zip(names, guarded._params, guarded.opt_state, strict=True)
         return {name: Measures(_norm(p), _largest_second(state)) for name, p, state in entries}
+
+    def possible(self, response: Response) -> Response:
+        """Return it; what is not specified here is an error in :meth:`ease`."""
+        return response
 
     def ease(self, easing: Easing | None) -> None:
         """Lower the learning rate, or take the usual one again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, TypeAlias
 
 import jax
@@ -9,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from stablenum.recovery.loop import Easing
+from stablenum.recovery.settings import Response
 from stablenum.rules.escalation import EscalationState
 from stablenum_jax._recovery.eased import EasedState, is_eased
 from stablenum_jax._recovery.states import replaced
 from stablenum_jax._trees.state import find_guard
 
-__all__ = ["eased_state", "not_applied"]
+__all__ = ["eased_state", "possible"]
 
 PyTree: TypeAlias = Any
 
@@ -38,18 +40,21 @@ def eased_state(state: PyTree, easing: Easing | None, *, was_wider: bool = False
     return replaced(state, change, lambda node: is_eased(node) or isinstance(node, EscalationState))
 
 
-def not_applied(state: PyTree, easing: Easing) -> list[str]:
-    """Return what the state has no place for, each with what would give it one."""
+def possible(state: PyTree, response: Response) -> tuple[Response, list[str]]:
+    """Return a response without what the state has no place for, and what would give it one."""
+    neutral: dict[str, Any] = {}
     missing = []
     holds_eased = any(map(is_eased, jax.tree.leaves(state, is_leaf=is_eased)))
-    if not holds_eased and (easing.rate != 1.0 or easing.clip_at is not None):
+    if not holds_eased and (response.rate != 1.0 or response.clip is not None):
+        neutral |= {"rate": 1.0, "clip": None}
         missing.append(
             "a lower rate or a tighter clip (put stablenum_jax.eased around the optimizer, as in "
             "optax.chain(stablenum_jax.guard(), stablenum_jax.eased(optax.adamw(1e-3))))"
         )
-    if easing.wider and not isinstance(find_guard(state).guard.escalation, EscalationState):
+    if response.wider and not isinstance(find_guard(state).guard.escalation, EscalationState):
+        neutral |= {"wider": False}
         missing.append("a wider format (give the guard an EscalatePrecision as escalate)")
-    return missing
+    return dataclasses.replace(response, **neutral), missing
 
 
 def _smaller(node: EasedState, easing: Easing | None, was_wider: bool) -> EasedState:

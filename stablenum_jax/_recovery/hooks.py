@@ -14,11 +14,12 @@ from stablenum.checkpoints.finiteness import listed
 from stablenum.recovery.loop import Easing
 from stablenum.recovery.parameters import Measures
 from stablenum.recovery.positions import Generators
+from stablenum.recovery.settings import Response
 from stablenum.recovery.snapshots import Snapshot
 from stablenum.recovery.spilled import Spilled
 from stablenum.recovery.symptoms import Finding, Symptom, SymptomCode
 from stablenum_jax._recovery.captured import Captured
-from stablenum_jax._recovery.easing import eased_state, not_applied
+from stablenum_jax._recovery.easing import eased_state, possible
 from stablenum_jax._recovery.findings import Findings
 from stablenum_jax._recovery.generators import ProcessGenerators
 from stablenum_jax._recovery.snapshot_folder import SnapshotFolder
@@ -129,6 +130,16 @@ class JaxHooks:
         """Return what is measured of each parameter."""
         return self._findings.measures(self.state)
 
+    def possible(self, response: Response) -> Response:
+        """Return a response without what the state has no place for."""
+        if self._on_ease is not None:
+            return response
+        response, missing = possible(self.state, response)
+        for what in set(missing) - self._told:
+            self._told.add(what)
+            _logger.warning("Recovery cannot ease the next steps by %s.", what)
+        return response
+
     def ease(self, easing: Easing | None) -> None:
         """Take the next steps more carefully, or as usual again."""
         ended = self._easing
@@ -136,10 +147,6 @@ class JaxHooks:
         self._easing = easing
         if self._on_ease is not None:
             self._on_ease(easing)
-        elif easing is not None:
-            for missing in set(not_applied(self.state, easing)) - self._told:
-                self._told.add(missing)
-                _logger.warning("Recovery cannot ease the next steps by %s.", missing)
 
     def agree(self, symptoms: list[Symptom]) -> list[Symptom]:
         """Return the symptoms of all processes."""

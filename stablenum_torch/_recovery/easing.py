@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stablenum.guard.config import GuardConfig
 from stablenum.recovery.loop import Easing
+from stablenum.recovery.settings import Response
 from stablenum.rules.clipping import ClipByGlobalNorm
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
@@ -33,6 +34,18 @@ class Eased:
         self._configs: tuple[GuardConfig, GuardConfig] | None = None  # before, and now
         self._told = False
 
+    def possible(self, response: Response) -> Response:
+        """Return a response without a wider format if the guard has none; that is logged, once."""
+        if not response.wider or self._opt.config.escalate is not None:
+            return response
+        if not self._told:
+            self._told = True
+            _logger.warning(
+                "Response.wider has no effect: the guard has no other format to compute in. Give "
+                "stablenum_torch.wrap escalate=EscalatePrecision(...)."
+            )
+        return dataclasses.replace(response, wider=False)
+
     def ease(self, easing: Easing | None) -> None:
         """Take the next steps as ``easing`` says, or as usual again."""
         self._end()
@@ -44,14 +57,8 @@ class Eased:
             before = self._opt.config
             self._opt.config = clipped_at(before, easing.clip_at)
             self._configs = before, self._opt.config
-        if easing.wider and self._opt.config.escalate is not None:
+        if easing.wider:
             self._format = _WiderFormat(self._opt)
-        elif easing.wider and not self._told:
-            self._told = True
-            _logger.warning(
-                "Response.wider has no effect: the guard has no other format to compute in. Give "
-                "stablenum_torch.wrap escalate=EscalatePrecision(...)."
-            )
 
     def _end(self) -> None:
         if self._rate is not None:

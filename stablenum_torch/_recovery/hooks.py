@@ -13,6 +13,7 @@ from stablenum.guard.readout import StepRecord
 from stablenum.recovery.loop import Easing
 from stablenum.recovery.parameters import Measures
 from stablenum.recovery.positions import Generators
+from stablenum.recovery.settings import Response
 from stablenum.recovery.snapshots import Snapshot
 from stablenum.recovery.symptoms import Finding, Symptom
 from stablenum_torch._recovery.easing import Eased
@@ -78,6 +79,9 @@ class TorchHooks:
 
     def measures(self) -> dict[str, Measures]:
         return self._search.measures()
+
+    def possible(self, response: Response) -> Response:
+        return self._eased.possible(response)
 
     def ease(self, easing: Easing | None) -> None:
         self._eased.ease(easing)

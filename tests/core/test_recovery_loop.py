@@ -96,6 +96,9 @@ class Training:
     def measures(self) -> dict[str, Measures]:
         return {"weight": Measures(abs(self.weight), self.second_moment)}
 
+    def possible(self, response: Response) -> Response:
+        return response
+
     def ease(self, easing: Easing | None) -> None:
         self.easings.append(easing)
         self.rate = 0.1 * (easing.rate if easing else 1.0)

@@ -186,7 +186,7 @@ def test_a_level_that_the_guard_chose_itself_stays() -> None:
 # --- what cannot be eased ----------------------------------------------------------------------
 
 
-def plain_run(on_ease: Any = None) -> None:
+def plain_run(on_ease: Any = None) -> stablenum_jax.Recovery:
     tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.1))
     params = {"w": jnp.ones(4)}
     response = Response(rate=0.5, clip=1.0, wider=True, steps=3)
@@ -208,11 +208,14 @@ def plain_run(on_ease: Any = None) -> None:
             recovery.report("hurt")
         recovery.state = step(recovery.state, batch)
     assert len(recovery.events) == 2
+    return recovery
 
 
 def test_what_cannot_be_eased_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "stablenum"):
-        plain_run()
+        recovery = plain_run()
+    assert [event.response.eases for event in recovery.events] == [False, False]
+    assert "learning rate" not in str(recovery.events[0])
     told = [record.message for record in caplog.records if "cannot ease" in record.message]
     assert len(told) == 2
     assert any("put stablenum_jax.eased around the optimizer" in text for text in told)

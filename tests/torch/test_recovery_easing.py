@@ -135,7 +135,8 @@ def test_it_is_said_once_that_there_is_no_wider_format(caplog: pytest.LogCapture
     easing = Eased(training.opt)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            easing.ease(Easing(1.0, None, True, 10))
+            response = easing.possible(Response(rate=0.5, wider=True, steps=10))
+            assert response == Response(rate=0.5, steps=10)
     assert caplog.text.count("Response.wider has no effect") == 1
 
 
