@@ -77,35 +77,45 @@ class ModulePart:
         more = {name: m.get_extra_state() for name, m in self._with_more()}
         return {"tensors": tensors, "more": copied_tree(more, copied)}
 
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        """Put back what :meth:`capture` returned."""
+    def check(self, kept: Mapping[str, Any]) -> None:
+        """Check that the model can take what :meth:`capture` returned. A buffer may have another shape.
+
+        Raises:
+            RuntimeError: it cannot; it is another model.
+        """
         now = tensors_of(self.model)
         for name, values in kept["tensors"].items():
             tensor = now.get(name)
-            if (
-                tensor is not None
-                and local_part(tensor).shape == values.shape
-                and tensor.dtype == values.dtype
-            ):
+            may_be_replaced = tensor is not None and not isinstance(tensor, nn.Parameter)
+            if not _fits(tensor, values) and not (may_be_replaced and not is_dtensor(tensor)):
+                raise RuntimeError(
+                    f"model must have the same parameters as when the snapshot was taken; {name} was "
+                    f"{_shown(values)} then, and is {_shown(tensor)} now."
+                )
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Put back what :meth:`capture` returned, and :meth:`check` has checked."""
+        now = tensors_of(self.model)
+        for name, values in kept["tensors"].items():
+            tensor = now[name]
+            if _fits(tensor, values):
                 write(tensor, values)
-            else:
-                self._replace(name, values, tensor)
+            else:  # the model has replaced the buffer by one of another shape
+                owner, _, leaf = name.rpartition(".")
+                setattr(self.model.get_submodule(owner), leaf, values.to(tensor.device, copy=True))
         for name, module in self._with_more():
             if name in kept["more"]:
                 module.set_extra_state(brought_back(kept["more"][name], module.get_extra_state()))
-
-    def _replace(self, name: str, values: Tensor, tensor: Tensor | None) -> None:
-        """Replace a buffer that the model has replaced by one of another shape."""
-        owner, _, leaf = name.rpartition(".")
-        if tensor is None or isinstance(tensor, nn.Parameter) or is_dtensor(tensor):
-            raise RuntimeError(
-                f"model must have the same parameters as when the snapshot was taken; {name} was "
-                f"{tuple(values.shape)} then, and is "
-                f"{'not there' if tensor is None else tuple(local_part(tensor).shape)} now."
-            )
-        setattr(self.model.get_submodule(owner), leaf, values.to(tensor.device, copy=True))
 
     def _with_more(self) -> list[tuple[str, nn.Module]]:
         """Return the modules that have a state of their own."""
         plain = nn.Module.get_extra_state
         return [(n, m) for n, m in self.model.named_modules() if type(m).get_extra_state is not plain]
+
+
+def _fits(tensor: Tensor | None, values: Tensor) -> bool:
+    return tensor is not None and local_part(tensor).shape == values.shape and tensor.dtype == values.dtype
+
+
+def _shown(tensor: Tensor | None) -> str:
+    return "not there" if tensor is None else f"{tensor.dtype} {tuple(local_part(tensor).shape)}"

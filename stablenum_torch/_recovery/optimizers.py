@@ -58,16 +58,16 @@ class OptimizerPart:
     def _sizes(self) -> list[int]:
         return [len(group["params"]) for group in self.optimizer.param_groups]
 
-    def _check_groups(self, sizes: list[int]) -> None:
+    def check(self, kept: Mapping[str, Any]) -> None:
         """Check that the groups are those of the snapshot.
 
         Raises:
             RuntimeError: they are not.
         """
-        if self._sizes() != sizes:
+        if self._sizes() != kept["sizes"]:
             raise RuntimeError(
                 "opt must have the same parameters in the same groups as when the snapshot was taken; it had "
-                f"{sizes} of them, and has {self._sizes()}."
+                f"{kept['sizes']} of them, and has {self._sizes()}."
             )
 
     def _state(self, moved: Callable[[Tensor], Tensor]) -> dict[str, Any]:
@@ -81,9 +81,8 @@ class OptimizerPart:
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Put back what :meth:`capture` returned."""
+        """Put back what :meth:`capture` returned, and :meth:`check` has checked."""
         params = parameters_of(self.optimizer)
-        self._check_groups(kept["sizes"])
         for number, values in kept["params"].items():
             write(params[int(number)], values)
         if self._own:

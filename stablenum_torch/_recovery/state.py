@@ -26,6 +26,8 @@ __all__ = ["Captured", "RunState"]
 class _Part(Protocol):
     def capture(self, copied: Any, *, moved: Any) -> Any: ...
 
+    def check(self, kept: Any) -> None: ...
+
     def restore(self, kept: Any) -> None: ...
 
 
@@ -39,6 +41,9 @@ class _StatefulPart:
 
     def capture(self, copied: Any, *, moved: Any) -> Any:
         return copied_tree(self._read(), copied)
+
+    def check(self, kept: Any) -> None:
+        """Nothing is known of what it takes."""
 
     def restore(self, kept: Any) -> None:
         # Some load what they are given without a copy.
@@ -123,8 +128,14 @@ class RunState:
         return Captured(parts, guard, to_plain(rng_state()), copies)
 
     def restore(self, state: Captured) -> None:
-        """Put a captured state back, in place."""
+        """Put a captured state back, in place.
+
+        Raises:
+            RuntimeError: the model or an optimizer is another one; nothing is changed.
+        """
         parts, guard, generators = state.read()
+        for name, part in self._parts.items():
+            part.check(parts[name])
         for name, part in self._parts.items():
             part.restore(parts[name])
         restore_guard(self._opt, guard)
