@@ -79,7 +79,8 @@ class ParameterWatch:
         return unexplained, jumped
 
     def _unexplained(self, before: Measures, now: Measures) -> bool:
-        grew = now is not before and now.second > _SLACK * (before.second + self._squares)
+        # What was not there cannot be judged: the newest gradients are not yet known.
+        grew = before.second > 0.0 and now.second > _SLACK * (before.second + self._squares)
         return grew or now.ratio > _LARGEST_RATIO
 
     def _jumped(self, name: str, before: float, now: float) -> bool:

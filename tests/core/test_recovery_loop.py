@@ -188,6 +188,7 @@ AGAIN = RecoveryPolicy(
 )  # fmt: skip
 
 
+# A second moment is compared with that of the snapshot before.
 @pytest.mark.parametrize("step", [1, 37, 60, 101, 185])
 @pytest.mark.parametrize("harm", [flipped, made_nan, poisoned, enlarged])
 def test_after_a_fault_of_the_machine_the_same_data_give_the_run_that_would_have_been(
@@ -519,6 +520,12 @@ def test_moments_of_any_gradients_are_explained(betas: tuple[float, float]) -> N
     assert largest <= 1.001 * (1 - b1) / math.sqrt((1 - b2) * (1 - b1 * b1 / b2))
     assert ParameterWatch().look({"w": Measures(1.0, second, largest)}) == ([], [])
     assert ParameterWatch().look({"w": Measures(1.0, second, 1000 * largest)}) == (["w"], [])
+
+
+def test_moments_that_begin_are_not_judged_by_what_they_were() -> None:
+    watch = ParameterWatch()
+    watch.look({"w": Measures(1.0)})
+    assert watch.look({"w": Measures(1.0, second=1.0)}) == ([], [])
 
 
 def jumps(norms: Sequence[float]) -> list[int]:
