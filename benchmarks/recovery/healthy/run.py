@@ -78,7 +78,7 @@ def with_recovery(make: Make, seed: int = 0) -> dict[str, Any]:
             scheduler.step()
             training.after(recovery.step)
     except RecoveryStopped as error:
-        stopped.append(f"stopped: {error}")
+        stopped.append(str(error).splitlines()[0])
     why = [str(event) for event in recovery.events]
     return {"end": _score(training), "rewinds": len(why), "why": why + stopped, "steps": recovery.step}
 
