@@ -12,8 +12,8 @@ __all__ = ["Level"]
 
 _NORMAL = 1.4826  # the standard deviation of a normal distribution divided by its median absolute deviation
 _LEAST_SPREAD = 0.01  # of the median
-# Of the first median: the loss of a training that knows its data by heart may multiply and still be tiny.
-_LEAST_OF_FIRST = 1e-3
+# Of the first values: the loss of a training that knows its data by heart may multiply and still be tiny.
+_LEAST_OF_FIRST = 0.01
 
 
 class Level:
@@ -33,7 +33,7 @@ class Level:
         self._enough = max(window // 2, 1)
         self.usual: deque[float] = deque(maxlen=window)
         self._last: deque[tuple[int, float]] = deque(maxlen=steps)
-        self._first: float | None = None  # the first median
+        self._first: float | None = None  # the median of the first values
 
     def add(self, step: int, value: float) -> None:
         """Take in the value of an applied step; a loss that was not given is NaN, and left out."""
@@ -43,9 +43,9 @@ class Level:
             limit, (_, oldest) = self._limit(), self._last[0]
             if limit is None or oldest <= limit:
                 self.usual.append(oldest)
-        if self._first is None and len(self.usual) >= self._enough:
-            self._first = statistics.median(self.usual)
         self._last.append((step, value))
+        if self._first is None and len(self._last) == self._last.maxlen:
+            self._first = self._middle()
 
     def high_since(self) -> int | None:
         """Return the first of the last steps that was too high, if the median of all is; None otherwise."""
@@ -66,7 +66,7 @@ class Level:
 
     def _limit(self) -> float | None:
         """Return the height above which a value is too high; None before there are enough values."""
-        if self._first is None:
+        if self._first is None or len(self.usual) < self._enough:
             return None
         middle = statistics.median(self.usual)
         mad = statistics.median(abs(x - middle) for x in self.usual)

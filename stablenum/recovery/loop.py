@@ -69,8 +69,8 @@ class Hooks(Protocol):
     def rows(self) -> Sequence[StepRecord]:
         """Return the guard's history, oldest first."""
 
-    def findings(self, *, audit: bool) -> list[Finding]:
-        """Return what is bad in the state; the optimizer's state is audited too if ``audit`` is true."""
+    def findings(self) -> list[Finding]:
+        """Return what is not finite in the state."""
 
     def measures(self) -> Mapping[str, Measures]:
         """Return what is measured of each parameter that is trained, by name."""
@@ -217,8 +217,8 @@ class RecoveryLoop:
 
     def _symptoms(self, *, audit: bool) -> list[Symptom]:
         found = self._watch.read(self._hooks.rows(), self.step)
-        findings = self._hooks.findings(audit=audit)
-        if audit:
+        findings = self._hooks.findings()
+        if audit and not findings:
             findings += self._watch.look(self._hooks.measures())
         for code, detail, names in findings:
             since = self._audited if code in _AUDITED else self._checked

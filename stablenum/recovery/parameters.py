@@ -34,12 +34,14 @@ class Measures(NamedTuple):
 
     Attributes:
         norm: its Euclidean norm; infinite if a square overflows.
+        lowest: the lowest of its moments that are never negative in a sound state; 0 if there are none.
         second: the largest second moment; 0 if there is none.
         ratio: the largest abs(m) / sqrt(v), of elements whose v is well above the smallest normal number of
             its format; 0 if there are none, or there is no first moment.
     """
 
     norm: float
+    lowest: float = 0.0
     second: float = 0.0
     ratio: float = 0.0
 
@@ -58,15 +60,16 @@ class ParameterWatch:
         if math.isfinite(norm):
             self._squares += norm * norm
 
-    def look(self, measures: Mapping[str, Measures]) -> tuple[list[str], list[str]]:
+    def look(self, measures: Mapping[str, Measures]) -> dict[str, list[str]]:
         """Take in what is measured now, and return the parameters with something wrong.
 
         Args:
-            measures: of each parameter, by name. What was not there at the last look is not judged, except
-                by the ratio of its moments.
+            measures: of each parameter, by name. What was not there at the last look is judged by its own
+                moments alone.
 
         Returns:
-            Those whose second moment is larger or smaller than gradients explain, and those that jumped.
+            The names by what is wrong: ``negative`` second moments; ``unexplained`` ones, which are larger or
+            smaller than gradients make them; parameters that ``jumped``.
         """
         pairs = {name: (self._before.get(name, now), now) for name, now in measures.items()}
         unexplained = [name for name, (before, now) in pairs.items() if self._unexplained(before, now)]
@@ -76,7 +79,8 @@ class ParameterWatch:
             if 0.0 < change < math.inf:
                 self._know(name, 1, change)
         self._before, self._squares = dict(measures), 0.0
-        return unexplained, jumped
+        negative = [name for name, now in measures.items() if now.lowest < 0.0]
+        return {"negative": negative, "unexplained": unexplained, "jumped": jumped}
 
     def _unexplained(self, before: Measures, now: Measures) -> bool:
         # What was not there cannot be judged: the newest gradients are not yet known.

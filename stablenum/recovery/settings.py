@@ -109,13 +109,13 @@ class RecoveryPolicy:
         runaway_steps: the median loss or gradient norm of so many applied steps is compared with the steps
             before them; None for never. At least 3.
         runaway_threshold: how far above their median it must be to be a symptom, in robust standard
-            deviations (1.4826 MAD, at least 1 % of the median and 0.1 % of the run's first median), above 0.
-            A norm must also be 10 times the median.
+            deviations (1.4826 MAD, at least 1 % of the median and 1 % of the run's first values), above 0. A
+            norm must also be 10 times the median.
         window: how many ordinary steps are compared with, at least 8. There is no verdict before there are
             half as many, at the beginning of the run and after going back to it.
-        audit: whether the optimizer's state is audited and the parameters are measured at each snapshot.
-            Symptoms are a poisoned element, second moments that no gradients make, and a parameter whose
-            norm more than doubles and grows by more than 10 times its largest change so far.
+        audit: whether parameters and moments are measured at each snapshot. Symptoms are negative second
+            moments, those that no gradients make, and a parameter whose norm more than doubles and grows by
+            more than 10 times its largest change so far.
         responses: what the attempts at one fault do, in order; at least one.
         budget: how many rewinds the whole run may make, at least 1. Restarts do not refill it.
         forget_after: steps after a symptom's step from which on a further symptom is another fault.

@@ -80,6 +80,26 @@ class Finding(NamedTuple):
     names: tuple[str, ...]
 
 
+# By what a look at the parameters returns: the code, and a clause about one parameter and about several.
+_WRONG = {
+    "negative": (
+        SymptomCode.POISONED_MOMENTS,
+        "a second moment of 1 parameter is negative",
+        "second moments of {} parameters are negative",
+    ),
+    "unexplained": (
+        SymptomCode.POISONED_MOMENTS,
+        "the second moments of 1 parameter are such as no gradients make",
+        "the second moments of {} parameters are such as no gradients make",
+    ),
+    "jumped": (
+        SymptomCode.RUNAWAY_PARAMETER,
+        "the norm of 1 parameter more than doubled, by far more than it ever changed before",
+        "the norms of {} parameters more than doubled, by far more than they ever changed before",
+    ),
+}
+
+
 class Watch:
     """Finds symptoms in the guard's record, and in what is measured of the parameters.
 
@@ -128,17 +148,12 @@ class Watch:
 
     def look(self, measures: Mapping[str, Measures]) -> list[Finding]:
         """Take in what is measured of each parameter, by name, and return what is wrong."""
-        unexplained, jumped = self._parameters.look(measures)
-        made, grew = "such as no gradients make", "more than doubled, by far more than it ever changed before"
-        found = []
-        if unexplained:
-            of = "1 parameter are" if len(unexplained) == 1 else f"{len(unexplained)} parameters are"
-            detail = f"the second moments of {of} {made}"
-            found.append(Finding(SymptomCode.POISONED_MOMENTS, detail, tuple(unexplained)))
-        if jumped:
-            of = "1 parameter" if len(jumped) == 1 else f"each of {len(jumped)} parameters"
-            found.append(Finding(SymptomCode.RUNAWAY_PARAMETER, f"the norm of {of} {grew}", tuple(jumped)))
-        return found
+        found = self._parameters.look(measures)
+        return [
+            Finding(code, one if len(names) == 1 else several.format(len(names)), tuple(names))
+            for wrong, (code, one, several) in _WRONG.items()
+            if (names := found[wrong])
+        ]
 
     def _place(self, rows: Sequence[StepRecord], step: int) -> None:
         """Spread the new rows evenly over the steps since the last time that there was one."""

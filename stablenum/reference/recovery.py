@@ -66,7 +66,7 @@ class Hooks:
         """Return the guard's history."""
         return self._guarded.history()
 
-    def findings(self, *, audit: bool) -> list[Finding]:
+    def findings(self) -> list[Finding]:
         """Return the parameters and moments that are not finite."""
         guarded = self._guarded
         names = guarded.names or [str(i) for i in range(len(guarded._params))]
@@ -76,11 +76,11 @@ class Hooks:
         return [Finding(SymptomCode.NONFINITE_STATE, detail, bad)] if bad else []
 
     def measures(self) -> dict[str, Measures]:
-        """Return the norm of each parameter, and the largest second moment of Adam; ratios are left out."""
+        """Return the norm of each parameter, and the extremes of Adam's second moments."""
         guarded = self._guarded
         names = guarded.names or [str(i) for i in range(len(guarded._params))]
         entries = zip(names, guarded._params, guarded.opt_state, strict=True)
-        return {name: Measures(_norm(p), _largest_second(state)) for name, p, state in entries}
+        return {name: Measures(_norm(p), *_second_moments(state)) for name, p, state in entries}
 
     def possible(self, response: Response) -> Response:
         """Return it; what is not specified here is an error in :meth:`ease`."""
@@ -118,8 +118,12 @@ def _norm(parameter: Any) -> float:
     return float(np.linalg.norm(np.abs(np.asarray(parameter)).astype(np.float64)))
 
 
-def _largest_second(state: Any) -> float:
-    return float(state.exp_avg_sq.max(initial=0.0)) if isinstance(state, AdamState) else 0.0
+def _second_moments(state: Any) -> tuple[float, float]:
+    """Return the lowest and the largest."""
+    if not isinstance(state, AdamState):
+        return 0.0, 0.0
+    second = state.exp_avg_sq
+    return float(second.min(initial=0.0)), float(second.max(initial=0.0))
 
 
 def _is_finite(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What is bad in the state of a training: numbers that are not finite, and negative second moments.
+"""What is bad in the state of a training: numbers that are not finite; and what is measured of parameters.
 
 All leaves are counted on their devices, in one compiled pass for each set of devices.
 """
@@ -46,28 +46,25 @@ class Findings:
         bad = [(path, leaf) for (path, leaf), count in _counted(_nan, _watched(state)) if count]
         return _shown([one for one in bad if _divided(path_name(one[0]), parameters)[1]], state)
 
-    def of(self, state: PyTree, *, audit: bool) -> list[Finding]:
-        """Return what is bad in a state; with an audit also if all values are finite."""
+    def of(self, state: PyTree) -> list[Finding]:
+        """Return what is not finite in a state."""
         counts = _counted(_nonfinite, _watched(state))
         bad = [(path, leaf) for (path, leaf), count in counts if count and count > self._usual.get(path, 0)]
-        if bad:
-            are = "1 array of the state is" if len(bad) == 1 else f"{len(bad)} arrays of the state are"
-            return [Finding(SymptomCode.NONFINITE_STATE, f"{are} not finite", _shown(bad, state))]
-        negative = _counted(_negative, _second_moments(state)) if audit else []
-        names = tuple(dict.fromkeys(name for (name, _), count in negative if count))
-        if not names:
+        if not bad:
             return []
-        total = sum(count for _, count in negative)
-        elements = "1 element is" if total == 1 else f"{total} elements are"
-        return [Finding(SymptomCode.POISONED_MOMENTS, f"the second moments of {elements} negative", names)]
+        are = "1 array of the state is" if len(bad) == 1 else f"{len(bad)} arrays of the state are"
+        return [Finding(SymptomCode.NONFINITE_STATE, f"{are} not finite", _shown(bad, state))]
 
     def measures(self, state: PyTree) -> dict[str, Measures]:
         """Return what is measured of each parameter; no moments if the optimizer is not known."""
         found = {name: Measures(norm) for (name, _), norm in _counted(_norms, _trained(state))}
+        for (name, _), lowest in _counted(_lowest, _never_negative(state)):
+            known = found.get(name, Measures(0.0))
+            found[name] = known._replace(lowest=min(known.lowest, lowest))
         pairs: Any = _counted(_measured, _pairs_of_moments(state))
         for (name, _), (second, ratio) in pairs:
             known = found.get(name, Measures(0.0))
-            found[name] = Measures(known.norm, max(known.second, second), max(known.ratio, ratio))
+            found[name] = known._replace(second=max(known.second, second), ratio=max(known.ratio, ratio))
         return found
 
 
@@ -109,8 +106,8 @@ def _is_of_optax(node: Any) -> bool:
     return isinstance(node, tuple) and type(node).__module__.startswith("optax.")
 
 
-def _second_moments(state: PyTree) -> list[tuple[str, Any]]:
-    """Return the second moments of an optimizer that is known, with the names of their parameters."""
+def _never_negative(state: PyTree) -> list[tuple[str, Any]]:
+    """Return the second moments, and the like, of an optimizer that is known, with their parameters."""
     return [
         (group.parameter, part.leaf)
         for group in find_groups(state, frozenset())
@@ -195,8 +192,8 @@ def _ratio(first: Array | None, second: Array) -> Array:
 
 
 @jax.jit
-def _negative(leaves: list[Array]) -> Array:
-    return jnp.stack([jnp.sum(jnp.real(_wide(leaf)) < 0, dtype=jnp.int32) for leaf in leaves])
+def _lowest(leaves: list[Array]) -> Array:
+    return jnp.stack([jnp.min(jnp.real(_wide(x)), initial=0.0).astype(jnp.float32) for x in leaves])
 
 
 def _wide(leaf: Array) -> Array:

@@ -97,8 +97,8 @@ class JaxHooks:
         self._check_alive()
         return history(self.state)
 
-    def findings(self, *, audit: bool) -> list[Finding]:
-        """Return what is bad in the state.
+    def findings(self) -> list[Finding]:
+        """Return what is not finite in the state.
 
         Raises:
             RuntimeError: no step has been made since the last check.
@@ -107,7 +107,7 @@ class JaxHooks:
         if step is self._last_step:
             raise RuntimeError(_NOT_ASSIGNED)
         self._last_step = step
-        return [*self._halts(), *self._findings.of(self.state, audit=audit)]
+        return [*self._halts(), *self._findings.of(self.state)]
 
     def _halts(self) -> list[Finding]:
         """Say whether the guard has halted: a compiled step cannot raise, and skips all that follow."""

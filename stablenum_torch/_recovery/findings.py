@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,6 @@ from stablenum.recovery.parameters import Measures
 from stablenum.recovery.symptoms import Finding, SymptomCode
 from stablenum_torch._devices.finiteness import which_are_finite
 from stablenum_torch._devices.ranks import local_part
-from stablenum_torch._diagnosis.audit import audit
 from stablenum_torch._diagnosis.optimizer_entries import unwrapped
 from stablenum_torch._recovery.modules import inside, tensors_of
 from stablenum_torch._recovery.optimizers import parameters_of
@@ -45,19 +45,10 @@ class Search:
         untrained = {name: t for name, t in self._held().items() if id(t) not in trained}
         self._left_out = frozenset(nonfinite(untrained))
 
-    def findings(self, *, with_audit: bool) -> list[Finding]:
-        """Return what is bad; with an audit also if all values are finite."""
+    def findings(self) -> list[Finding]:
+        """Return what is not finite."""
         bad = self.nonfinite()
-        if bad:
-            return [Finding(SymptomCode.NONFINITE_STATE, _detail(bad), tuple(bad))]
-        if not with_audit:
-            return []
-        poisoned = audit(self._optimizer, names=self._named_parameters()).poisoned
-        if not poisoned:
-            return []
-        count = sum(poisoned.values())
-        detail = f"the moments of {count} {'element is' if count == 1 else 'elements are'} poisoned"
-        return [Finding(SymptomCode.POISONED_MOMENTS, detail, tuple(poisoned))]
+        return [Finding(SymptomCode.NONFINITE_STATE, _detail(bad), tuple(bad))] if bad else []
 
     def nonfinite(self) -> list[str]:
         """Return the names of the parameters, buffers and moments that are not finite."""
@@ -101,17 +92,26 @@ class Search:
         return {names.get(id(p), other): p for p, other in zip(params, others, strict=True)}
 
 
-def _moments(entries: Mapping[str, Any], norm: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest second moment of a parameter and its ratio, as in ``Measures``, on its device."""
+def _moments(entries: Mapping[str, Any], norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the lowest and the largest second moment and the ratio, as in ``Measures``."""
     by_role = {TORCH_ROLES[key]: _values(v) for key, v in entries.items() if key in TORCH_ROLES}
     first, second = by_role.get(Role.FIRST), by_role.get(Role.SECOND)
-    largest = ratio = torch.zeros_like(norm)
-    if second is not None:
-        largest = second.max().to(norm)
-        if first is not None and first.shape == second.shape:
-            squares = torch.where(second > _floor(second.dtype), first.double().square() / second, 0.0)
-            ratio = squares.max().sqrt().to(norm)
-    return largest, ratio
+    none = torch.zeros_like(norm)
+    lowest = [v.min().to(norm) for role, v in by_role.items() if role.squared and v is not None]
+    if second is None:
+        return torch.stack([none, *lowest]).min(), none, none
+    alike = first is not None and first.shape == second.shape
+    return (
+        torch.stack([none, *lowest]).min(),
+        second.max().to(norm),
+        _ratio(first, second).to(norm) if alike else none,
+    )
+
+
+def _ratio(first: Tensor, second: Tensor) -> Tensor:
+    wide = second if second.dtype == torch.float64 else second.float()
+    usable = wide.masked_fill(wide <= _floor(second.dtype), math.inf)
+    return usable.rsqrt_().mul_(first).abs_().max()
 
 
 def _floor(dtype: torch.dtype) -> float:

@@ -74,8 +74,8 @@ class TorchHooks:
     def rows(self) -> Sequence[StepRecord]:
         return self._opt.history()
 
-    def findings(self, *, audit: bool) -> list[Finding]:
-        return self._search.findings(with_audit=audit)
+    def findings(self) -> list[Finding]:
+        return self._search.findings()
 
     def measures(self) -> dict[str, Measures]:
         return self._search.measures()

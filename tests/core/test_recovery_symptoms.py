@@ -118,9 +118,9 @@ def test_the_norm_of_a_healthy_training_may_rise_to_eight_times_the_usual() -> N
 
 @pytest.mark.parametrize("end", [0.0, 1e-6])
 def test_a_loss_that_is_next_to_nothing_may_multiply(end: float) -> None:
-    losses = [2.0] * 20 + [end] * 60 + [1e-3] * 20
+    losses = [2.0] * 20 + [end] * 60 + [0.1] * 20
     assert all_symptoms([row(i, loss=x) for i, x in enumerate(losses)]) == []
-    losses[80:] = [0.1] * 20
+    losses[80:] = [0.3] * 20
     found = {s.code for s in all_symptoms([row(i, loss=x) for i, x in enumerate(losses)])}
     assert found == {SymptomCode.RUNAWAY_LOSS}
 
@@ -133,8 +133,8 @@ def _runaway_by_numpy(values: Sequence[float], policy: RecoveryPolicy, ratio: fl
         kept = np.asarray(usual[-policy.window :])
         if len(kept) < policy.window // 2:
             return math.inf
-        middle, first = np.median(kept), np.median(usual[: policy.window // 2])
-        sd = max(1.4826 * np.median(np.abs(kept - middle)), 0.01 * abs(middle), 0.001 * abs(first))
+        middle, first = np.median(kept), np.median(values[:n])
+        sd = max(1.4826 * np.median(np.abs(kept - middle)), 0.01 * abs(middle), 0.01 * abs(first))
         return float(max(middle + policy.runaway_threshold * sd, ratio * middle))
 
     for end in range(1, len(values) + 1):

@@ -282,11 +282,11 @@ def test_entries_of_a_plain_pair_have_the_names_of_parameters() -> None:
     params = [{"w": jnp.ones(2)}, {"w": jnp.ones(2)}]
     opt_state, bad = tx.init(params), jnp.asarray([1.0, jnp.inf])
     findings = Findings((params, opt_state, [jnp.ones(2)]))
-    (found,) = findings.of(([params[0], {"w": bad}], opt_state, [-bad]), audit=False)
+    (found,) = findings.of(([params[0], {"w": bad}], opt_state, [-bad]))
     assert found.names == ("1.w", "0")
     moments = opt_state[1][0]._replace(nu=[{"w": -bad}, {"w": bad}])
     hurt = (params, (opt_state[0], (moments, opt_state[1][1])), [jnp.ones(2)])
-    (nonfinite,) = findings.of(hurt, audit=True)
+    (nonfinite,) = findings.of(hurt)
     assert nonfinite.names == ("nu of 0.w", "nu of 1.w")
 
 
