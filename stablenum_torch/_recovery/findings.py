@@ -61,7 +61,7 @@ class Search:
         for name, p in self._named_parameters().items():
             values = _values(p)
             if values is not None:
-                norm = torch.linalg.vector_norm(values, dtype=torch.float64)
+                norm = torch.linalg.vector_norm(values.float() if values.itemsize < 4 else values).double()
                 found[name] = torch.stack([norm, *_moments(state.get(p, {}), norm)])
         return {name: Measures(*measured) for name, measured in _read(found).items()}
 
