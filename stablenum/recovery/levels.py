@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 __all__ = ["Level"]
@@ -14,6 +14,7 @@ _NORMAL = 1.4826  # the standard deviation of a normal distribution divided by i
 _LEAST_SPREAD = 0.01  # of the median
 # Of the first values: the loss of a training that knows its data by heart may multiply and still be tiny.
 _LEAST_OF_FIRST = 0.01
+_LARGEST_EXPONENT = 100.0  # no number overflows
 
 
 class Level:
@@ -24,7 +25,8 @@ class Level:
     Args:
         window: how many values are usual, at most. There is no verdict before there are half as many.
         steps: of how many last values the median is judged.
-        threshold: how many robust standard deviations above the usual median are too high.
+        threshold: how many robust standard deviations above the usual median are too high; of the logarithms
+            if all usual values are positive.
         least_ratio: a value below so many times the usual median is not too high; 0 for no such bound.
     """
 
@@ -69,9 +71,18 @@ class Level:
         if self._first is None or len(self.usual) < self._enough:
             return None
         middle = statistics.median(self.usual)
-        mad = statistics.median(abs(x - middle) for x in self.usual)
-        spread = max(_NORMAL * mad, _LEAST_SPREAD * abs(middle), _LEAST_OF_FIRST * abs(self._first))
-        return max(middle + self._threshold * spread, self._least_ratio * middle)
+        least = max(_LEAST_SPREAD * abs(middle), _LEAST_OF_FIRST * abs(self._first))
+        return max(self._usual_rise(middle), middle + self._threshold * least, self._least_ratio * middle)
+
+    def _usual_rise(self, middle: float) -> float:
+        """Return what is as many robust standard deviations above the median as the threshold says.
+
+        Positive values are compared by their logarithms: a small loss often rises and falls by a factor.
+        """
+        if min(self.usual) <= 0.0:
+            return middle + self._threshold * _deviation(self.usual, middle)
+        spread = _deviation([math.log(x) for x in self.usual], math.log(middle))
+        return middle * math.exp(min(self._threshold * spread, _LARGEST_EXPONENT))
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, which :meth:`load_state_dict` takes."""
@@ -84,3 +95,7 @@ class Level:
         self._last.clear()
         self._last.extend((step, value) for step, value in plain["last"])
         self._first = plain["first"]
+
+
+def _deviation(values: Collection[float], middle: float) -> float:
+    return _NORMAL * statistics.median(abs(x - middle) for x in values)

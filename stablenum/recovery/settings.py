@@ -109,8 +109,8 @@ class RecoveryPolicy:
         runaway_steps: the median loss or gradient norm of so many applied steps is compared with the steps
             before them; None for never. At least 3.
         runaway_threshold: how far above their median it must be to be a symptom, in robust standard
-            deviations (1.4826 MAD, at least 1 % of the median and 1 % of the run's first values), above 0. A
-            norm must also be 10 times the median.
+            deviations (1.4826 MAD, of the logarithms where all are positive; at least 1 % of the median and
+            1 % of the run's first values), above 0. A norm must also be 10 times the median.
         window: how many ordinary steps are compared with, at least 8. There is no verdict before there are
             half as many, at the beginning of the run and after going back to it.
         audit: whether parameters and moments are measured at each snapshot. Symptoms are negative second

@@ -125,6 +125,12 @@ def test_a_loss_that_is_next_to_nothing_may_multiply(end: float) -> None:
     assert found == {SymptomCode.RUNAWAY_LOSS}
 
 
+def test_a_loss_that_often_multiplies_is_no_symptom() -> None:
+    draw = random.Random(3)
+    rows = [row(i, loss=math.exp(draw.gauss(-5, 1) + 2.0 * (i % 60 < 12))) for i in range(400)]
+    assert all_symptoms(rows) == []
+
+
 def _runaway_by_numpy(values: Sequence[float], policy: RecoveryPolicy, ratio: float) -> list[int]:
     """The steps at which the signal has run away, from the rule as it is documented."""
     n, usual, found = policy.runaway_steps or 0, [], []
@@ -134,8 +140,14 @@ def _runaway_by_numpy(values: Sequence[float], policy: RecoveryPolicy, ratio: fl
         if len(kept) < policy.window // 2:
             return math.inf
         middle, first = np.median(kept), np.median(values[:n])
-        sd = max(1.4826 * np.median(np.abs(kept - middle)), 0.01 * abs(middle), 0.01 * abs(first))
-        return float(max(middle + policy.runaway_threshold * sd, ratio * middle))
+        least = max(0.01 * abs(middle), 0.01 * abs(first))
+        if np.all(kept > 0):
+            logs = np.log(kept)
+            sd = 1.4826 * np.median(np.abs(logs - np.log(middle)))
+            above = middle * np.exp(policy.runaway_threshold * sd)
+        else:
+            above = middle + policy.runaway_threshold * 1.4826 * np.median(np.abs(kept - middle))
+        return float(max(above, middle + policy.runaway_threshold * least, ratio * middle))
 
     for end in range(1, len(values) + 1):
         if end > n and values[end - n - 1] <= limit():
@@ -149,14 +161,16 @@ def _runaway_by_numpy(values: Sequence[float], policy: RecoveryPolicy, ratio: fl
     ("signal", "code", "ratio"),
     [("loss", SymptomCode.RUNAWAY_LOSS, 0.0), ("norm", SymptomCode.RUNAWAY_GRAD_NORM, 10.0)],
 )
+@pytest.mark.parametrize("below_zero", [0.0, 1.0])
 @pytest.mark.parametrize("seed", range(20))
 def test_runaways_are_those_of_the_documented_rule(
-    signal: str, code: SymptomCode, ratio: float, seed: int
+    signal: str, code: SymptomCode, ratio: float, seed: int, below_zero: float
 ) -> None:
     draw = random.Random(seed)
     values = [draw.gauss(1.0, 0.1) + (draw.random() < 0.05) * draw.uniform(0, 20) for _ in range(300)]
     for i in range(draw.randrange(60, 250), 300):
-        values[i] *= 1.0 + (0.5 + 0.1 * ratio) * (i % 17)
+        values[i] *= 1.0 + (1.0 + 0.1 * ratio) * (i % 17)
+    values = [x - below_zero for x in values]
     rows = [row(i, **{signal: x}) for i, x in enumerate(values)]
     found = [s.step for s in all_symptoms(rows) if s.code is code]
     # A row is judged when the next is there.
