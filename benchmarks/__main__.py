@@ -6,7 +6,7 @@ rule's decision and how well the spike rules find spikes, ``diagnosis.json`` how
 ``diff.json`` has the cost of comparing two programs, ``diff-peers.json`` how often a comparison and other
 tools find a difference, ``partners.json`` what a bad batch leaves behind in other trainers,
 ``checkpoints.json`` what a gated checkpoint costs per GB, ``recovery.json`` from which planted faults a
-training recovers.
+training recovers, ``false-alarms.json`` how often a healthy one is taken back.
 ``python -m benchmarks rules`` measures one part alone.
 
 The command exits with an error if a peer is missing or a result differs from the peer's, so that only
@@ -46,12 +46,14 @@ from benchmarks.distributed import run as distributed
 from benchmarks.partners import table as partners
 from benchmarks.ranks import run as ranks
 from benchmarks.recovery import run as recovery
+from benchmarks.recovery.healthy import run as healthy
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.steps.keeping import Kept, sources_digest
 from benchmarks.steps.promises import broken_promises
 from benchmarks.steps.run import PEERS, measure_all, threads
 
 RESULTS = Path(__file__).parent / "results"
+SEEDS = (0, 1)  # of the healthy trainings; the rules were settled on the first
 PACKAGES = ("torch", "jax", "jaxlib", "optax", "numpy", "stablenum")
 
 
@@ -244,6 +246,15 @@ def _measure_exact_norms(console: Console) -> None:
     _save(console, "exact-norms.json", report)
 
 
+def _measure_false_alarms(console: Console) -> None:
+    console.print("running: healthy trainings (some minutes) ...")
+    found = {seed: list(healthy.rows(seed=seed)) for seed in SEEDS}
+    for seed, rows in found.items():
+        console.print(f"seed {seed}")
+        console.print(healthy.table(rows))
+    _save(console, "false-alarms.json", _facts() | {"seeds": found})
+
+
 def _measure_recovery_cost(console: Console) -> None:
     console.print("measuring: what a recovery adds to a training ...")
     report = _facts() | {"rows": recovery_cost.run()}
@@ -371,6 +382,7 @@ PARTS = {
     "rules": _measure_rules,
     "exact-norms": _measure_exact_norms,
     "recovery-cost": _measure_recovery_cost,
+    "false-alarms": _measure_false_alarms,
     "losses": _measure_losses,
     "accuracy": _measure_accuracy,
     "diagnosis": _measure_diagnosis,

@@ -70,6 +70,7 @@ def setup(app: object) -> None:
     diffs.write_diff_peers(results / "diff-peers.json", generated)
     diffs.write_diff_cost(results / "diff.json", generated)
     recoveries.write_recoveries(results / "recovery.json", generated)
+    recoveries.write_false_alarms(results / "false-alarms.json", generated)
     savings.write_checkpoint_cost(results / "checkpoints.json", generated)
     savings.write_recovery_cost(results / "recovery-cost.json", generated)
     cures.write_cures(generated)

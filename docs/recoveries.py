@@ -7,14 +7,14 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from measured import table
+from measured import read, software, table
 
 from benchmarks.recovery.faults import DELAYS, FAULTS
 from benchmarks.recovery.once import CLEAN, OURS, PLAIN
-from benchmarks.recovery.run import SPLITS, TUNED, harmful, is_tuned, summary
+from benchmarks.recovery.run import SPLITS, harmful, is_tuned, summary
 from benchmarks.recovery.ways import WAYS
 
-__all__ = ["write_recoveries"]
+__all__ = ["write_false_alarms", "write_recoveries"]
 
 _FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX"}
 
@@ -46,6 +46,29 @@ def write_recoveries(results: Path, directory: Path) -> None:
     (directory / "recovery-summary.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     lines = [*_faults(rows), "", f"{_software(report)}."]
     (directory / "recovery-faults.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_false_alarms(results: Path, directory: Path) -> None:
+    """Write ``false-alarms.md``: the healthy trainings that were taken back, and how many were not.
+
+    Raises:
+        FileNotFoundError: there are no results.
+        KeyError: the file does not have the form that ``benchmarks`` writes.
+    """
+    report = read(results, "false-alarms")
+    body, said = [], []
+    for seed, rows in report["seeds"].items():
+        alarmed = [row for row in rows if row["rewinds"]]
+        said.append(f"{len(alarmed)} of {len(rows)} with seed {seed}")
+        for row in alarmed:
+            ended = "stopped" if "The training was stopped" in row["why"][-1] else "finished"
+            scores = [f"{row[key]:.3g}" for key in ("plain", "recovery")]
+            body.append([row["training"], seed, str(row["rewinds"]), ended, *scores])
+    head = ["training", "seed", "rewinds", "", "evaluation, plain", "with `Recovery`"]
+    lines = [f"Taken back at least once: {', '.join(said)}.", "", *table(head, body)]
+    (directory / "false-alarms.md").write_text(
+        "\n".join([*lines, "", f"{software(report)}."]) + "\n", "utf-8"
+    )
 
 
 def _summary(rows: list[dict[str, Any]]) -> list[str]:
@@ -149,5 +172,4 @@ def _ends(plain: list[dict[str, Any]]) -> str:
 
 
 def _software(report: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    return f"The settings were chosen on {TUNED[0]}, seed {TUNED[1]}. {versions}"
+    return ", ".join(f"{name} {version}" for name, version in report["versions"].items())

@@ -21,15 +21,16 @@ from benchmarks.steps.keeping import Kept
 __all__ = ["FRAMEWORKS", "TRAININGS", "harmful", "is_tuned", "run", "summary", "table"]
 
 FRAMEWORKS = ("torch", "jax")
-TRAININGS = (("digits", 0), ("digits", 1), ("transformer", 0))
-TUNED = ("digits", 0)
+# The settings were chosen on the first; what was missed in the next two led to further symptoms.
+TUNED = (("digits", 0), ("digits", 1), ("transformer", 0))
+TRAININGS = (*TUNED, ("digits", 2), ("transformer", 1))
 SPLITS = {True: "tuned", False: "held out"}
 _PATIENCE_S = 3 * 3600
 
 
 def is_tuned(row: dict[str, Any]) -> bool:
-    """Whether the settings of the recovery were chosen on this training; all others are held out."""
-    return (row["program"], row["seed"]) == TUNED
+    """Whether the settings or the rules were chosen on this training; all others are held out."""
+    return (row["program"], row["seed"]) in TUNED
 
 
 def run(kept: Kept, trainings: Sequence[tuple[str, int]] = TRAININGS) -> dict[str, Any]:

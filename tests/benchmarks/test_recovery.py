@@ -287,7 +287,7 @@ def _row(program: str, seed: int, way: str, recovered: bool, lost: int, fault: s
 
 
 def test_the_summary_counts_tuned_and_held_out_trainings_apart():
-    of = (("digits", 0, True, 3), ("digits", 1, False, 5), ("transformer", 0, True, 9))
+    of = (("digits", 0, True, 3), ("digits", 2, False, 5), ("transformer", 1, True, 9))
     found = [_row(program, seed, OURS, recovered, lost) for program, seed, recovered, lost in of]
     lines = benchmark.summary(found)
     counts = {(r["split"], r["delay"]): (r["recovered"], r["faults"], r["lost"]) for r in lines}
