@@ -1,4 +1,4 @@
-"""A short table of costs beside the usual tools, from the results of the benchmarks."""
+"""A short table of costs, compared with the usual tools, from the results of the benchmarks."""
 
 from __future__ import annotations
 

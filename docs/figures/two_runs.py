@@ -23,14 +23,14 @@ def two_runs() -> tuple[Figure, str]:
     dead = int(np.flatnonzero(~np.isfinite(plain.losses))[0])
 
     figure, (ax,) = panels()
-    figure.set_size_inches(6.4, 3.2)  # the letters stay legible on a phone
+    figure.set_size_inches(5.2, 3.2)  # the letters stay legible on a phone
     ax.plot(losses, color=AFTER, lw=1.3, label="with a guard")
     ax.plot(plain.losses[:dead], color=LIMIT, lw=2.4, label="without one")
     mark(ax, [dead - 1], [plain.losses[dead - 1]], "NaN from here on", color=LIMIT)
     mark(ax, skipped, [4.5] * len(skipped), "bad batch, skipped", color=BAD, marker="v")
     ax.text(dead + 5, 1.9, f"dead: {plain.score:.1%} of the digits", color=LIMIT)
     ax.text(len(losses), 0.32, f"{guarded.score:.1%} of the digits", color=AFTER, ha="right")
-    finish(ax, y="loss", log=10)
+    finish(ax, y="loss", log=10, columns=2)
     n, steps = len(skipped), len(losses)
     return figure, (
         f"A network learns handwritten digits in float16, and {n} of the {steps} batches are bad. Without a "
