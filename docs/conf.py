@@ -13,7 +13,17 @@ project = "stablenum"
 copyright = "the stablenum authors"
 release = version = stablenum.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+sys.path[:0] = [str(HERE), str(HERE.parent)]  # the generators, and the recorded streams
+import inventories  # noqa: E402 - found there
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
+intersphinx_mapping = inventories.mapping()
 exclude_patterns = ["_build", "failures"]
 html_theme = "furo"
 html_title = f"stablenum {release}"
@@ -37,7 +47,7 @@ napoleon_use_ivar = True
 
 def setup(app: object) -> None:
     """Generate what the pages include. Sphinx calls this before it reads them."""
-    sys.path[:0] = [str(HERE), str(HERE.parent)]  # the generators, and the recorded streams
+    import commands
     import costs
     import cures
     import diffs
@@ -48,7 +58,9 @@ def setup(app: object) -> None:
     import programs
     import ranks
     import recoveries
+    import root_files
     import savings
+    import short_costs
     import tables
     import updates
 
@@ -57,6 +69,9 @@ def setup(app: object) -> None:
     torchvision_on_cpu.allow()  # transformers imports it, and autodoc imports transformers
     results, generated = HERE.parent / "benchmarks" / "results", HERE / "_build" / "generated"
     generated.mkdir(parents=True, exist_ok=True)
+    inventories.write_inventories(HERE)
+    commands.write_commands(generated)
+    root_files.write_root_files(HERE.parent, generated)
     tables.write_reasons(generated)
     tables.write_rule_tables(results / "rules.json", generated)
     tables.write_ulp(results / "ulp.json", generated)
@@ -64,6 +79,7 @@ def setup(app: object) -> None:
     tables.write_diagnosis(results / "diagnosis.json", generated)
     partners.write_partners(results / "partners.json", generated)
     costs.write_costs(results / "cpu.json", generated)
+    short_costs.write_short_costs(results, generated)
     costs.write_ranks(results / "ranks.json", generated)
     ranks.write_distributed(results / "distributed.json", generated)
     ranks.write_ranks_model(generated)

@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
+import zlib
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
@@ -18,6 +20,7 @@ from typer.testing import CliRunner
 import stablenum.losses
 import stablenum.numerics
 from stablenum import GuardConfig, cli
+from stablenum.commands.compare import SCENARIOS
 from stablenum.diagnosis import Cause
 from stablenum.rules.clipping import CLIP_RULES
 from stablenum.rules.loss_scale import LOSS_SCALES
@@ -28,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 RULES = sorted((DOCS / "rules").glob("*.md"))
 RECIPES = sorted((DOCS / "recipes").glob("*.md"))
+API = sorted((DOCS / "api").glob("*.md"))
 PAGES = sorted(DOCS.glob("*.md")) + RULES + RECIPES
 
 
@@ -64,14 +68,21 @@ def test_the_pages_have_examples():
         "distributed-jax.md",
         "distributed-replicas.md",
         "distributed.md",
+        "faq.md",
+        "file-formats.md",
         "gpu.md",
         "how-it-works.md",
+        "index.md",
+        "install.md",
+        "jax.md",
         "nan-and-cure.md",
         "porting.md",
         "precision.md",
-        "quickstart.md",
+        "pytorch.md",
         "ranges.md",
         "recover.md",
+        "settings.md",
+        "tutorial.md",
     }
     recipes = {str(page.relative_to(DOCS)) for page in RECIPES if page.name != "index.md"}
     assert with_examples == pages | rules | recipes
@@ -157,7 +168,10 @@ def test_every_page_includes_its_generated_files(made_with):
     recover = (DOCS / "recover.md").read_text(encoding="utf-8")
     assert "{image} _build/generated/figures/recovery.svg" in recover
     assert "{include} _build/generated/figures/recovery.md" in recover
-    of_rules = figures.FIGURES.keys() - {"recovery"}
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    assert "(_build/generated/figures/two-runs.svg)" in index
+    assert "{include} _build/generated/figures/two-runs.md" in index
+    of_rules = figures.FIGURES.keys() - {"recovery", "two-runs"}
     assert set(pages) - {"index"} == {name.removesuffix("-constant") for name in of_rules}
     for name in of_rules:
         text = pages[name.removesuffix("-constant")]
@@ -193,6 +207,97 @@ def test_the_rule_tables_need_a_measurement_of_every_rule(made_with, tmp_path):
     (tmp_path / "rules.json").write_text(json.dumps(report), encoding="utf-8")
     with pytest.raises(KeyError, match="ZClip"):
         tables.write_rule_tables(tmp_path / "rules.json", tmp_path)
+
+
+def test_the_table_of_the_demo_is_that_of_the_built_in_scenarios():
+    page = (DOCS / "compare.md").read_text(encoding="utf-8")
+    table = page[page.index("## What `make demo` prints") :]
+    rows = re.findall(r"^(\S+) +\w+ +(\w+) +(\d+) +(\d+) +\d/6 +yes", table, re.MULTILINE)
+    assert [name for name, *_ in rows] == list(SCENARIOS)
+    for name, guarded, steps, skipped in rows:
+        expected = SCENARIOS[name].expected
+        assert guarded == expected.guarded
+        assert expected.skips is None or int(skipped) == expected.skips
+        assert int(steps) <= SCENARIOS[name].steps or expected.rewinds  # steps are made again
+
+
+def test_every_page_is_in_the_sidebar_once():
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    trees = re.findall(r"^```{toctree}\n:hidden:\n:caption: (.+)\n\n((?:.+\n)+)```", index, re.M)
+    captions = [caption for caption, _ in trees]
+    assert captions == [
+        *("Start", "Tutorials", "How-to", "Migrate", "Rules", "Safe functions", "Diagnose", "Precision"),
+        *("Compare and port", "Distributed", "Recover", "Explanation", "Reference", "Project"),
+    ]
+    listed = [page for _, pages in trees for page in pages.split()]
+    written = {page.stem for page in DOCS.glob("*.md")} | {f"api/{page.stem}" for page in API}
+    assert sorted(listed) == sorted((written - {"index"}) | {"recipes/index", "rules/index"})
+
+
+def test_the_page_of_the_command_has_every_option_and_exit_code(made_with, tmp_path):
+    commands = made_with("commands")
+    commands.write_commands(tmp_path)
+    text = (tmp_path / "commands.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## `stablenum (\w+)`$", text, re.M) == list(commands.COMMANDS)
+    for option in ("--ignore NAME", "-m, --module", "--repro DIR", "--allow PATTERN", "--plot <path>"):
+        assert f"| `{option}` |" in text
+    assert "| `--steps <int range>` | Compare so many training steps. \\[default: 1; x>=1\\] |" in text
+    page = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    assert "{include} _build/generated/commands.md" in page
+    exits = re.search(r"^## Exit codes\n(.*?)^## |\Z", page + "\n## ", re.M | re.S)[1]
+    assert set(re.findall(r"^\| `(\w+)` \|", exits, re.M)) == set(commands.COMMANDS)
+
+
+def test_the_page_on_installing_names_the_versions_that_are_claimed():
+    page = (DOCS / "install.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    claimed = [need for extra in ("torch", "jax") for need in project["optional-dependencies"][extra]]
+    for need in claimed:
+        assert re.search(rf"\b{re.escape(need.partition('>=')[2])}\b", page), need
+    for file in ("constraints-lowest.txt", "constraints.txt"):
+        pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / file).read_text(encoding="utf-8"), re.M))
+        row = next(line for line in page.splitlines() if f"`{file}`" in line and line.startswith("|"))
+        assert [cell.strip() for cell in row.split("|")[3:-1]] == [
+            pins[name] for name in ("torch", "jax", "optax", "numpy")
+        ]
+
+
+def test_the_short_table_of_costs_is_measured(made_with, tmp_path):
+    short = made_with("short_costs")
+    short.write_short_costs(ROOT / "benchmarks" / "results", tmp_path)
+    text = (tmp_path / "short-costs.md").read_text(encoding="utf-8")
+    report = json.loads((ROOT / "benchmarks" / "results" / "gpu-h100.json").read_text(encoding="utf-8"))
+    row = next(row for row in report["rows"] if row["name"] == "torch adamw fused 38M/108 float32")
+    bare, peer, ours = (f"{row['variants'][name]['median_ms']:.2f}" for name in ("bare", "scaler", "fold"))
+    assert f"| PyTorch, H100, 38 M | {bare} | {peer} (GradScaler + clip) | {ours} |" in text
+    assert len(text.splitlines()) == 9
+    with pytest.raises(FileNotFoundError, match="python -m benchmarks steps"):
+        short.write_short_costs(tmp_path, tmp_path)
+
+
+def test_links_in_the_files_of_the_root_lead_to_pages(made_with, tmp_path):
+    root_files = made_with("root_files")
+    root_files.write_root_files(ROOT, tmp_path)
+    for page in root_files.PAGES:
+        text = (tmp_path / f"{page}.md").read_text(encoding="utf-8")
+        links = re.findall(r"\]\((?!http)([^)#]+)", text)
+        assert all((DOCS / link).exists() for link in links), page
+        assert f"{{include}} _build/generated/{page}.md" in (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    assert "](checkpoints.md)" in (tmp_path / "changelog.md").read_text(encoding="utf-8")
+
+
+def test_inventories_have_the_form_that_sphinx_reads(made_with, tmp_path):
+    inventories = made_with("inventories")
+    inventories.write_inventories(tmp_path)
+    assert set(inventories.mapping()) == set(inventories.PARTNERS)
+    lines = []
+    for _, file in inventories.mapping().values():
+        *head, packed = (tmp_path / file).read_bytes().split(b"\n", 4)
+        assert head[0] == b"# Sphinx inventory version 2"
+        assert b"zlib" in head[3]
+        lines += zlib.decompress(packed).decode().splitlines()
+    assert "torch.optim.Optimizer py:class 1 optim.html#torch.optim.Optimizer -" in lines
+    assert "jax.jit py:function 1 _autosummary/jax.jit.html#jax.jit -" in lines
 
 
 def test_the_effect_of_a_bad_value_is_determined_by_comparing_decisions(made_with):

@@ -1,4 +1,4 @@
-"""The figures on the pages: recorded streams passed through ``stablenum.decide``, and a run that goes back.
+"""The figures on the pages: recorded streams passed through ``stablenum.decide``, and whole runs.
 
 ``make_all`` draws each figure and writes its caption, with numbers counted in the same run, so that neither
 the picture nor the numbers can become stale.
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from figures import clipping, recovery, scales, spikes
 from figures.style import save
+from figures.two_runs import two_runs
 
 __all__ = ["FIGURES", "make_all"]
 
@@ -26,6 +27,7 @@ FIGURES = {
     "recovery": recovery.rewound,
     "spike-guard": spikes.spike_guard,
     "spike-guard-constant": spikes.constant_loss,
+    "two-runs": two_runs,
 }
 
 

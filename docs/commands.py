@@ -1,0 +1,40 @@
+"""The options of the command ``stablenum``, read from the command itself."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import typer.main
+from measured import table
+
+from stablenum import cli
+
+__all__ = ["COMMANDS", "write_commands"]
+
+COMMANDS = tuple(cli._MODULES)  # there is no public list: users get it from `stablenum --help`
+
+
+def write_commands(directory: Path) -> None:
+    """Write ``commands.md``: a section per command, with its help and a table of its options."""
+    root = typer.main.get_command(cli.app(*COMMANDS))
+    text = "\n\n".join(_section(name, root.commands[name]) for name in COMMANDS)
+    (directory / "commands.md").write_text(text + "\n", encoding="utf-8")
+
+
+def _section(name: str, command: Any) -> str:
+    context = command.make_context(name, ["--help"], resilient_parsing=True)
+    usage = " ".join(command.collect_usage_pieces(context))
+    rows = [record for p in command.get_params(context) if (record := p.get_help_record(context))]
+    options = [[f"`{option}`".replace("|", "\\|"), _plain(about)] for option, about in rows]
+    help_text = inspect.cleandoc(command.help or "")
+    parts = (f"## `stablenum {name}`", help_text, f"```text\nstablenum {name} {usage}\n```")
+    return "\n\n".join((*parts, "\n".join(table(["option", "what it does"], options))))
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    for mark in ("\\", "[", "]", "*", "|", "<"):
+        text = text.replace(mark, "\\" + mark)
+    return " ".join(text.split())
