@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import importlib.util
 import io
 import json
@@ -10,7 +11,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +137,46 @@ def test_a_process_that_is_ended_from_the_outside_is_reported() -> None:
     killer = dataclasses.replace(BACKENDS["numpy"], module="tests.parity.killing_backend")
     with pytest.raises(RuntimeError, match=r"ended from the outside.* With --jobs 1 the scenarios run"):
         run_side_by_side([scenario, scenario], [killer], jobs=2, checked=set(), brief=False)
+
+
+def test_processes_end_with_the_main_one(tmp_path: Path) -> None:
+    program = f"""
+import dataclasses
+from stablenum.commands.compare import BACKENDS, SCENARIOS
+from stablenum.commands.compare.processes import run_side_by_side
+
+if __name__ == "__main__":
+    module = "tests.parity.sleeping_backend"
+    slow = dataclasses.replace(BACKENDS["numpy"], module=module, mode={str(tmp_path)!r})
+    scenarios = [dataclasses.replace(SCENARIOS["clean"], name=name) for name in ("one", "two")]
+    run_side_by_side(scenarios, [slow], jobs=2, checked=set(), brief=False)
+"""
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    path = {"PYTHONPATH": os.pathsep.join(["", *sys.path])}
+    main = subprocess.Popen([sys.executable, file], env=os.environ | path)
+    try:
+        wait_until(lambda: sum(map(is_held, tmp_path.glob("*.lock"))) == 2)
+    finally:
+        main.kill()
+        main.wait()
+    wait_until(lambda: not any(map(is_held, tmp_path.glob("*.lock"))))
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + 100
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def is_held(lock: Path) -> bool:
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def test_numpy_alone_is_compared_with_no_backend() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -71,10 +73,19 @@ def run_side_by_side(
 
 
 def _begin_process(levels: Mapping[str, int]) -> None:
-    """Log what the main process does; let Ctrl-C end this process without a traceback, which it reports."""
+    """Log what the main process does; end with it, and at Ctrl-C without a traceback, which it reports."""
+    threading.Thread(target=_end_with_the_main_process, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
+
+
+def _end_with_the_main_process() -> None:
+    """Wait for the main process, and end this one; without this it would run on if the main one is killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _run(scenario: Scenario, backends: Sequence[Backend], check_expected: bool, brief: bool) -> Result:
