@@ -3,8 +3,11 @@
 
 VENV        := .venv
 CONSTRAINTS := constraints.txt
-STAMP  := $(VENV)/.installed
-BIN    := $(VENV)/bin
+# Stamps of what is installed: the package with what `make demo` needs, and the tools for development.
+PACKAGE     := $(VENV)/.installed-package
+STAMP       := $(VENV)/.installed
+BIN         := $(VENV)/bin
+PIP_INSTALL  = $(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS))
 # The first of these that runs and is new enough; override with `make PYTHON=/path/to/python ...`.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
@@ -20,8 +23,8 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## Run unstable trainings on every backend and show that they agree
-	$(BIN)/stablenum compare --plot demo-results.png --json demo-results.json
+demo: $(PACKAGE) ## Run unstable trainings on every backend and show that they agree
+	$(BIN)/stablenum compare --jobs 2 --plot demo-results.png --json demo-results.json
 
 # One after the other even under `make -j`; the first failure ends it.
 check: ## Check style, types and import contracts, then run the tests (what CI runs)
@@ -66,13 +69,18 @@ bench-all: $(STAMP) ## Every measurement of the documentation
 clean: ## Remove the virtual environment and everything that was built
 	rm -rf $(VENV) docs/_build demo-results.png demo-results.json
 
-# The stamp is written last, so an interrupted installation is begun again.
-$(STAMP): pyproject.toml $(CONSTRAINTS)
+# A stamp is written last, so an interrupted installation is begun again.
+$(PACKAGE): pyproject.toml $(CONSTRAINTS)
 	@rm -f $@
 	@if [ -z "$(PYTHON)" ]; then \
 	  echo "No Python 3.11 or newer (with venv) found. Install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; fi
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); }
 	@# Dependency groups need pip 25.1.
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[all]' --group dev
+	$(PIP_INSTALL) --editable '.[all]'
+	@touch $@
+
+$(STAMP): $(PACKAGE)
+	@rm -f $@
+	$(PIP_INSTALL) --editable '.[all]' --group dev
 	@touch $@

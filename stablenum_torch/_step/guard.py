@@ -45,7 +45,7 @@ from stablenum_torch._step.checks import (
 )
 from stablenum_torch._step.measure import gradient_norms_without_wait
 from stablenum_torch._step.observe import Noted
-from stablenum_torch._step.on_device import step_on_device
+from stablenum_torch._step.on_device import apply_on_device, decided_on_device
 from stablenum_torch._step.on_host import step_on_host
 from stablenum_torch._step.parameters import TrackedParameters
 from stablenum_torch._step.replicas import ReplicaCheck
@@ -210,7 +210,8 @@ class Guard:
         else:
             write = functools.partial(copy_into, self.state)
             commit = functools.partial(self._commit, write)
-            step_on_device(self.optimizer, self.config, self.state, *arguments, commit)
+            decided = decided_on_device(self.optimizer, self.config, self.state, *arguments)
+            apply_on_device(self.optimizer, self.config, params, joint, decided, commit)
         if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
             self._watch.after_step(self.state, self.names, decided_on_host=on_host)
         if self.config.check_replicas_every is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import array_api_compat.torch as torch_namespace
 import torch
@@ -24,10 +25,13 @@ from stablenum_torch._step.apply import gradients_to_change, transform
 from stablenum_torch._step.clip_update import before_update, clip_update_without_wait
 from stablenum_torch._step.observe import Measured, Noted, measured_without_wait, observation
 
-__all__ = ["decided_without_wait", "step_on_device"]
+__all__ = ["apply_on_device", "decided_on_device", "decided_without_wait"]
+
+# The decision, the next state, and two () float32 for fused kernels: a divisor and the skip flag.
+Decided: TypeAlias = tuple[Decision, GuardState, Tensor, Tensor]
 
 
-def step_on_device(
+def decided_on_device(
     optimizer: Optimizer,
     config: GuardConfig,
     state: GuardState,
@@ -35,21 +39,36 @@ def step_on_device(
     noted: Noted,
     joint: Joint | None,
     included: Sequence[bool],
+) -> Decided:
+    """Measure the gradients and decide; arguments as for ``measured_without_wait``.
+
+    This is a function of its own, apart from :func:`apply_on_device`, for ``torch.compile``: it traces the
+    latter twice, because torch breaks the graph in ``optimizer.step()``, and once more when the optimizer has
+    created its state. Measuring and deciding are most of what there is to trace.
+    """
+    measured = measured_without_wait(config, params, noted, state.step.device, joint, included)
+    still = moves_nothing(optimizer)
+    if config.unit_rule is not None:  # each unit adds further operations: compiling them would take minutes
+        return decided_without_wait(config, still, state, measured)
+    decide_fast = fewer_kernels(decided_without_wait, config, still, on=state.step, shape=len(params))
+    return decide_fast(state, measured)
+
+
+def apply_on_device(
+    optimizer: Optimizer,
+    config: GuardConfig,
+    params: Sequence[Tensor],
+    joint: Joint | None,
+    decided: Decided,
     commit: Callable[[GuardState], None],
 ) -> None:
-    """Step ``optimizer`` as the core decides; arguments as for ``measured_without_wait``.
+    """Step ``optimizer`` as :func:`decided_on_device` has decided.
 
     ``commit`` completes the step with the guard's next state: it is called last, and again if an exception
     stops it.
     """
-    device = state.step.device
-    measured = measured_without_wait(config, params, noted, device, joint, included)
-    still = moves_nothing(optimizer)
-    if config.unit_rule is None:
-        decide_fast = fewer_kernels(decided_without_wait, config, still, on=state.step, shape=len(params))
-        decided = decide_fast(state, measured)
-    else:  # each unit adds further operations: compiling them would take minutes
-        decided = decided_without_wait(config, still, state, measured)
+    divisor: Tensor | None
+    found_inf: Tensor | None
     decision, after, divisor, found_inf = decided
     if not (is_fused(optimizer) and can_skip_on_device(optimizer)):
         if not wait_for_bool(decision.apply):
@@ -67,16 +86,14 @@ def step_on_device(
 
     def complete() -> None:
         if rule is not None and copied is not None:
-            clip_update_without_wait(rule, copied, params, device, joint)
+            clip_update_without_wait(rule, copied, params, after.step.device, joint)
         commit(after)
 
     step_folded(optimizer, divisor=divisor, found_inf=found_inf, then=complete)
 
 
-def decided_without_wait(
-    config: GuardConfig, still: bool, state: GuardState, measured: Measured
-) -> tuple[Decision, GuardState, Tensor, Tensor]:
-    """Return the decision, the next state, and two () float32 for fused kernels: a divisor and the skip flag.
+def decided_without_wait(config: GuardConfig, still: bool, state: GuardState, measured: Measured) -> Decided:
+    """Return what is decided, and what follows from it.
 
     This is everything between the measurement and the optimizer's step, so that it compiles as one function.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import importlib.util
 import io
 import json
@@ -10,7 +11,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from stablenum import cli
 from stablenum.commands.compare import BACKENDS, SCENARIOS, run_scenario
 from stablenum.commands.compare.backends import numpy_run, torch_run
 from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
+from stablenum.commands.compare.processes import run_side_by_side
 from stablenum.commands.compare.report import print_report, to_json
 from stablenum.commands.compare.runner import run_guarded
 from stablenum.commands.compare.scenario_file import read_scenario_file, to_toml
@@ -107,6 +111,74 @@ def test_a_run_prints_a_table_and_exits_0() -> None:
     assert "all backends agree" in result.output
 
 
+def test_scenarios_side_by_side_give_what_they_give_one_after_the_other(tmp_path: Path) -> None:
+    names = ["--scenario", "single-inf", "--scenario", "bce-saturated", "--scenario", "huge-1e20"]
+    tables, documents = [], []
+    for jobs in (1, 2):
+        out = tmp_path / f"{jobs}.json"
+        result = compare(*names, *FAST, "--jobs", jobs, "--json", out)
+        assert result.exit_code == 0, result.output
+        tables.append(result.output.replace(str(out), ""))
+        documents.append(without_times(strict(out.read_text())))
+    assert tables[0] == tables[1]
+    assert documents[0] == documents[1]
+    assert [s["name"] for s in documents[0]["scenarios"]] == names[1::2]
+
+
+def without_times(value: Any) -> Any:
+    """A document without its times."""
+    if isinstance(value, dict):
+        return {key: without_times(part) for key, part in value.items() if key != "seconds"}
+    return [without_times(part) for part in value] if isinstance(value, list) else value
+
+
+def test_a_process_that_is_ended_from_the_outside_is_reported() -> None:
+    scenario = dataclasses.replace(SCENARIOS["clean"], name="killed")
+    killer = dataclasses.replace(BACKENDS["numpy"], module="tests.parity.killing_backend")
+    with pytest.raises(RuntimeError, match=r"ended from the outside.* With --jobs 1 the scenarios run"):
+        run_side_by_side([scenario, scenario], [killer], jobs=2, checked=set(), brief=False)
+
+
+def test_processes_end_with_the_main_one(tmp_path: Path) -> None:
+    program = f"""
+import dataclasses
+from stablenum.commands.compare import BACKENDS, SCENARIOS
+from stablenum.commands.compare.processes import run_side_by_side
+
+if __name__ == "__main__":
+    module = "tests.parity.sleeping_backend"
+    slow = dataclasses.replace(BACKENDS["numpy"], module=module, mode={str(tmp_path)!r})
+    scenarios = [dataclasses.replace(SCENARIOS["clean"], name=name) for name in ("one", "two")]
+    run_side_by_side(scenarios, [slow], jobs=2, checked=set(), brief=False)
+"""
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    path = {"PYTHONPATH": os.pathsep.join(["", *sys.path])}
+    main = subprocess.Popen([sys.executable, file], env=os.environ | path)
+    try:
+        wait_until(lambda: sum(map(is_held, tmp_path.glob("*.lock"))) == 2)
+    finally:
+        main.kill()
+        main.wait()
+    wait_until(lambda: not any(map(is_held, tmp_path.glob("*.lock"))))
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + 100
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def is_held(lock: Path) -> bool:
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def test_numpy_alone_is_compared_with_no_backend() -> None:
     result = compare("--scenario", "single-inf", "--backend", "numpy")
     assert result.exit_code == 0
@@ -130,6 +202,7 @@ def test_numpy_runs_with_every_backend() -> None:
         (["--config", "nonesuch.toml"], "cannot read nonesuch.toml: No such file"),
         (["--json", "no/such/folder/x.json"], "does not exist"),
         (["--plot", "."], "is a folder; name a file"),
+        (["--jobs", "0"], "Invalid value for '--jobs'"),
     ],
 )
 def test_usage_errors_exit_2(arguments: list[str], message: str) -> None:
@@ -449,7 +522,7 @@ def test_a_run_of_all_does_not_compile_the_same_rules_twice(
     result = compare(*asked, "--json", out)
     assert result.exit_code == 0, result.output
     assert "agc, zclip: not on torch-compiled, because all-rules compiles the same rules." in plain(result)
-    assert "level-shift: not on torch-compiled, because spike-skip compiles the same" in plain(result)
+    assert "level-shift: not on torch-compiled, because long-zeros compiles the same" in plain(result)
     document = strict(out.read_text())
     assert [list(s["guarded"]) for s in document["scenarios"]] == [["numpy"]] * 3
     # By name it is run.

@@ -134,6 +134,24 @@ def test_each_rule_compiled_decides_as_the_eager_one(name):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+@needs_tracing
+def test_the_decision_is_compiled_once_although_the_optimizer_creates_its_state_later():
+    params = parameters()
+    inner = torch.optim.SGD(params, lr=0.01, momentum=0.9, fused=True)
+    opt = st.wrap(inner, clip=1.0, loss_scale="dynamic")
+    sizes = []
+
+    def count(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]):
+        sizes.append(len(graph.graph.nodes))
+        return graph.forward
+
+    step = torch.compile(opt.step, backend=count)
+    for i in range(3):
+        set_gradients(params, i)
+        step()
+    assert sum(size > 100 for size in sizes) == 1, sizes
+
+
 def test_compiled_training_step_with_backward():
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from stablenum.commands.compare import SCENARIOS
 from stablenum.commands.compare.backends import BACKENDS, Backend, find_backends, versions
+from stablenum.commands.compare.processes import run_side_by_side
 from stablenum.commands.compare.report import list_table, print_report, to_json
 from stablenum.commands.compare.runner import Result, run_scenario, steps_of
 from stablenum.commands.compare.scenario_file import read_scenario_file, with_guard
@@ -38,6 +39,9 @@ def compare(
         Path | None,
         typer.Option(help="TOML: [guard] replaces settings of all scenarios, [[scenario]] adds streams."),
     ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Run this many scenarios at a time, each in a process of its own.")
+    ] = 1,
     json: Annotated[Path | None, typer.Option(help="Write the results as strict JSON.")] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw loss, gradient norm, loss scale and skips (PNG).")
@@ -69,7 +73,7 @@ def compare(
     begin = time.perf_counter()
     # Scenarios requested by name run on every backend.
     with without_log():
-        results = _run(chosen, backends, checked=checked, brief=not scenario and config is None)
+        results = _run(chosen, backends, jobs, checked=checked, brief=not scenario and config is None)
     seconds = time.perf_counter() - begin
     print_report(console, results, backends, absent, unfit)
     if json is not None:
@@ -139,7 +143,7 @@ def _usage(call: Callable[[], Any], option: str) -> Any:
 
 
 def _run(
-    scenarios: Sequence[Scenario], backends: Sequence[Backend], *, checked: set[str], brief: bool
+    scenarios: Sequence[Scenario], backends: Sequence[Backend], jobs: int, *, checked: set[str], brief: bool
 ) -> list[Result]:
     """Run all scenarios, with a progress bar on a terminal."""
     console = Console(stderr=True)
@@ -151,11 +155,24 @@ def _run(
         TextColumn("runs"),
         TimeElapsedColumn(),
     )
-    results = []
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("starting", total=total)
+
+        def show(scenario: Scenario, finished: int) -> None:
+            progress.update(task, description=f"{scenario.name:<22}", advance=finished)
+
+        if jobs > 1 and len(scenarios) > 1:
+            return run_side_by_side(
+                scenarios,
+                backends,
+                jobs=jobs,
+                checked=checked,
+                brief=brief,
+                done=lambda scenario: show(scenario, steps_of(scenario, backends, brief=brief)),
+            )
+        results = []
         for scenario in scenarios:
-            progress.update(task, description=f"{scenario.name:<22}")
+            show(scenario, 0)
             results.append(
                 run_scenario(
                     scenario,
@@ -165,4 +182,4 @@ def _run(
                     tick=lambda: progress.advance(task),
                 )
             )
-    return results
+        return results

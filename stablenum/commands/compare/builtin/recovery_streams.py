@@ -46,7 +46,7 @@ RECOVERY_STREAMS: tuple[Stream, ...] = (
         events=(Event(step=60, until=89, tensor="all", factor=100.0),),
         recovery=_POLICY,
         most_moved=0.6,
-        compiled_in="clean",
+        compiled_in="huge-1e20",
         expected=Expected(plain=FAILS, guarded=SURVIVES, skips=0, rewinds=2),
     ),
     Stream(

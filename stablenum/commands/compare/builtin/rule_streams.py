@@ -192,6 +192,7 @@ _SPIKES = (
         "SpikeGuard skips all spikes of norm and loss, even soon after a larger one, and a NaN.",
         SpikeGuard(),
         Expected(plain=DIES, guarded=SURVIVES, skips=6),
+        compiled_in="long-zeros",
     ),
     _masked(
         "spike-clip",
@@ -221,7 +222,7 @@ _SPIKES = (
         optimizer=_SGD,
         guard=GuardConfig(spike="skip"),
         most_moved=0.6,
-        compiled_in="spike-skip",
+        compiled_in="long-zeros",
         expected=Expected(plain=FAILS, guarded=SURVIVES, skips=9),
     ),
     Stream(

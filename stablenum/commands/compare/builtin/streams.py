@@ -55,6 +55,7 @@ STREAMS: tuple[Stream, ...] = (
         seed=1,
         events=(Event(step=20, tensor=1, value=INF),),
         optimizer=_MOMENTUM,
+        compiled_in="first-step-bad",
         expected=Expected(plain=DIES, guarded=SURVIVES, skips=1),
     ),
     Stream(
@@ -83,6 +84,7 @@ STREAMS: tuple[Stream, ...] = (
         seed=4,
         events=(Event(step=10, until=12, tensor="loss", value=NAN),),
         guard=GuardConfig(loss_scale="dynamic"),
+        compiled_in="hysteresis",
         expected=Expected(plain=SURVIVES, guarded=SURVIVES, skips=3, final_loss_scale=2.0**16),
     ),
     Stream(
@@ -102,6 +104,7 @@ STREAMS: tuple[Stream, ...] = (
         seed=6,
         events=(Event(step=9, tensor=0, value=INF), Event(step=20, tensor=0, value=INF)),
         guard=GuardConfig(loss_scale=DynamicLossScale(growth_interval=10)),
+        compiled_in="hysteresis",
         expected=Expected(plain=DIES, guarded=SURVIVES, skips=2, final_loss_scale=2.0**17),
     ),
     Stream(
@@ -131,6 +134,7 @@ STREAMS: tuple[Stream, ...] = (
         magnitude=1e-30,
         start=0.0,
         guard=GuardConfig(clip=1.0),
+        compiled_in="huge-1e20",
         expected=Expected(plain=SURVIVES, guarded=SURVIVES, skips=0),
     ),
     Stream(
@@ -206,6 +210,7 @@ STREAMS: tuple[Stream, ...] = (
         seed=16,
         magnitude=1e-50,
         optimizer=_ADAM,
+        compiled_in="clean",
         expected=Expected(plain=SURVIVES, guarded=SURVIVES, skips=0),
         tolerance=_ADAM_TOLERANCE,
     ),
@@ -217,6 +222,7 @@ STREAMS: tuple[Stream, ...] = (
         seed=16,
         magnitude=1e-50,
         optimizer=OptimizerSpec(name="adam", lr=1e-3, eps=0.0),
+        compiled_in="clean",
         expected=Expected(plain=DIES, guarded=DIES, skips=0),
         tolerance=_ADAM_TOLERANCE,
     ),
@@ -243,6 +249,7 @@ STREAMS: tuple[Stream, ...] = (
         magnitude=0.01,
         optimizer=OptimizerSpec(name="sgd", lr=0.005),
         guard=GuardConfig(loss_scale=DynamicLossScale(init_scale=2.0**10)),
+        compiled_in="fp16-leaves",
         expected=Expected(plain=STALLS, guarded=STALLS, skips=0),
     ),
 )
