@@ -102,8 +102,8 @@ def step_line(record: StepRecord) -> str:
         plain["loss"] = _number(record["loss"])
     plain["grad_norm"] = _number(record["grad_norm"])
     for name in ("loss_scale", "clip_coefficient"):
-        if record[name] != 1.0:  # type: ignore[literal-required]
-            plain[name] = _number(record[name])  # type: ignore[literal-required]
+        if record[name] != 1.0:
+            plain[name] = _number(record[name])
     plain["reason"] = record["reason"].name
     if worst.index >= 0:
         plain["worst"] = str(worst.index) if worst.name is None else worst.name

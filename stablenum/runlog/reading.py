@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Mapping
 from pathlib import Path
@@ -142,6 +143,8 @@ class RunReader:
             NotALogError: the first line of the file is not a header, or one of a later format.
         """
         with self.path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self._at:  # another run has begun in a file of the same name
+                self.run, self._at, self._rest = Run(self.path.name), 0, b""
             file.seek(self._at)
             data = file.read()
         first = self._at == 0

@@ -154,10 +154,11 @@ class _Readings:
     def _read(self, state: GuardOptState, samples: tuple[Sample, ...]) -> None:
         self._last = None
         recorder = state.guard.recorder
-        copies = [_copy(array) for array in (recorder.floats, recorder.ints, state.names_id)]
-        for array in (*copies, *(s.elements for s in samples)):
+        arrays = recorder.floats, recorder.ints, state.names_id
+        floats, ints, names_id = (_copy(array) for array in arrays)
+        for array in (floats, ints, names_id, *(s.elements for s in samples)):
             array.copy_to_host_async()
-        self._under_way.append(_Reading(self._pace.calls, *copies, samples))
+        self._under_way.append(_Reading(self._pace.calls, floats, ints, names_id, samples))
 
     def flush(self) -> None:
         """Read the last state and write everything."""

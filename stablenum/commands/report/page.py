@@ -28,9 +28,11 @@ _CONTROLS = """<div id="controls">
 <button id="back" aria-label="Earlier steps">◀</button>
 <button id="on" aria-label="Later steps">▶</button></div>
 <output id="range"></output></div>"""
-_HELP = """<p class="soft hint">Drag across a plot to zoom, double-click to see the whole run, or use the keys
-<kbd>+</kbd> <kbd>-</kbd> <kbd>←</kbd> <kbd>→</kbd> <kbd>0</kbd> on the plots. A <span class="tick">tick</span>
-at the top is a skipped step; its reason is shown when it is pointed at.</p>"""
+_HELP = """<p class="soft hint">Drag across a plot to zoom, double-click to see the whole run,
+or use the keys <kbd>+</kbd> <kbd>-</kbd> <kbd>←</kbd> <kbd>→</kbd> <kbd>0</kbd> on the plots.
+A <span class="tick">tick</span> at the top is a skipped step: point at it to see why.</p>"""
+_FOOT = """<footer>Written by <code>stablenum report</code>.
+Plots by <a href="https://github.com/leeoniya/uPlot">uPlot</a>.</footer></main>"""
 
 
 def as_html(runs: Sequence[Run]) -> str:
@@ -50,8 +52,7 @@ def as_html(runs: Sequence[Run]) -> str:
         f"<h2>Skipped steps</h2>{skips_table(runs)}",
         f"<h2>Worst parameters</h2>{worst_table(runs)}",
         f"<h2>Settings and versions</h2>{settings_table(runs)}",
-        '<footer>Written by <code>stablenum report</code>. Plots by <a href="https://github.com/leeoniya/uPlot">'
-        "uPlot</a>.</footer></main>",
+        _FOOT,
         f'<script type="application/json" id="data">{payload(runs)}</script>',
         f"<script>{script}</script>",
     ]

@@ -55,12 +55,12 @@ def _skips(run: Run, *, named: bool) -> Iterator[str]:
     for i in run.skipped:
         steps.setdefault(run.reason[i], []).append(run.steps[i])
     for reason, at in sorted(steps.items(), key=lambda item: -len(item[1])):
-        explained = EXPLANATIONS[reason]
+        what, remedy = (escape(text) for text in (EXPLANATIONS[reason].what, EXPLANATIONS[reason].remedy))
         cells = [
             f"<td>{escape(run.name)}</td>" if named else "",
             f"<td><code>{reason.name}</code></td>",
             *(f'<td class="number">{number:,}</td>' for number in (len(at), at[0], at[-1])),
-            f'<td>{escape(explained.what)}.<br><span class="soft">{escape(explained.remedy)}.</span></td>',
+            f'<td class="remedy">{what}.<br><span class="soft">{remedy}.</span></td>',
         ]
         yield f"<tr>{''.join(cells)}</tr>"
 

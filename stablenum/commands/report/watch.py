@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -19,6 +21,7 @@ __all__ = ["shown", "watched"]
 _EVERY = 1.0  # seconds
 _ROWS = 8
 _BARS = "▁▂▃▄▅▆▇█"
+_WIDE = 30.0
 
 
 def watched(reader: RunReader, console: Console) -> None:
@@ -59,19 +62,28 @@ def _courses(run: Run, bars: int) -> Table:
 
 
 def sparkline(values: Sequence[float], bars: int) -> str:
-    """Return the course of a column in so many characters: the largest value of each part; x for none."""
+    """Return the course of a column in so many characters: the largest value of each part; x for none.
+
+    The bars are those of logarithms where the values are positive and far apart.
+    """
     n = len(values)
-    parts = [values[k * n // bars : (k + 1) * n // bars] for k in range(bars)] if n > bars else [[v] for v in values]
-    most = [max((v for v in part if abs(v) < float("inf")), default=None) for part in parts]
+    cuts = [k * n // bars for k in range(bars + 1)] if n > bars else list(range(n + 1))
+    most = [_largest(values[start:stop]) for start, stop in pairwise(cuts)]
     known = [v for v in most if v is not None]
-    least, span = min(known, default=0.0), (max(known, default=0.0) - min(known, default=0.0)) or 1.0
-    return "".join(
-        "x" if v is None else _BARS[min(len(_BARS) - 1, int((v - least) / span * len(_BARS)))] for v in most
-    )
+    if known and min(known) > 0 and max(known) > _WIDE * min(known):
+        most = [None if v is None else math.log(v) for v in most]
+        known = [v for v in most if v is not None]
+    least = min(known, default=0.0)
+    span = (max(known, default=0.0) - least) or 1.0
+    return "".join("x" if v is None else _BARS[round((v - least) / span * (len(_BARS) - 1))] for v in most)
+
+
+def _largest(values: Sequence[float]) -> float | None:
+    return max(filter(math.isfinite, values), default=None)
 
 
 def _range(values: Sequence[float]) -> str:
-    known = [v for v in values if abs(v) < float("inf")]
+    known = list(filter(math.isfinite, values))
     return f"{min(known):.4g} to {max(known):.4g}" if known else "not finite"
 
 
@@ -85,9 +97,9 @@ def _last(run: Run) -> Table:
     for i in range(max(0, len(run) - _ROWS), len(run)):
         applied = run.reason[i] in APPLIED
         worst = "" if run.worst[i] < 0 else names[run.worst[i]]
-        numbers = (run.loss[i], run.grad_norm[i], run.loss_scale[i])
-        cells = [f"{run.steps[i]:,}", *(f"{x:.4g}" for x in numbers), run.reason[i].name, Text(worst)]
-        table.add_row(*cells, style="" if applied else "red")
+        numbers = (f"{run.loss[i]:.4g}", f"{run.grad_norm[i]:.4g}", f"{run.loss_scale[i]:.6g}")
+        cells = [f"{run.steps[i]:,}", *numbers, run.reason[i].name]
+        table.add_row(*cells, Text(worst), style="" if applied else "red")
     return table
 
 

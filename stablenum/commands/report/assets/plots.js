@@ -17,7 +17,7 @@ const PLOTS = [
   { name: "Loss", lines: [{ of: (run) => run.loss }], log: isWide("loss") },
   {
     name: "Gradient norm", log: true,
-    lines: [{ of: (run) => run.norm }, { of: (run) => run.threshold, dash: [6, 4], what: "clip threshold" }],
+    lines: [{ of: (run) => run.norm }, { of: (run) => run.threshold, dash: [6, 4], what: "clip threshold", colour: "ink" }],
   },
   { name: "Loss scale", log: true, base: 2, lines: [{ of: (run) => run.scale, stepped: true }], only: SCALED },
   {
@@ -39,20 +39,25 @@ function isWide(name) {
   return most > 30 * least;
 }
 
+// The columns of a plot, in the order in which they are drawn: the first line of each run, then the second.
+function byLine(plot, make) {
+  return plot.lines.flatMap((line) => RUNS.map((run, r) => make(run, r, line)));
+}
+
 function dataOf(plot) {
   const axis = plot.sparse ? UPDATE_AXIS : AXIS;
-  const columns = RUNS.flatMap((run) => plot.lines.map((line) =>
-    along(axis, plot.sparse ? run.updates.steps : run.steps, line.of(run), plot.log)));
+  const columns = byLine(plot, (run, r, line) =>
+    along(axis, plot.sparse ? run.updates.steps : run.steps, line.of(run), plot.log));
   return [axis, ...columns];
 }
 
 function seriesOf(plot) {
-  return RUNS.flatMap((run, r) => plot.lines.map((line) => ({
+  return byLine(plot, (run, r, line) => ({
     label: `${run.name} ${line.what ?? plot.name}`, scale: "y", show: run.shown, spanGaps: true,
-    stroke: () => colourOf(r), width: line.dash ? 1 : 1.3, dash: line.dash, alpha: RUNS.length > 1 ? 0.75 : 1,
+    stroke: () => line.colour ? colour(line.colour) : colourOf(r), width: line.dash ? 1 : 1.3, dash: line.dash, alpha: RUNS.length > 1 ? 0.75 : 1,
     paths: line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
     points: line.dash || line.stepped ? { show: false } : {},
-  })));
+  }));
 }
 
 function marks(u) {

@@ -9,7 +9,7 @@ for (const box of document.querySelectorAll("#legend input")) {
     const r = Number(box.dataset.run);
     RUNS[r].shown = box.checked;
     for (const plot of PLOTS) {
-      plot.lines.forEach((_, k) => plot.u.setSeries(1 + r * plot.lines.length + k, { show: box.checked }));
+      plot.lines.forEach((_, k) => plot.u.setSeries(1 + k * RUNS.length + r, { show: box.checked }));
     }
   });
 }
