@@ -138,7 +138,7 @@ class StepLog:
         before, self._before = self._before, None
         samples = [] if before is None else [before, sample(params)]
         counts = counts_of(params)
-        if self._state.step.is_cuda:
+        if in_background(self._state):
             copies = BackgroundRead()
             copies.begin(*self._state.recorder, *samples)
             self._readings.append(_Reading(copies, counts))
@@ -160,6 +160,11 @@ class StepLog:
         else:
             update = None
         self._file.write(records, [] if update is None else [update])
+
+
+def in_background(state: GuardState) -> bool:
+    """Return whether a copy of the state to the host needs no wait."""
+    return state.step.is_cuda
 
 
 def _settings_of(optimizer: Optimizer) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import math
 import os
 import struct
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -356,10 +357,10 @@ def test_a_fork_does_not_write(path, monkeypatch):
 
 def test_a_wrong_path_is_named(tmp_path):
     for wrong in (7, b"run.jsonl", True, ["run.jsonl"]):
-        with pytest.raises(TypeError, match="log must be the path of a file, as in 'run.jsonl'"):
+        with pytest.raises(TypeError, match=r"log must be the path of a file, as in 'run\.jsonl'"):
             LogFile(wrong, argument="log")  # type: ignore[arg-type]
     with pytest.raises(
-        ValueError, match="log must be a file in a folder that is there; got .*Make the folder"
+        ValueError, match=r"log must be a file in a folder that is there; got .*Make the folder"
     ):
         LogFile(tmp_path / "runs" / "run.jsonl", argument="log")
     with pytest.raises(ValueError, match="log must be a file; got"):
@@ -369,7 +370,7 @@ def test_a_wrong_path_is_named(tmp_path):
 @pytest.mark.parametrize("content", ["notes\n", "{}\n", '{"stablenum_log": 2}\n', "[" * 100_000])
 def test_another_file_is_left_as_it_is(path, content):
     path.write_text(content)
-    with pytest.raises(ValueError, match="log must be a log of stablenum, of format 1; got .* left as it is"):
+    with pytest.raises(ValueError, match=r"log must be a log of stablenum, of .* left as it is"):
         LogFile(path, argument="log")
     assert path.read_text() == content
 
@@ -473,7 +474,7 @@ def readings(steps_per_call: float, calls: int, late: int = 0) -> list[int]:
 @pytest.mark.parametrize("late", [0, 5])
 def test_a_run_of_single_steps_is_read_every_64_steps(late):
     found = readings(1, 400, late)
-    apart = [b - a for a, b in zip(found, found[1:], strict=False)]
+    apart = [b - a for a, b in pairwise(found)]
     assert apart[: 1 + late] == [1] * (1 + late)
     assert set(apart[1 + late :]) == {EVERY}
 
