@@ -18,17 +18,20 @@ _MOST = 12  # parameters
 def summary(run: Run) -> str:
     """Return one line on a run, as HTML."""
     header = run.header
-    skipped = len(run.skipped)
     parts = [
-        f"{len(run):,} step{'' if len(run) == 1 else 's'}",
-        f"{skipped:,} skipped",
+        _counted(len(run), "step"),
+        f"{len(run.skipped):,} skipped",
         f"started {_moment(header)}",
         str(header.get("framework", "")),
     ]
     parts += [f"started again {_times(len(run.restarts))}"] if run.restarts else []
     parts += [f"went back {_times(len(run.rewinds))}"] if run.rewinds else []
-    parts += [f"{run.unreadable:,} lines of the log cannot be read"] if run.unreadable else []
+    parts += [f"{_counted(run.unreadable, 'line')} of the log cannot be read"] if run.unreadable else []
     return " &middot; ".join(escape(part) for part in parts if part)
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def _moment(header: Mapping[str, Any]) -> str:
