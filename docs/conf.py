@@ -48,6 +48,7 @@ def setup(app: object) -> None:
     import programs
     import ranks
     import recoveries
+    import runs
     import savings
     import tables
     import updates
@@ -72,6 +73,7 @@ def setup(app: object) -> None:
     recoveries.write_recoveries(results / "recovery.json", generated)
     savings.write_checkpoint_cost(results / "checkpoints.json", generated)
     savings.write_recovery_cost(results / "recovery-cost.json", generated)
+    runs.write_report_page(results / "report.json", generated)
     cures.write_cures(generated)
     poison.write_poison(generated)
     gallery.write_gallery(generated)

@@ -72,6 +72,7 @@ def test_the_pages_have_examples():
         "quickstart.md",
         "ranges.md",
         "recover.md",
+        "report.md",
     }
     recipes = {str(page.relative_to(DOCS)) for page in RECIPES if page.name != "index.md"}
     assert with_examples == pages | rules | recipes

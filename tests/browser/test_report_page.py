@@ -25,7 +25,8 @@ Opened = Callable[..., Any]
 # The pixels of the first plot, by way of another canvas, from which reading is fast.
 PIXELS = """() => {
   const canvas = document.querySelector("figure canvas");
-  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+  const other = new OffscreenCanvas(canvas.width, canvas.height);
+  const copy = other.getContext("2d", { willReadFrequently: true });
   copy.drawImage(canvas, 0, 0);
   return copy.getImageData(0, 0, canvas.width, canvas.height);
 }"""
