@@ -52,6 +52,7 @@ class LogFile:
         self._process = os.getpid()
         self._header: str | None = None
         self._written: dict[int, str] = {}  # the last lines, by step
+        self._last: dict[int, StepRecord] = {}  # what was given last
         self._size: int | None = None  # of the file after the last write
         self._over = self._told = self._has_written = False
 
@@ -84,9 +85,7 @@ class LogFile:
         """Write what is new among the recorded steps, which are the oldest first, and then the updates."""
         if self.over:
             return
-        lines = [(record["step"], step_line(record)) for record in records]
-        same = next((i for i, (step, line) in enumerate(lines) if self._written.get(step) != line), None)
-        new = [] if same is None else lines[same:]
+        new = [(record["step"], step_line(record)) for record in self._new(records)]
         if new:
             if self._has_written:  # otherwise the run may go on from where another one has been
                 self._tell_of_lost_steps(new[0][0])
@@ -95,6 +94,16 @@ class LogFile:
         texts = [line for _, line in new] + [update_line(update) for update in updates]
         if texts:
             self._append("\n".join(texts) + "\n")
+        self._last = {record["step"]: record for record in records}
+
+    def _new(self, records: Sequence[StepRecord]) -> Sequence[StepRecord]:
+        """Return the records from the first one on that is not in the file as it is."""
+        for i, record in enumerate(records):
+            step = record["step"]
+            # Most records are those of the last time; a line takes longer to make. (NaN does not equal NaN.)
+            if record != self._last.get(step) and step_line(record) != self._written.get(step):
+                return records[i:]
+        return []
 
     def _remember(self, new: Sequence[tuple[int, str]]) -> None:
         before = {step: line for step, line in self._written.items() if step < new[0][0]}

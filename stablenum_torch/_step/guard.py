@@ -132,7 +132,7 @@ class Guard:
     def _log_step(self) -> None:
         # A compiled step breaks its graph here.
         if self._log is not None:
-            self._log.after_step(self._logged())
+            self._log.after_step(self.state, self._logged)
 
     @uncompiled
     def write_log(self) -> None:

@@ -74,16 +74,22 @@ class StepLog:
         self._readings: deque[_Reading] = deque()
         self._before: Tensor | None = None
 
-    def after_step(self, seen: Logged) -> None:
-        """Read what is due after a step, and write what has arrived."""
-        if capturing() or not self._goes_on(seen):
+    def after_step(self, state: GuardState, look: Callable[[], Logged]) -> None:
+        """Read what is due after a step, and write what has arrived.
+
+        Args:
+            state: the guard's state.
+            look: returns all that the log may need, which takes longer.
+        """
+        if capturing() or not self._goes_on(look):
             return
-        self._state = seen.state
+        self._state = state
         self._steps += 1
         self._write_arrived(wait=False)
         if self._steps % EVERY == EVERY - 1:
-            self._before = sample(seen.params)
+            self._before = sample(look().params)
         elif self._steps % EVERY == 0:
+            seen = look()
             self._names, self._own_names = seen.names(), seen.own_names()
             self._read(seen.params)
 
@@ -112,11 +118,12 @@ class StepLog:
             self.flush(seen)
             self._write_header(seen)
 
-    def _goes_on(self, seen: Logged) -> bool:
+    def _goes_on(self, look: Callable[[], Logged]) -> bool:
         if not self._begun:
             self._begun = True
             self._mine = is_first_rank()  # ranks may have been joined only after the optimizer was wrapped
             if self._mine:
+                seen = look()
                 self._names, self._own_names = seen.names(), seen.own_names()
                 self._write_header(seen)
         return self._mine and not self._file.over
