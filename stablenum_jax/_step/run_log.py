@@ -30,11 +30,18 @@ from stablenum_jax._trees.names import known_names
 from stablenum_jax._trees.settings import known_settings
 from stablenum_jax._trees.state import GuardOptState, find_guard
 
-__all__ = ["RunLog"]
+__all__ = ["RunLog", "write_logs"]
 
 PyTree: TypeAlias = Any
 
 _logger = logging.getLogger("stablenum")
+_open: weakref.WeakSet[_Readings] = weakref.WeakSet()
+
+
+def write_logs() -> None:
+    """Write what all logs have yet to write, before a run goes back: those steps will not be seen again."""
+    for readings in list(_open):
+        readings.flush()
 
 
 class RunLog:
@@ -131,6 +138,7 @@ class _Readings:
     """The readings of one run, in order."""
 
     def __init__(self, file: LogFile) -> None:
+        _open.add(self)
         self._file = file
         self._pace = Pace()
         self._under_way: deque[_Reading] = deque()

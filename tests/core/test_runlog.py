@@ -322,6 +322,13 @@ def test_a_full_disk_ends_the_log_with_one_warning(path, monkeypatch, caplog):
     assert run.unreadable == 0  # the last line has not ended
 
 
+def test_a_write_that_takes_a_part_is_continued(path, monkeypatch):
+    real = os.write
+    monkeypatch.setattr("stablenum.runlog.writing.os.write", lambda handle, data: real(handle, data[:100]))
+    written(path, 200)
+    assert steps_in(path) == list(range(200))
+
+
 def test_a_folder_that_is_gone_ends_the_log_with_one_warning(tmp_path, caplog):
     folder = tmp_path / "runs"
     folder.mkdir()

@@ -19,9 +19,11 @@ import pytest
 
 import stablenum
 import stablenum_jax
+from stablenum.runlog.lines import Step, parsed
 from stablenum.runlog.reading import read_run
 from stablenum_jax._step import run_log
 from stablenum_jax._step.sampled import sample, update_between
+from tests.jax.recovering import POLICY, batch_at, first_state, train_step
 
 ROOT = Path(__file__).parents[2]
 SETTINGS: dict[str, Any] = {"clip": 1.0, "loss_scale": 8.0}
@@ -202,6 +204,26 @@ def test_a_run_that_goes_back_is_logged_as_it_went(path):
     run = read_run(path)
     assert run.steps == list(range(50))
     assert run.rewinds == [30]
+
+
+def test_the_steps_that_a_recovery_undoes_are_logged(path):
+    """The rewind comes between two readings, and takes the record of the bad steps with it."""
+    bad, hurt = (np.full((6, 4), np.nan, np.float32), np.ones(6, np.float32)), []
+    recovery = stablenum_jax.Recovery(first_state(), POLICY, data=batch_at)
+    log = stablenum_jax.RunLog(path)
+    for batch in recovery.batches(60):
+        now = recovery.step + 1 in range(31, 36) and len(hurt) < 5
+        hurt += [recovery.step + 1] if now else []
+        recovery.state, _ = train_step(recovery.state, bad if now else batch)
+        log(recovery.state)
+    log.close()
+    assert len(recovery.events) == 1
+    lines = [line for line in map(parsed, path.read_text().splitlines()) if isinstance(line, Step)]
+    assert sum(line.reason is stablenum.Reason.NONFINITE_LOSS for line in lines) >= POLICY.skips_in_a_row
+    run = read_run(path)
+    assert run.rewinds != []
+    assert run.steps == list(range(60))
+    assert run.skipped == []
 
 
 def test_a_log_that_is_dropped_writes_the_rest(path):
