@@ -54,14 +54,14 @@ class RunLog:
             params, opt_state, loss = train_step(params, opt_state, batch)
             log(opt_state, params)
 
-    No call waits for the device: once in 64 steps the record is copied there, and the copy is written when it
-    has reached the host. A step may donate its state. The record holds 128 steps, so a call must not stand
-    for more of them (a ``lax.scan`` over 200 steps would leave 72 out, with a warning).
+    No call waits for the device: once in 64 steps the record is copied on the device, and the copy is written
+    when it has reached the host. A step may donate its state. The record holds 128 steps, so a call must not
+    stand for more of them (a ``lax.scan`` over 200 steps leaves 72 out, with a warning).
 
     The last steps are written by :meth:`close`, by leaving a ``with`` block, or when the program ends. A
-    process that is killed loses those since the last reading, 127 at most. Of several processes, the first
-    writes. A file that is there is continued if it is such a log. If the file cannot be written later on, a
-    warning is logged and the log ends, not the run.
+    process that is killed loses the steps since the last copy that had arrived. Of several processes, the
+    first writes. A file that is there is continued if it is such a log. If the file cannot be written later
+    on, a warning is logged and the log ends, not the run.
 
     Args:
         path: the file.
@@ -71,16 +71,15 @@ class RunLog:
         ValueError: ``path`` is in a folder that does not exist, or is a file of another kind.
 
     Example:
-        >>> import tempfile, optax, stablenum_jax
-        >>> folder = tempfile.TemporaryDirectory()
+        >>> import pathlib, tempfile, optax, stablenum_jax
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "run.jsonl")
         >>> tx = optax.chain(stablenum_jax.guard(clip=1.0), optax.sgd(0.1))
         >>> params, grads = {"w": jnp.zeros(2)}, {"w": jnp.asarray([3.0, 4.0])}
-        >>> with RunLog(f"{folder.name}/run.jsonl") as log:
+        >>> with RunLog(file) as log:
         ...     params, opt_state = stablenum_jax.step(tx, params, tx.init(params), grads)
         ...     log(opt_state, params)
-        >>> print(open(f"{folder.name}/run.jsonl").readlines()[1].strip())
-        {"step":0,"grad_norm":5.0,"clip_coefficient":0.2,"reason":"CLIPPED","worst":"w"}
-        >>> folder.cleanup()
+        >>> file.read_text().splitlines()[1]
+        '{"step":0,"grad_norm":5.0,"clip_coefficient":0.2,"reason":"CLIPPED","worst":"w"}'
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
