@@ -73,13 +73,13 @@ class RunLog:
     Example:
         >>> import pathlib, tempfile, optax, stablenum_jax
         >>> file = pathlib.Path(tempfile.mkdtemp(), "run.jsonl")
-        >>> tx = optax.chain(stablenum_jax.guard(clip=1.0), optax.sgd(0.1))
+        >>> tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.1))
         >>> params, grads = {"w": jnp.zeros(2)}, {"w": jnp.asarray([3.0, 4.0])}
         >>> with RunLog(file) as log:
         ...     params, opt_state = stablenum_jax.step(tx, params, tx.init(params), grads)
         ...     log(opt_state, params)
         >>> file.read_text().splitlines()[1]
-        '{"step":0,"grad_norm":5.0,"clip_coefficient":0.2,"reason":"CLIPPED","worst":"w"}'
+        '{"step":0,"grad_norm":5.0,"reason":"OK","worst":"w"}'
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
