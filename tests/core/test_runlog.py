@@ -229,6 +229,15 @@ def test_a_run_that_goes_back_takes_the_steps_again(path):
     assert steps_in(path) == [*range(100), *range(80, 120)]
 
 
+def test_a_step_that_comes_out_as_before_after_others_that_do_not_is_written(path):
+    file = written(path, 100)
+    file.write([*records(0, 80), *records(80, 85, loss=5.0), *records(85, 90)])
+    file.write([*records(0, 80), *records(80, 85, loss=5.0), *records(85, 110)])
+    run = read_run(path)
+    assert run.steps == list(range(110))
+    assert run.loss[84:86] == [5.0, pytest.approx(1 / 86)]
+
+
 def test_steps_taken_again_with_the_same_result_are_not_written_again(path):
     file = written(path, 100)
     file.write(records(0, 90))
