@@ -129,7 +129,7 @@ def parsed(line: str | bytes) -> dict[str, Any] | Step | Update:
     try:
         plain = _decode(line if isinstance(line, str) else str(line, "utf-8"))
         if is_header(plain):
-            return dict(plain)
+            return _header(plain)
         return _update(plain) if "update" in plain else _step(plain)
     except (KeyError, TypeError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError("not a line of a log") from error
@@ -138,6 +138,17 @@ def parsed(line: str | bytes) -> dict[str, Any] | Step | Update:
 def is_header(plain: object) -> bool:
     """Return whether the parsed JSON of a line is a header."""
     return isinstance(plain, dict) and isinstance(plain.get(_MARK), int)
+
+
+def _header(plain: dict[str, Any]) -> dict[str, Any]:
+    """Check what readers rely on in a header; one of a later format is for a later version to check."""
+    parts = [plain.get(name) or {} for name in ("settings", "optimizer", "versions")]
+    if plain[_MARK] == FORMAT and not all(isinstance(part, dict) for part in parts):
+        raise ValueError("not a header")
+    rules = parts[0].get("clip", []) if plain[_MARK] == FORMAT else []
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
+        raise ValueError("not a header")
+    return plain
 
 
 def _step(plain: Mapping[str, Any]) -> Step:

@@ -26,7 +26,7 @@ def thresholds(run: Run) -> list[float]:
         start = bisect_left(run.steps, first)
         rules = (header.get("settings") or {}).get("clip", [])
         names = {rule.get("rule") for rule in rules}
-        fixed = [float(rule["max_norm"]) for rule in rules if rule.get("rule") == _FIXED]
+        fixed = [rule.get("max_norm", _NONE) for rule in rules if rule.get("rule") == _FIXED]
         count = len(run) - start
         if fixed and names <= {_FIXED, *_OTHER}:
             found[start:] = [min(fixed)] * count
