@@ -120,6 +120,22 @@ def test_a_line_is_on_the_canvas(opened, tmp_path):
     page.wait_for_function(f"({count})()[0] === 0")
 
 
+def test_a_skipped_step_has_a_tick_at_the_top(opened, tmp_path):
+    page = opened(short(tmp_path / "run.jsonl"))
+    red = page.evaluate(f"""() => {{
+      const {{ data, width }} = ({PIXELS})();
+      const found = [];
+      for (let i = 0; i < 20 * 4 * width; i += 4) {{
+        if (data[i + 3] > 100 && data[i] > data[i + 2] + 90) found.push((i / 4) % width);
+      }}
+      return found;
+    }}""")
+    over = page.locator(".u-over").first
+    left, width = over.evaluate("e => [e.offsetLeft, e.clientWidth]")
+    assert len(red) >= 5
+    assert [x == pytest.approx(left + 50 / 199 * width, abs=2) for x in red] == [True] * len(red)
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_a_run_of_few_steps_opens(opened, tmp_path, steps):
     path = begun(tmp_path / "run.jsonl").path
@@ -268,6 +284,14 @@ def test_pointing_at_a_step_says_what_it_was(opened, tmp_path):
     expect(tip).to_contain_text("loss scale 2")
     point_at(page, plot(page, "Update"), 63 / 199)
     expect(tip).to_contain_text("update 0.001 (largest 0.25, head)")
+
+
+def test_pointing_at_a_restart_says_so(opened, tmp_path):
+    path = log_of(tmp_path / "run.jsonl", [record(i) for i in range(100)])
+    begun(path).write([record(i, loss=1.5) for i in range(50, 100)])
+    page = opened(read_run(path))
+    point_at(page, plot(page, "Loss"), 50 / 99)
+    expect(page.locator(".tip")).to_contain_text("started again")
 
 
 def test_a_skip_is_found_among_many_steps(opened, tmp_path):
