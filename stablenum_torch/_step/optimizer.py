@@ -107,6 +107,10 @@ def wrap(
             A step is also skipped if a buffer that was finite has become NaN or inf since the last step,
             although loss and gradients are finite (reason ``FOUND_INF``); not where several ranks train of
             which it is not known that they decide together.
+        log: a file to which each step's record is written as the run goes, for ``stablenum report``. On CUDA
+            no step waits for it. Of several ranks, rank 0 writes. A file that is there is continued if it is
+            such a log. ``history()``, ``state_dict()`` and the end of the program write what is still to be
+            written.
         **overrides: fields of ``GuardConfig``: ``clip=1.0``, ``loss_scale="dynamic"``, ``spike="skip"``...
             ``ClipUpdateRMS`` needs memory for a copy of the parameters during a step.
 

@@ -87,7 +87,7 @@ class StepLog:
         self._steps += 1
         self._write_arrived(wait=False)
         if self._steps % EVERY == EVERY - 1:
-            self._before = sample(look().params)
+            self._before = _sampled(look().params)
         elif self._steps % EVERY == 0:
             seen = look()
             self._names, self._own_names = seen.names(), seen.own_names()
@@ -143,7 +143,8 @@ class StepLog:
     def _read(self, params: Sequence[Tensor]) -> None:
         assert self._state is not None
         before, self._before = self._before, None
-        samples = [] if before is None else [before, sample(params)]
+        after = None if before is None else _sampled(params)
+        samples = [] if before is None or after is None else [before, after]
         counts = counts_of(params)
         if in_background(self._state):
             copies = BackgroundRead()
@@ -167,6 +168,14 @@ class StepLog:
         else:
             update = None
         self._file.write(records, [] if update is None else [update])
+
+
+def _sampled(params: Sequence[Tensor]) -> Tensor | None:
+    """Return a sample of the parameters; None of those that cannot be sampled, so that a log ends no run."""
+    try:
+        return sample(params)
+    except RuntimeError:
+        return None
 
 
 def in_background(state: GuardState) -> bool:

@@ -16,8 +16,15 @@ __all__ = ["counts_of", "sample", "update_between"]
 
 
 def sample(params: Iterable[Tensor]) -> Tensor:
-    """Return up to 256 elements of each parameter, evenly spaced: one float32 tensor, without a wait."""
-    return torch.cat([_few(local_part(p).detach()) for p in params])
+    """Return up to 256 elements of each parameter, evenly spaced: one float32 tensor, without a wait.
+
+    It is on the device of the first parameter.
+
+    Raises:
+        RuntimeError: a parameter is of a kind that cannot be sampled so, as one in a sparse layout.
+    """
+    few = [_few(local_part(p).detach()) for p in params]
+    return torch.cat([part.to(few[0].device, non_blocking=True) for part in few])
 
 
 def counts_of(params: Iterable[Tensor]) -> list[int]:
@@ -48,7 +55,8 @@ def update_between(
 
 
 def _few(part: Tensor) -> Tensor:
-    return part.reshape(-1)[:: max(1, part.numel() // SAMPLE)][:SAMPLE].float()
+    few = part.reshape(-1)[:: max(1, part.numel() // SAMPLE)][:SAMPLE]
+    return (few.abs() if few.is_complex() else few).float()
 
 
 def _root_mean_square(elements: Tensor) -> float:

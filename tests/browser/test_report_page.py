@@ -259,6 +259,33 @@ def test_an_axis_is_logarithmic_or_not(opened, tmp_path):
     expect(page.locator("canvas")).to_have_count(4)
 
 
+def test_values_that_have_no_logarithm_are_left_out(opened, tmp_path):
+    """The line goes on over them, and not down to the bottom of the plot."""
+    rows = [record(i, loss=10.0 ** (-3 * i / 199)) for i in range(200)]
+    rows[100], rows[120] = record(100, loss=0.0), record(120, loss=-5.0)
+    page = opened(read_run(log_of(tmp_path / "run.jsonl", rows)))
+    box = page.locator("figure", has_text="Loss").first.get_by_role("checkbox")
+    expect(box).not_to_be_checked()
+    box.check()
+    over = page.locator(".u-over").first
+    left, top, width, height = over.evaluate(
+        "e => [e.offsetLeft, e.offsetTop, e.clientWidth, e.clientHeight]"
+    )
+    found = page.evaluate(f"""async () => {{
+      await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+      const {{ data, width }} = ({PIXELS})();
+      const found = [];
+      for (let i = 0; i < data.length; i += 4) {{
+        const there = data[i + 3] > 100 && data[i + 2] > data[i] + 90;
+        if (there) found.push([(i / 4) % width, Math.floor(i / 4 / width)]);
+      }}
+      return found;
+    }}""")
+    places = [((x - left) / width * 199, (y - top) / height) for x, y in found]  # by step, from the top down
+    assert max(depth for step, depth in places if 90 < step < 130) < 0.75
+    assert max(depth for step, depth in places if step > 190) > 0.9
+
+
 # --- pointing ----------------------------------------------------------------------------------------------
 
 
@@ -270,7 +297,7 @@ def test_pointing_near_a_skip_says_why(opened, tmp_path):
     expect(tip).to_contain_text("NONFINITE_LOSS: the step was skipped: the unscaled loss is NaN or inf")
     expect(tip).to_contain_text("loss not finite")
     expect(tip).to_contain_text("worst parameter: head")
-    page.mouse.move(0, 0)
+    page.locator("figcaption b").first.hover()
     expect(tip).to_be_hidden()
 
 
@@ -334,6 +361,16 @@ def test_runs_over_one_another(opened, tmp_path):
     page = opened(a, b)
     expect(page.locator("h1")).to_have_text("a.jsonl, b.jsonl")
     assert shown(page) == (0, 298)
+    orange = page.evaluate(f"""() => {{
+      const {{ data, width }} = ({PIXELS})();
+      let least = width;
+      for (let i = 0; i < data.length; i += 4) {{
+        if (data[i + 3] > 100 && data[i] > data[i + 2] + 90) least = Math.min(least, (i / 4) % width);
+      }}
+      return least;
+    }}""")
+    left, width = page.locator(".u-over").first.evaluate("e => [e.offsetLeft, e.clientWidth]")
+    assert orange == pytest.approx(left + 100 / 298 * width, abs=6)
     tip = page.locator(".tip")
     point_at(page, plot(page, "Loss"), 150 / 298)
     expect(tip).to_contain_text("a.jsonl")

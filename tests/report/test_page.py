@@ -76,6 +76,11 @@ def test_what_is_not_finite_or_beyond_float32(tmp_path):
     assert stored["loss"] == {"at": [0], "values": [None]}
 
 
+def test_a_loss_that_is_never_given_takes_no_room(tmp_path):
+    (stored,) = data(run_of(tmp_path, [record(i, loss=math.nan) for i in range(100)]))["runs"]
+    assert stored["loss"] == {"at": [0], "values": [None]}
+
+
 def test_steps_with_gaps_and_none_at_all(tmp_path):
     (stored,) = data(run_of(tmp_path, [record(i) for i in (3, 4, 9)]))["runs"]
     assert list(array("i", b64decode(stored["steps"]["base64"]))) == [3, 4, 9]

@@ -137,6 +137,14 @@ def test_a_sample_has_elements_of_all_of_a_large_parameter():
     assert update_between(5, [elements, elements], counts_of([large]), ["a"]) is None
 
 
+def test_complex_parameters_are_sampled_and_other_layouts_left_out():
+    spins = torch.nn.Parameter(torch.tensor([3 + 4j, 0j]))
+    assert sample([spins]).tolist() == [5.0, 0.0]
+    with pytest.raises(RuntimeError):
+        sample([torch.eye(3).to_sparse()])
+    assert run_log._sampled([torch.eye(3).to_sparse()]) is None
+
+
 # --- when it is written ------------------------------------------------------------------------------------
 
 

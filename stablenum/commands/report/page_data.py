@@ -73,7 +73,7 @@ def _column(values: Sequence[float]) -> dict[str, Any]:
     changes = [i for i, value in enumerate(values) if i == 0 or not _same(value, values[i - 1])]
     if _FEW * len(changes) <= len(values):
         return {"at": changes, "values": [_finite(values[i]) for i in changes]}
-    return {"base64": _base64(array("f", map(_in_float32, values)))}
+    return {"base64": _base64(array("f", values))}
 
 
 def _same(a: float, b: float) -> bool:
@@ -82,10 +82,6 @@ def _same(a: float, b: float) -> bool:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _in_float32(value: float) -> float:
-    return value if abs(value) < 3.4e38 else math.copysign(math.inf, value) if value == value else value
 
 
 def _base64(column: array[Any]) -> str:

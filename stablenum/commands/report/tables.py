@@ -74,9 +74,8 @@ def worst_table(runs: Sequence[Run]) -> str:
     if not rows:
         return "<p>No parameter is named in the log.</p>"
     run = "<th>run</th>" if len(runs) > 1 else ""
-    head = (
-        f"<tr>{run}<th>parameter</th><th>largest norm</th><th>of the steps</th><th>in skipped steps</th></tr>"
-    )
+    share = '<th colspan="2">had the largest norm, in so many of the applied steps</th>'
+    head = f"<tr>{run}<th>parameter</th>{share}<th>worst of skipped steps</th></tr>"
     return _table(head, rows)
 
 

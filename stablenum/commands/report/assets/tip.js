@@ -7,10 +7,11 @@ const NEAR = 6;
 
 function pointed(u) {
   const { left, top, idx } = u.cursor;
-  if (left < 0 || idx === null || idx === undefined || !u.root.matches(":hover")) {
-    if (!ROOT.matches(":hover")) TIP.hidden = true;
+  if (left < 0 || idx === null || idx === undefined) {
+    TIP.hidden = true;
     return;
   }
+  if (!u.root.matches(":hover")) return; // it follows another plot
   const step = skipNear(u, left) ?? u.data[0][idx];
   if (step === undefined) return;
   TIP.replaceChildren(...described(step, PLOTS.find((plot) => plot.u === u)));
@@ -87,5 +88,4 @@ function place(over, left, top) {
   TIP.style.top = `${Math.max(4, Math.min(y + 16, innerHeight - height - 4))}px`;
 }
 
-ROOT.addEventListener("mouseleave", () => { TIP.hidden = true; });
 addEventListener("scroll", () => { TIP.hidden = true; }, { passive: true });
