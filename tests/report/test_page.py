@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -217,6 +218,12 @@ def test_the_page_holds_the_licence_of_the_library_that_draws(tmp_path):
     assert "The MIT License (MIT)" in html
     assert "Copyright (c) 2022 Leon Sorokin" in html
     assert "uPlot 1.6.32" in html
+
+
+def test_the_library_that_draws_is_as_it_was_released():
+    _, code = page._asset("uplot.js").split("*/\n", 1)
+    digest = hashlib.sha256(code.encode()).hexdigest()
+    assert digest == "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"  # uPlot 1.6.32
 
 
 def test_the_policy_of_the_page_allows_its_own_script_alone(tmp_path):
