@@ -30,7 +30,7 @@ class Run:
         clip_coefficient: the smallest factor that clipping applied.
         reason: its reason.
         worst: its worst parameter, as an index into ``names``; -1 if there is none.
-        names: the names of parameters.
+        names: the names of parameters; of skipped steps with the rank or device at fault, if known.
         updates: the measured updates.
         headers: each header with the number of the first step after it.
         restarts: the first step of each later start of the run.
@@ -89,8 +89,15 @@ class Run:
         self.loss_scale.append(step.loss_scale)
         self.clip_coefficient.append(step.clip_coefficient)
         self.reason.append(step.reason)
-        index = -1 if step.worst is None else self.names.setdefault(step.worst, len(self.names))
-        self.worst.append(index)
+        name = self._name_of(step)
+        self.worst.append(-1 if name is None else self.names.setdefault(name, len(self.names)))
+
+    def _name_of(self, step: Step) -> str | None:
+        """Return the worst parameter's name; of a skipped step with the rank or device at fault."""
+        if step.worst is None or step.worst_rank is None or step.reason in APPLIED:
+            return step.worst
+        where = "device" if self.header.get("framework") == "jax" else "rank"
+        return f"{step.worst} ({where} {step.worst_rank})"
 
     def _begin(self, step: int) -> bool:
         """Take the headers before a step; return whether the run was started again there."""

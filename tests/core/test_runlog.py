@@ -461,6 +461,15 @@ def test_the_columns_of_a_run(path):
     assert run.header["versions"] == {"torch": "2"}
 
 
+@pytest.mark.parametrize(("framework", "where"), [("torch", "rank"), ("jax", "device")])
+def test_the_rank_of_a_skipped_step_is_named(path, framework, where):
+    file = LogFile(path, argument="log")
+    file.begin(**(HEADER | {"framework": framework}))
+    bad = record(1, reason=Reason.NAN_GRADIENT, grad_norm=math.nan, worst_rank=3)
+    file.write([record(0, worst_rank=2), bad])
+    assert list(read_run(path).names) == ["w", f"w ({where} 3)"]
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
