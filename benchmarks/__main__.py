@@ -37,6 +37,7 @@ from benchmarks import (
     losses,
     recovery_cost,
     replicas,
+    report_page,
     rule_steps,
     spike_detection,
     ulp,
@@ -358,6 +359,13 @@ def _measure_recovery(console: Console) -> None:
     kept.forget()
 
 
+def _measure_report(console: Console) -> None:
+    console.print("measuring: the page of a run in a browser ...")
+    report = _facts(("playwright",)) | report_page.run(console.print)
+    console.print_json(data=report["training"])
+    _save(console, "report.json", report)
+
+
 def main() -> None:
     """Measure the chosen parts, print the tables and save the results."""
     chosen = sys.argv[1:] or [name for name in PARTS if name != "gpu"]
@@ -391,6 +399,7 @@ PARTS = {
     "partners": _measure_partners,
     "diff-peers": _measure_diff_peers,
     "recovery": _measure_recovery,
+    "report": _measure_report,
 }
 
 

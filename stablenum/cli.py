@@ -32,12 +32,14 @@ _MODULES = {
     "checkup": "explain.checkup_command",
     "diff": "diff.command",
     "check": "check.command",
+    "report": "report.command",
 }
 _OWN_NEEDS = {
     "explain": _EXPLAIN_NEEDS,
     "checkup": _EXPLAIN_NEEDS,
     "diff": _DIFF_NEEDS,
     "check": _CHECK_NEEDS,
+    "report": _EXPLAIN_NEEDS,
 }
 
 
@@ -53,7 +55,7 @@ def main() -> None:
         app(running)(prog_name="stablenum")
         return
     _keep_quiet()
-    app("compare", "explain", "checkup", "diff", "check")(prog_name="stablenum")
+    app("compare", "explain", "checkup", "diff", "check", "report")(prog_name="stablenum")
 
 
 def app(*names: str) -> Typer:

@@ -27,6 +27,7 @@ from stablenum_jax._step.readout import (
     unless_skipped,
 )
 from stablenum_jax._step.replicas import check_replicas
+from stablenum_jax._step.run_log import RunLog
 from stablenum_jax._step.scaled_loss import scale_loss
 from stablenum_jax._step.training import step
 from stablenum_jax._step.transform import chain, guard
@@ -50,6 +51,7 @@ __all__ = [
     "GuardPlacementWarning",
     "NotATrueSkipWarning",
     "Recovery",
+    "RunLog",
     "audit",
     "chain",
     "check_replicas",

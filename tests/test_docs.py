@@ -81,6 +81,7 @@ def test_the_pages_have_examples():
         "pytorch.md",
         "ranges.md",
         "recover.md",
+        "report.md",
         "settings.md",
         "tutorial.md",
     }

@@ -5,6 +5,7 @@ Each ``type: ignore`` marks a wrong use that must be an error; mypy reports one 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import assert_type
 
 import torch
@@ -20,6 +21,10 @@ def settings(optimizer: torch.optim.Optimizer) -> None:
     stablenum_torch.wrap(optimizer, loss_scale=stablenum_jax.policy.StaticLossScale(8.0))
     stablenum_jax.guard(clip=stablenum.ZClip(), on_nonfinite="raise", escalate=stablenum.EscalatePrecision())
 
+    stablenum_torch.wrap(optimizer, log="run.jsonl")
+    stablenum_jax.RunLog(Path("run.jsonl"))
+
+    stablenum_torch.wrap(optimizer, log=1)  # type: ignore[arg-type]
     stablenum_torch.wrap(optimizer, clipp=1.0)  # type: ignore[call-arg]
     stablenum_torch.wrap(optimizer, loss_scale="dynamc")  # type: ignore[arg-type]
     stablenum_jax.guard(max_skips=3)  # type: ignore[call-arg]

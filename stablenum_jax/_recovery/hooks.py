@@ -25,6 +25,7 @@ from stablenum_jax._recovery.generators import ProcessGenerators
 from stablenum_jax._recovery.snapshot_folder import SnapshotFolder
 from stablenum_jax._recovery.together import Processes
 from stablenum_jax._step.readout import history
+from stablenum_jax._step.run_log import write_logs
 from stablenum_jax._trees.state import find_guard
 
 __all__ = ["JaxHooks"]
@@ -89,6 +90,7 @@ class JaxHooks:
 
     def restore(self, state: Captured) -> None:
         """Put a captured state back."""
+        write_logs()
         self.state = state.put_into(self.state)
         self.generators.write(state.generators)
 

@@ -22,6 +22,7 @@ from stablenum_jax._trees.scale_reads import note_scale_read
 from stablenum_jax._trees.state import GuardOptState, find_guard, is_inside_multisteps, replace_guard
 
 __all__ = [
+    "check_readable",
     "guard_state_dict",
     "history",
     "load_guard_state_dict",
@@ -40,6 +41,16 @@ PyTree: TypeAlias = Any
 def _read(opt_state: PyTree) -> tuple[stablenum.GuardState, tuple[str, ...] | None]:
     """Return the guard's state and the parameters' names."""
     found = find_guard(opt_state)
+    check_readable(found)
+    return found.guard, known_names(int(found.names_id))
+
+
+def check_readable(found: GuardOptState) -> None:
+    """Check that a guard's state belongs to one run and has values.
+
+    Raises:
+        ValueError: it is stacked or traced.
+    """
     if found.names_id.ndim:
         raise ValueError(
             "opt_state must belong to a single training run; got one stacked to shape "
@@ -51,7 +62,6 @@ def _read(opt_state: PyTree) -> tuple[stablenum.GuardState, tuple[str, ...] | No
             "opt_state must hold concrete arrays; got traced ones. Read it outside jit; inside jit, "
             "metrics(opt_state) gives arrays."
         )
-    return found.guard, known_names(int(found.names_id))
 
 
 def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Metrics:

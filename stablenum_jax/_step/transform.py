@@ -29,6 +29,7 @@ from stablenum_jax._trees.leaves import (
 )
 from stablenum_jax._trees.models import parameters, watched_parameters
 from stablenum_jax._trees.names import names_id_of, path_name, register_names
+from stablenum_jax._trees.settings import register_settings
 from stablenum_jax._trees.state import GuardOptState, has_guard
 
 __all__ = ["chain", "check_axis_name", "check_named_once", "guard"]
@@ -170,10 +171,11 @@ class _Guard:
         names = [path_name(path) for path in paths]
         if self.config.unit_rule is not None:
             self.config.unit_rule.included(names)  # raises if a pattern matches nothing
-        number = jnp.asarray(register_names(names), jnp.int32)
+        number = register_names(names)
+        register_settings(number, self.config)
         return GuardOptState(
             guard=stablenum.init_guard(self.config, len(paths), xp=jnp),
-            names_id=number,
+            names_id=jnp.asarray(number, jnp.int32),
         )
 
     def update(

@@ -11,6 +11,7 @@ __all__ = [
     "check_group",
     "initialized",
     "is_dtensor",
+    "is_first_rank",
     "is_sharded",
     "local_part",
     "local_window",
@@ -29,6 +30,11 @@ def initialized() -> bool:
 def several_ranks() -> bool:
     """Return whether this process is one of several that train together."""
     return initialized() and dist.get_world_size() > 1
+
+
+def is_first_rank() -> bool:
+    """Return whether this process trains alone or is rank 0."""
+    return not initialized() or dist.get_rank() == 0
 
 
 def check_group(name: str, group: object) -> None:

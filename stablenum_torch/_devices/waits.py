@@ -68,9 +68,13 @@ class BackgroundRead:
         self._done = torch.cuda.Event()
         self._done.record(stream)
 
-    def result(self) -> list[Tensor] | None:
-        """Return the copies, once, if they are complete; otherwise None."""
-        if self._done is None or capturing() or not self._done.query():
+    def result(self, *, wait: bool = False) -> list[Tensor] | None:
+        """Return the copies, once, if they are complete; otherwise None, or wait for them."""
+        if self._done is None or capturing():
+            return None
+        if wait:
+            self._done.synchronize()
+        if not self._done.query():
             return None
         copies, self._copies, self._done = self._copies, [], None
         return copies

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from stablenum.guard.readout import Metrics, Names, metrics
 from stablenum.guard.restored import follow_config, learning_rules
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum.interrupts import finish
+from stablenum.runlog.writing import LogFile
 from stablenum.user_warnings import warn
 from stablenum_torch._devices.groups import Groups
 from stablenum_torch._devices.host_decide import HostGuard
@@ -49,6 +51,7 @@ from stablenum_torch._step.on_device import apply_on_device, decided_on_device
 from stablenum_torch._step.on_host import step_on_host
 from stablenum_torch._step.parameters import TrackedParameters
 from stablenum_torch._step.replicas import ReplicaCheck
+from stablenum_torch._step.run_log import Logged, StepLog
 from stablenum_torch._step.together import widths
 
 __all__ = ["Guard", "on_device_path"]
@@ -114,6 +117,28 @@ class Guard:
         self.left_out = False
         self.scaled = any(p.grad is not None for p in params)
         self._warned = False
+        self._log: StepLog | None = None
+
+    def log_to(self, file: LogFile) -> None:
+        """Write the record of each step to a file, from the next step until this guard is dropped."""
+        self._log = StepLog(file)
+        weakref.finalize(self, self._log.close)  # at the end of the program at the latest
+
+    def _logged(self) -> Logged:
+        own, settings = self.parameters.names, self.config.to_dict
+        return Logged(self.state, self.names, own, self.parameters.now(), settings, self.optimizer)
+
+    @uncompiled
+    def _log_step(self) -> None:
+        # A compiled step breaks its graph here.
+        if self._log is not None:
+            self._log.after_step(self.state, self._logged)
+
+    @uncompiled
+    def write_log(self) -> None:
+        """Write all steps so far to the log, if there is one. The host waits for the device."""
+        if self._log is not None:
+            self._log.flush(self._logged())
 
     def unscale(self) -> None:
         """Divide the gradients by the loss scale in place, so that the user can look at them and change them.
@@ -214,6 +239,8 @@ class Guard:
             apply_on_device(self.optimizer, self.config, params, joint, decided, commit)
         if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
             self._watch.after_step(self.state, self.names, decided_on_host=on_host)
+        if self._log is not None:
+            self._log_step()
         if self.config.check_replicas_every is not None:
             self._compare_replicas()
         if self.config.skip_limit is not None:
@@ -336,6 +363,7 @@ class Guard:
     def to_dict(self) -> dict[str, Any]:
         """Return the state as JSON values."""
         self.fit()
+        self.write_log()
         return state_to_dict(self.state, self.parameters.names_if_known())
 
     def parsed(self, saved: Mapping[str, Any]) -> GuardState:
@@ -376,6 +404,8 @@ class Guard:
         parameters = self.parameters.looked_up_again(config)
         state = self._following(config, self.parameters.extended(self.state, parameters))
         self._go_on_with(state, parameters, config)
+        if self._log is not None:
+            self._log.settings_changed(self._logged())
 
     def _go_on_with(self, state: GuardState, parameters: TrackedParameters, config: GuardConfig) -> None:
         """Replace the state, the parameters and the settings: all of them, even if Ctrl-C comes between.
@@ -393,6 +423,7 @@ class Guard:
 
     def load(self, state: GuardState) -> None:
         """Continue from ``state``, copied into the memory of the present state."""
+        self.write_log()  # of the steps that are gone then
         finish(functools.partial(copy_into, self.state, state))
         self.left_out = False
 

@@ -6,6 +6,7 @@ Only what torch and its users expect of an optimizer is here; the step itself is
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import EllipsisType
@@ -21,6 +22,7 @@ from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import Metrics, StepRecord, history, scalars
 from stablenum.interrupts import and_then
 from stablenum.precision.policy import Policy
+from stablenum.runlog.writing import LogFile
 from stablenum.settings_checks import check_callable
 from stablenum_torch._devices.generators import RngState
 from stablenum_torch._devices.generators import rng_state as read_generators
@@ -72,6 +74,7 @@ def wrap(
     process_group: torch.distributed.ProcessGroup | None = None,
     loss_group: torch.distributed.ProcessGroup | None = None,
     buffers: torch.nn.Module | None = None,
+    log: str | os.PathLike[str] | None = None,
     **overrides: Unpack[Settings],
 ) -> GuardedOptimizer:
     """Guard an optimizer: a step with a non-finite gradient or loss is skipped entirely, and recorded.
@@ -104,15 +107,20 @@ def wrap(
             A step is also skipped if a buffer that was finite has become NaN or inf since the last step,
             although loss and gradients are finite (reason ``FOUND_INF``); not where several ranks train of
             which it is not known that they decide together.
+        log: a file to which each step's record is written as the run goes, for ``stablenum report``. On CUDA
+            no step waits for it. Of several ranks, rank 0 writes. A file that is there is continued if it is
+            such a log. ``history()``, ``state_dict()`` and the end of the program write what is still to be
+            written.
         **overrides: fields of ``GuardConfig``: ``clip=1.0``, ``loss_scale="dynamic"``, ``spike="skip"``...
             ``ClipUpdateRMS`` needs memory for a copy of the parameters during a step.
 
     Raises:
         TypeError: ``optimizer`` is not an optimizer, needs a closure (LBFGS), averages over ranks
             (PostLocalSGDOptimizer) or is already guarded; a setting is unknown; ``names``, ``process_group``,
-            ``loss_group`` or ``buffers`` has a wrong type.
+            ``loss_group``, ``buffers`` or ``log`` has a wrong type.
         ValueError: a setting has a wrong value; the optimizer has no parameters, one on the meta device, one
             twice, or one that is stepped inside the backward pass; ``names`` are those of other parameters;
+            ``log`` is in a folder that does not exist, or is a file of another kind;
             ``process_group`` is given for whole gradients (ZeroRedundancyOptimizer, or the ranks of the
             ``DistributedDataParallel`` model in ``names``); this process is outside
             a group, or groups and meshes do not fit together; or a rule cannot work with this optimizer: a
@@ -152,7 +160,10 @@ def wrap(
     check_rules(made, optimizer, groups.parts)
     warn_of_lost_eps(optimizer)
     kept = None if buffers is None else KeptBuffers(check_module("buffers", buffers))
+    file = None if log is None else LogFile(log, argument="log")
     guarded = GuardedOptimizer(optimizer, made, known, groups, kept)
+    if file is not None:
+        guarded._guard.log_to(file)
     guarded._guard.warn_of_kernels()
     return guarded
 
@@ -592,7 +603,11 @@ class GuardedOptimizer(Optimizer):
         return scalars(self.last, prefix)
 
     def history(self) -> list[StepRecord]:
-        """Return the last 128 steps, oldest first, each as in :attr:`last` without the counters."""
+        """Return the last 128 steps, oldest first, each as in :attr:`last` without the counters.
+
+        Reading them waits for the device. Steps that the log has yet to write are written.
+        """
+        self._guard.write_log()
         return history(self._guard.state, self._guard.names())
 
     @property

@@ -7,6 +7,7 @@ not tested with FSDP.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, Unpack
@@ -32,7 +33,13 @@ _DistributedType = _accelerate.utils.DistributedType
 A = TypeVar("A")
 
 
-def guard(accelerator: A, config: GuardConfig | None = None, **settings: Unpack[Settings]) -> A:
+def guard(
+    accelerator: A,
+    config: GuardConfig | None = None,
+    *,
+    log: str | os.PathLike[str] | None = None,
+    **settings: Unpack[Settings],
+) -> A:
     """Guard every optimizer that this accelerator prepares from now on.
 
     Call it between ``Accelerator(...)`` and ``accelerator.prepare(...)``; the loop stays as it is.
@@ -54,6 +61,7 @@ def guard(accelerator: A, config: GuardConfig | None = None, **settings: Unpack[
     Args:
         accelerator: an ``accelerate.Accelerator`` that has not prepared an optimizer yet.
         config: a :class:`stablenum.GuardConfig`.
+        log: a file for the record of each step, as in :func:`stablenum_torch.wrap`.
         **settings: fields of ``GuardConfig``: ``clip=1.0``, ``spike="skip"``... With
             ``mixed_precision="fp16"`` give ``loss_scale="dynamic"``, which replaces Accelerate's GradScaler.
 
@@ -63,7 +71,8 @@ def guard(accelerator: A, config: GuardConfig | None = None, **settings: Unpack[
     Raises:
         TypeError: ``accelerator`` is not an Accelerator, or a setting is unknown.
         ValueError: a setting has a wrong value; ``loss_scale`` is None although Accelerate has a GradScaler;
-            or DeepSpeed or Megatron-LM steps the optimizer, where no guard can look.
+            or DeepSpeed or Megatron-LM steps the optimizer, where no guard can look. In ``prepare``: there is
+            a ``log`` or a loss scale, and a second optimizer.
         RuntimeError: ``accelerator`` is already guarded.
 
     Example:
@@ -96,7 +105,7 @@ def guard(accelerator: A, config: GuardConfig | None = None, **settings: Unpack[
         known.scaler = None
     # MULTI_CPU, MULTI_GPU...: DistributedDataParallel; under FSDP, parameters know their ranks themselves.
     data_parallel = str(known.distributed_type.value).startswith("MULTI_")
-    known.stablenum = _Guards(made, data_parallel)
+    known.stablenum = _Guards(made, data_parallel, log)
     return mix_in(_Guarding, accelerator)
 
 
@@ -106,10 +115,12 @@ class _Guards:
 
     Attributes:
         data_parallel: whether all processes have the same parameters and step together.
+        log: where the record goes.
     """
 
     config: GuardConfig
     data_parallel: bool = False
+    log: str | os.PathLike[str] | None = None
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[GuardedOptimizer] = field(default_factory=list)
 
@@ -126,11 +137,16 @@ class _Guards:
                 f"multiplies a loss by one scale only; got {self.config.loss_scale}. Use one optimizer with "
                 "several parameter groups."
             )
+        if self.log is not None and self.optimizers:
+            raise ValueError(
+                "log must be None if several optimizers are prepared, because a log is of one guard; got "
+                f"{os.fspath(self.log)!r}."
+            )
         steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
         mine = [model for model in self.models if any(id(p) in steps for p in model.parameters())]
         module = mine[0] if len(mine) == 1 else nn.ModuleList(mine) if mine else None
         together = torch.distributed.group.WORLD if self.data_parallel else None
-        return wrap(optimizer, self.config, names=module, buffers=module, loss_group=together)
+        return wrap(optimizer, self.config, names=module, buffers=module, loss_group=together, log=self.log)
 
 
 class GuardedAcceleratedOptimizer(_AcceleratedOptimizer):  # type: ignore[misc, valid-type]
@@ -185,7 +201,8 @@ class _Guarding(Mixin):
         return prepared
 
     def free_memory(self, *objects: Any) -> Any:
-        self.stablenum = _Guards(self.stablenum.config, self.stablenum.data_parallel)
+        of = self.stablenum
+        self.stablenum = _Guards(of.config, of.data_parallel, of.log)
         return super().free_memory(*objects)  # type: ignore[misc]
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:

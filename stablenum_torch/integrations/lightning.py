@@ -6,6 +6,7 @@ Tested with Lightning 2.6.6, as ``lightning.pytorch`` and as ``pytorch_lightning
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any, Unpack
 
 import torch
@@ -45,6 +46,7 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
     Args:
         config: a :class:`stablenum.GuardConfig`.
         prefix: put in front of each logged name. With several optimizers, their index follows.
+        log: a file for the record of each step, as in :func:`stablenum_torch.wrap`; for one optimizer.
         **settings: fields of ``GuardConfig``: ``clip=1.0``, ``spike="skip"``...
 
     Attributes:
@@ -61,12 +63,17 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
     """
 
     def __init__(
-        self, config: GuardConfig | None = None, *, prefix: str = "guard/", **settings: Unpack[Settings]
+        self,
+        config: GuardConfig | None = None,
+        *,
+        prefix: str = "guard/",
+        log: str | os.PathLike[str] | None = None,
+        **settings: Unpack[Settings],
     ) -> None:
         self.config = make_config(config, settings)
-        self.prefix = prefix
+        self.prefix, self._log = prefix, log
         self.optimizers: list[GuardedOptimizer] = []
-        self._has_settings = config is not None or bool(settings)
+        self._has_settings = config is not None or bool(settings) or log is not None
         self._taken: tuple[Any, Any] = (None, None)
         self._steps = 0  # the Trainer's global_step after the last batch
 
@@ -75,6 +82,12 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
         _check_alone(trainer)
         config = _with_clip_of(trainer, self.config)
         groups = groups_of(trainer.strategy.model)
+        if self._log is not None and len(trainer.optimizers) > 1:
+            raise ValueError(
+                "log must be None if there are several optimizers, because a log is of one guard; got "
+                f"{os.fspath(self._log)!r}. Return guarded optimizers from configure_optimizers, each with a "
+                "log of its own: wrap(optimizer, log=...)."
+            )
         optimizers = [self._guarded(optimizer, config, pl_module, groups) for optimizer in trainer.optimizers]
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         automatic = pl_module.automatic_optimization
@@ -131,13 +144,14 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
                 config,
                 names=pl_module,
                 buffers=pl_module,
+                log=self._log,
                 process_group=groups.parts,
                 loss_group=groups.loss,
             )
         if self._has_settings or config != self.config:
             raise ValueError(
-                "GuardCallback must have no settings, and the Trainer no gradient_clip_val, if "
-                f"configure_optimizers returns a guarded optimizer; got {config}. Give the settings to wrap, "
+                "GuardCallback must have no settings and no log, and the Trainer no gradient_clip_val, if "
+                f"configure_optimizers returns a guarded optimizer; got {config}. Give them to wrap, "
                 "or return the optimizer without it."
             )
         return optimizer

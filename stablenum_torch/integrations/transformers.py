@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import os
 from typing import Any, TypeVar, Unpack
 
 from stablenum.errors import bad_type
@@ -26,7 +27,13 @@ _accelerate = imported(__name__, {"accelerate": "accelerate"}, "1.0")
 T = TypeVar("T")
 
 
-def guard(trainer: T, config: GuardConfig | None = None, **settings: Unpack[Settings]) -> T:
+def guard(
+    trainer: T,
+    config: GuardConfig | None = None,
+    *,
+    log: str | os.PathLike[str] | None = None,
+    **settings: Unpack[Settings],
+) -> T:
     """Guard the optimizer of a ``Trainer``, whether the Trainer makes it or was given it.
 
     Call it between ``Trainer(...)`` and ``trainer.train()``, with or without ``resume_from_checkpoint``. A
@@ -48,6 +55,7 @@ def guard(trainer: T, config: GuardConfig | None = None, **settings: Unpack[Sett
         trainer: a ``transformers.Trainer``, or a subclass that leaves the step to it, as those of TRL and
             sentence-transformers do.
         config: a :class:`stablenum.GuardConfig`.
+        log: a file for the record of each step, as in :func:`stablenum_torch.wrap`.
         **settings: fields of ``GuardConfig``: ``clip=1.0``, ``spike="skip"``... With ``fp16=True`` give
             ``loss_scale="dynamic"``, which replaces Accelerate's GradScaler.
 
@@ -85,7 +93,7 @@ def guard(trainer: T, config: GuardConfig | None = None, **settings: Unpack[Sett
     made = make_config(config, settings)
     if not made.clip and known.args.max_grad_norm > 0:
         made = dataclasses.replace(made, clip=known.args.max_grad_norm)
-    accelerate.guard(known.accelerator, made)
+    accelerate.guard(known.accelerator, made, log=log)
     known.args = copy.copy(known.args)  # the caller's may be for other trainers, too
     known.args.max_grad_norm = 0.0
     known.add_callback(_LogSkips())

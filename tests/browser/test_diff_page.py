@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,50 +16,19 @@ from tests.core.test_diff_page import HOSTILE, REPORTS
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(NAMES)} is installed")
-
 Opened = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as p:
-        launched = p.chromium.launch(executable_path=CHROMIUM)
-        yield launched
-        launched.close()
-
-
 @pytest.fixture
-def opened(browser: Any, tmp_path: Path) -> Iterator[Opened]:
-    """Opens the page of a report; at the end, nothing may have gone wrong and nothing have been loaded."""
-    troubles: list[str] = []
-    contexts = []
+def opened(opened_file: Opened, tmp_path: Path) -> Opened:
+    """Opens the page of a report."""
 
     def open_page(report: DiffReport, **options: Any) -> Any:
         file = tmp_path / "report.html"
         report.save(file)
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.on("console", lambda message: troubles.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: troubles.append(f"dialog: {dialog.message}"))
-        page.on("request", lambda request: _note(request, file, troubles))
-        page.goto(file.as_uri())
-        return page
+        return opened_file(file, **options)
 
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert troubles == []
-
-
-def _note(request: Any, file: Path, troubles: list[str]) -> None:
-    if request.url not in (file.as_uri(), "data:,"):
-        troubles.append(f"request: {request.url}")
+    return open_page
 
 
 def small() -> DiffReport:

@@ -18,6 +18,7 @@ from benchmarks.partners.outcome import Fault
 from benchmarks.partners.torch_hf_ranks import two_ranks
 from benchmarks.partners.torch_parts import whole_state
 from stablenum import GuardConfig, Reason
+from stablenum.runlog.reading import read_run
 from stablenum_torch.integrations.accelerate import GuardedAcceleratedOptimizer, guard
 from tests.partners.hugging_face import alone, bits, check_guarded, check_same
 
@@ -301,6 +302,17 @@ def test_wrong_uses_are_refused_with_the_remedy():
         accelerator.prepare(stablenum_torch.wrap(torch.optim.AdamW(model.parameters())))
     accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     with pytest.raises(ValueError, match="loss_scale must be None if several optimizers"):
+        accelerator.prepare(torch.optim.AdamW(network().parameters()))
+
+
+def test_a_log_has_every_step_and_is_of_one_optimizer(tmp_path):
+    accelerator, model, opt = prepared(log=tmp_path / "run.jsonl")
+    train(accelerator, model, opt, range(5), bad=(3,))
+    opt.optimizer.history()
+    run = read_run(tmp_path / "run.jsonl")
+    assert run.steps == list(range(5))
+    assert run.reason[3] == Reason.NONFINITE_LOSS
+    with pytest.raises(ValueError, match="log must be None if several optimizers are prepared"):
         accelerator.prepare(torch.optim.AdamW(network().parameters()))
 
 

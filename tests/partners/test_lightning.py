@@ -13,6 +13,7 @@ from benchmarks.partners.judge import judge, same_bits
 from benchmarks.partners.outcome import Fault
 from benchmarks.partners.torch_trainers import LOOPS
 from stablenum import ClipByGlobalNorm
+from stablenum.runlog.reading import read_run
 from stablenum_torch.integrations.lightning import GuardCallback
 from tests.partners.lightning_modules import BAD, WARNINGS, data, fit, gan, module_of, trainer_of, without
 
@@ -62,6 +63,17 @@ def test_a_scheduler_stands_still_at_a_skipped_step_unless_it_counts_epochs():
         module.interval = interval
         fit(trainer_of(GuardCallback()), module, data(bad=BAD))
         assert module.scheduler.last_epoch == steps
+
+
+def test_a_log_file_has_every_step_and_is_of_one_optimizer(tmp_path):
+    callback = GuardCallback(log=tmp_path / "run.jsonl")
+    fit(trainer_of(callback), module_of(), data(bad=BAD))
+    callback.optimizers[0].history()
+    run = read_run(tmp_path / "run.jsonl")
+    assert run.skipped == [BAD]
+    assert run.steps == list(range(6))
+    with pytest.raises(ValueError, match="log must be None if there are several optimizers"):
+        fit(trainer_of(GuardCallback(log=tmp_path / "other.jsonl")), gan(guarded=False), data())
 
 
 def manual(made: Any) -> Any:

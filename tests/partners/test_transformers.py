@@ -16,6 +16,7 @@ from benchmarks.partners.torch_hf import quiet
 from benchmarks.partners.torch_hf_ranks import two_ranks
 from benchmarks.partners.torch_parts import whole_state
 from stablenum import ClipByGlobalNorm, GuardConfig, NonFiniteError, Reason
+from stablenum.runlog.reading import read_run
 from stablenum_torch.integrations.transformers import guard
 from tests.partners.hugging_face import (
     alone,
@@ -128,6 +129,15 @@ def test_a_skipped_step_is_logged_between_two_entries(tmp_path):
     assert log[1]["guard/skipped_total"] == 1
     assert math.isfinite(log[1]["loss"])
     assert math.isfinite(trainer.state.log_history[-1]["train_loss"])
+
+
+def test_a_log_file_has_every_step(tmp_path):
+    trainer = guard(make(tmp_path, rows(bad=3)), log=tmp_path / "run.jsonl")
+    trainer.train()
+    trainer.optimizer.optimizer.history()
+    run = read_run(tmp_path / "run.jsonl")
+    assert run.steps == list(range(6))
+    assert run.skipped == [3]
 
 
 def test_nothing_is_logged_if_nothing_is_to_be_logged(tmp_path):

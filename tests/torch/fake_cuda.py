@@ -56,9 +56,9 @@ def _indexed(tensor: Tensor, index: Any) -> Tensor:
             dim += 1
         elif isinstance(part, int):
             tensor = torch.ops.aten.select(tensor, dim, part)
-        elif isinstance(part, slice) and part.step is None:
+        elif isinstance(part, slice):
             stop = _END if part.stop is None else part.stop
-            tensor = torch.ops.aten.slice(tensor, dim, part.start or 0, stop)
+            tensor = torch.ops.aten.slice(tensor, dim, part.start or 0, stop, part.step or 1)
             dim += 1
         else:
             # A tensor or a list as an index is a copy from the host or a wait.

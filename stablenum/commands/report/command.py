@@ -1,0 +1,103 @@
+"""``stablenum report``: the options, the exit codes, and where the page goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from stablenum.commands.outputs import check_target, write
+from stablenum.commands.report.page import as_html, is_own
+from stablenum.commands.report.watch import watched
+from stablenum.files import write_text
+from stablenum.runlog.reading import NotALogError, Run, RunReader, read_run
+
+__all__ = ["report"]
+
+
+def report(
+    logs: Annotated[
+        list[Path], typer.Argument(metavar="LOG...", help="The logs of runs.", show_default=False)
+    ],
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Where to write the page. By default run.html for run.jsonl.", show_default=False),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show a run in the terminal while it goes on; Ctrl-C ends it.")
+    ] = False,
+) -> None:
+    """Show the logs of runs: a self-contained page with loss, gradient norm, loss scale, updates and skips.
+
+    A log is what wrap(..., log="run.jsonl") of stablenum_torch and RunLog("run.jsonl") of stablenum_jax
+    write. Several runs are drawn over one another.
+
+    The exit code is 0 if the page was written, and 2 for a usage error or a log that cannot be read.
+    """
+    if watch:
+        _watch(logs, html)
+        return
+    target = _target(logs, html)
+    runs = [_read(path) for path in logs]
+    _rename(runs, logs)
+    write(target, lambda path: write_text(path, as_html(runs)), "--html")
+    typer.echo(f"{target}: {', '.join(_about(run) for run in runs)}")
+
+
+def _watch(logs: list[Path], html: Path | None) -> None:
+    if len(logs) > 1:
+        raise typer.BadParameter("--watch shows one run; name one log.", param_hint="LOG")
+    if html is not None:
+        raise typer.BadParameter("--watch writes no page; leave one of the two out.", param_hint="--html")
+    try:
+        watched(RunReader(logs[0]), Console())
+    except (OSError, NotALogError) as error:
+        raise _unreadable(logs[0], error) from error
+
+
+def _target(logs: list[Path], html: Path | None) -> Path:
+    """Return where the page goes. A file by the default name is replaced only if it is such a page."""
+    log = logs[0]
+    target = log.with_name(f"{log.name.removesuffix('.jsonl')}.html") if html is None else html
+    check_target("--html", target)
+    if target.resolve() in [path.resolve() for path in logs]:
+        raise typer.BadParameter(f"{target} is a log; name another file.", param_hint="--html")
+    if html is None and target.exists() and not _is_own(target):
+        raise typer.BadParameter(
+            f"{target} is there already and is not a page of this command; name another file.",
+            param_hint="--html",
+        )
+    return target
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return is_own(file.read(16_384))
+    except OSError:
+        return False
+
+
+def _read(path: Path) -> Run:
+    try:
+        return read_run(path)
+    except (OSError, NotALogError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> typer.BadParameter:
+    message = str(error) if isinstance(error, NotALogError) else f"{path} cannot be read: {error}"
+    return typer.BadParameter(message, param_hint="LOG")
+
+
+def _rename(runs: list[Run], logs: list[Path]) -> None:
+    """Call runs by their paths where files of several folders have the same name."""
+    if len({run.name for run in runs}) < len(runs):
+        for run, path in zip(runs, logs, strict=True):
+            run.name = str(path)
+
+
+def _about(run: Run) -> str:
+    return f"{run.name} ({len(run):,} steps, {len(run.skipped):,} skipped)"

@@ -1,0 +1,95 @@
+"""The steps of runs as JSON, which the script of the page reads."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from array import array
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Any
+
+from stablenum.commands.report.thresholds import thresholds
+from stablenum.guard.reasons import APPLIED, EXPLANATIONS, Reason
+from stablenum.runlog.reading import Run
+
+__all__ = ["payload"]
+
+_FEW = 8  # a column that changes more seldom than once in so many steps is stored by its changes
+
+
+def payload(runs: Sequence[Run]) -> str:
+    """Return strict JSON that can stand in a script element.
+
+    Columns are numbers in base64, or their changes: 100,000 steps take some 2 MB, and a browser reads them
+    in milliseconds.
+    """
+    data = {
+        "runs": [_run(run) for run in runs],
+        "reasons": {
+            int(reason): {
+                "name": reason.name,
+                "what": EXPLANATIONS[reason].what,
+                "applied": reason in APPLIED,
+            }
+            for reason in Reason
+        },
+    }
+    return _in_script(json.dumps(data, allow_nan=False, separators=(",", ":")))
+
+
+def _run(run: Run) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "count": len(run),
+        "steps": _steps(run.steps),
+        "loss": _column(run.loss),
+        "norm": _column(run.grad_norm),
+        "threshold": _column(thresholds(run)),
+        "scale": _column(run.loss_scale),
+        "reason": _base64(array("B", run.reason)),
+        "worst": _base64(array("i", run.worst)),
+        "names": list(run.names),
+        "updates": {
+            "steps": [update.step for update in run.updates],
+            "size": [_finite(update.size) for update in run.updates],
+            "largest": [_finite(update.largest) for update in run.updates],
+            "names": [update.parameter for update in run.updates],
+        },
+        "starts": [{"step": step, "what": "started again"} for step in run.restarts]
+        + [{"step": step, "what": "went back to this step"} for step in run.rewinds],
+    }
+
+
+def _steps(steps: Sequence[int]) -> dict[str, Any]:
+    if steps and steps[-1] - steps[0] == len(steps) - 1:
+        return {"from": steps[0]}
+    return {"base64": _base64(array("i", steps))}
+
+
+def _column(values: Sequence[float]) -> dict[str, Any]:
+    """Return a column as float32 numbers, or as its changes: a position, and the value from there on."""
+    changes = [i for i, value in enumerate(values) if i == 0 or not _same(value, values[i - 1])]
+    if _FEW * len(changes) <= len(values):
+        return {"at": changes, "values": [_finite(values[i]) for i in changes]}
+    return {"base64": _base64(array("f", values))}
+
+
+def _same(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _base64(column: array[Any]) -> str:
+    if sys.byteorder == "big":
+        column.byteswap()
+    return b64encode(column.tobytes()).decode()
+
+
+def _in_script(text: str) -> str:
+    """Return JSON in which nothing can end a script element or begin a comment."""
+    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")

@@ -1,0 +1,139 @@
+"""What the page shows as text: skips by reason, worst parameters, settings and versions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from stablenum.guard.reasons import EXPLANATIONS, Reason
+from stablenum.runlog.reading import Run
+
+__all__ = ["settings_table", "skips_table", "summary", "worst_table"]
+
+_MOST = 12  # parameters
+
+
+def summary(run: Run) -> str:
+    """Return one line on a run, as HTML."""
+    header = run.header
+    parts = [
+        _counted(len(run), "step"),
+        f"{len(run.skipped):,} skipped",
+        f"started {_moment(header)}",
+        str(header.get("framework", "")),
+    ]
+    parts += [f"started again {_times(len(run.restarts))}"] if run.restarts else []
+    parts += [f"went back {_times(len(run.rewinds))}"] if run.rewinds else []
+    parts += [f"{_counted(run.unreadable, 'line')} of the log cannot be read"] if run.unreadable else []
+    return " &middot; ".join(escape(part) for part in parts if part)
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def _moment(header: Mapping[str, Any]) -> str:
+    started = str(header.get("started", "at an unknown time"))
+    return started.replace("T", " ", 1).replace("+00:00", " UTC")
+
+
+def _times(n: int) -> str:
+    return "once" if n == 1 else f"{n:,} times"
+
+
+def skips_table(runs: Sequence[Run]) -> str:
+    """Return a table of the skipped steps by reason; a sentence if there are none."""
+    rows = [row for run in runs for row in _skips(run, named=len(runs) > 1)]
+    if not rows:
+        return "<p>No step was skipped.</p>"
+    run = "<th>run</th>" if len(runs) > 1 else ""
+    head = f"<tr>{run}<th>reason</th><th>steps</th><th>first</th><th>last</th><th>what to do</th></tr>"
+    return _table(head, rows)
+
+
+def _skips(run: Run, *, named: bool) -> Iterator[str]:
+    steps: dict[Reason, list[int]] = {}
+    for i in run.skipped:
+        steps.setdefault(run.reason[i], []).append(run.steps[i])
+    for reason, at in sorted(steps.items(), key=lambda item: -len(item[1])):
+        what, remedy = (escape(text) for text in (EXPLANATIONS[reason].what, EXPLANATIONS[reason].remedy))
+        cells = [
+            f"<td>{escape(run.name)}</td>" if named else "",
+            f"<td><code>{reason.name}</code></td>",
+            *(f'<td class="number">{number:,}</td>' for number in (len(at), at[0], at[-1])),
+            f'<td class="remedy">{what}.<br><span class="soft">{remedy}.</span></td>',
+        ]
+        yield f"<tr>{''.join(cells)}</tr>"
+
+
+def worst_table(runs: Sequence[Run]) -> str:
+    """Return a table of the parameters that had the largest norm, or were at fault in a skipped step."""
+    rows = [row for run in runs for row in _worst(run, named=len(runs) > 1)]
+    if not rows:
+        return "<p>No parameter is named in the log.</p>"
+    run = "<th>run</th>" if len(runs) > 1 else ""
+    share = '<th colspan="2">had the largest norm, in so many of the applied steps</th>'
+    head = f"<tr>{run}<th>parameter</th>{share}<th>worst of skipped steps</th></tr>"
+    return _table(head, rows)
+
+
+def _worst(run: Run, *, named: bool) -> Iterator[str]:
+    names = list(run.names)
+    skipped = set(run.skipped)
+    faulty = Counter(run.worst[i] for i in skipped)
+    largest = Counter(worst for i, worst in enumerate(run.worst) if i not in skipped)
+    applied = max(1, len(run) - len(skipped))
+    order = sorted(range(len(names)), key=lambda k: (-largest[k] - faulty[k], names[k]))
+    for k in order[:_MOST]:
+        share = largest[k] / applied
+        cells = [
+            f"<td>{escape(run.name)}</td>" if named else "",
+            f"<td><code>{escape(names[k])}</code></td>",
+            f'<td class="share"><meter min="0" max="1" value="{share:.4f}"></meter></td>',
+            f'<td class="number">{share:.1%}</td>',
+            f'<td class="number">{faulty[k]:,}</td>',
+        ]
+        yield f"<tr>{''.join(cells)}</tr>"
+
+
+def settings_table(runs: Sequence[Run]) -> str:
+    """Return a table of settings and versions with a column for each run; rows that differ are marked."""
+    columns = [dict(_flat(run.header)) for run in runs]
+    keys = list(dict.fromkeys(key for column in columns for key in column))
+    rows = []
+    for key in keys:
+        values = [column.get(key, "") for column in columns]
+        differs = ' class="differs"' if len(set(values)) > 1 else ""
+        cells = "".join(f"<td><code>{escape(value)}</code></td>" for value in values)
+        rows.append(f'<tr{differs}><th scope="row">{escape(key)}</th>{cells}</tr>')
+    names = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
+    return _table(f"<tr><th></th>{names}</tr>", rows)
+
+
+def _flat(header: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    settings = header.get("settings")
+    if settings is None:
+        yield "guard", "not known"
+    for name, value in (settings or {}).items():
+        yield name, _text(value)
+    for name, value in (header.get("optimizer") or {}).items():
+        yield ("optimizer" if name == "class" else f"optimizer: {name}"), _text(value)
+    for name, value in (header.get("versions") or {}).items():
+        yield f"version of {name}", str(value)
+
+
+def _text(value: object) -> str:
+    """Return a setting as its user would write it: a rule by its name, with its fields in brackets."""
+    if isinstance(value, Mapping) and "rule" in value:
+        fields = ", ".join(f"{name}={_text(field)}" for name, field in value.items() if name != "rule")
+        return f"{value['rule']}({fields})"
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    return str(value)
+
+
+def _table(head: str, rows: Sequence[str]) -> str:
+    body = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
+    return f'<div class="scroll" tabindex="0">{body}</div>'

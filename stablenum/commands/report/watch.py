@@ -1,0 +1,108 @@
+"""A run on the terminal, while it goes on."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from stablenum.guard.reasons import APPLIED
+from stablenum.runlog.reading import Run, RunReader
+
+__all__ = ["shown", "watched"]
+
+_EVERY = 1.0  # seconds
+_ROWS = 8
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDE = 30.0
+
+
+def watched(reader: RunReader, console: Console) -> None:
+    """Show a run until Ctrl-C: its last steps, its skips, and the course of loss and gradient norm.
+
+    Raises:
+        OSError: the log cannot be read any more.
+    """
+    try:
+        with Live(shown(reader.run, console.width), console=console, auto_refresh=False) as live:
+            while True:
+                time.sleep(_EVERY)
+                if reader.read():
+                    live.update(shown(reader.run, console.width), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def shown(run: Run, width: int) -> RenderableType:
+    """Return what the terminal shows of a run."""
+    if not len(run):
+        return Text(f"{run.name}: no step yet")
+    bars = max(16, min(64, width - 40))
+    return Group(_headline(run), _courses(run, bars), _last(run), _skips(run))
+
+
+def _headline(run: Run) -> Text:
+    text = Text(f"{run.name}: step {run.steps[-1]:,}", style="bold")
+    skipped = len(run.skipped)
+    return text.append(f", {skipped:,} of {len(run):,} skipped", style="red" if skipped else "green")
+
+
+def _courses(run: Run, bars: int) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, values in (("loss", run.loss), ("gradient norm", run.grad_norm)):
+        table.add_row(name, Text(sparkline(values, bars)), _range(values))
+    return table
+
+
+def sparkline(values: Sequence[float], bars: int) -> str:
+    """Return the course of a column in so many characters: the largest value of each part; x for none.
+
+    The bars are those of logarithms where the values are positive and far apart.
+    """
+    n = len(values)
+    cuts = [k * n // bars for k in range(bars + 1)] if n > bars else list(range(n + 1))
+    most = [_largest(values[start:stop]) for start, stop in pairwise(cuts)]
+    known = [v for v in most if v is not None]
+    if known and min(known) > 0 and max(known) > _WIDE * min(known):
+        most = [None if v is None else math.log(v) for v in most]
+        known = [v for v in most if v is not None]
+    least = min(known, default=0.0)
+    span = (max(known, default=0.0) - least) or 1.0
+    return "".join("x" if v is None else _BARS[round((v - least) / span * (len(_BARS) - 1))] for v in most)
+
+
+def _largest(values: Sequence[float]) -> float | None:
+    return max(filter(math.isfinite, values), default=None)
+
+
+def _range(values: Sequence[float]) -> str:
+    known = list(filter(math.isfinite, values))
+    return f"{min(known):.4g} to {max(known):.4g}" if known else "not finite"
+
+
+def _last(run: Run) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("step", "loss", "gradient norm", "loss scale"):
+        table.add_column(name, justify="right")
+    table.add_column("reason")
+    table.add_column("worst parameter", no_wrap=True)
+    names = list(run.names)
+    for i in range(max(0, len(run) - _ROWS), len(run)):
+        applied = run.reason[i] in APPLIED
+        worst = "" if run.worst[i] < 0 else names[run.worst[i]]
+        numbers = (f"{run.loss[i]:.4g}", f"{run.grad_norm[i]:.4g}", f"{run.loss_scale[i]:.6g}")
+        cells = [f"{run.steps[i]:,}", *numbers, run.reason[i].name]
+        table.add_row(*cells, Text(worst), style="" if applied else "red")
+    return table
+
+
+def _skips(run: Run) -> Text:
+    counts = Counter(run.reason[i].name for i in run.skipped)
+    return Text(", ".join(f"{name} {count:,}" for name, count in counts.most_common()))

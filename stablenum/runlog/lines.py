@@ -1,0 +1,186 @@
+"""The lines of a log: JSON objects, in the order of the run.
+
+The first line is a header, and so is the first line of each later start of the run. Every other line is a
+step, or the size of an update. Each is strict JSON: a number that is not finite is one of the strings
+``"nan"``, ``"inf"`` and ``"-inf"``, as in a guard's state dict, and ``float`` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from stablenum.guard.readout import StepRecord, loss_was_given
+from stablenum.guard.reasons import Reason
+
+__all__ = ["FORMAT", "Step", "Update", "header_line", "is_header", "parsed", "step_line", "update_line"]
+
+FORMAT = 1
+_MARK = "stablenum_log"
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+_decode = json.JSONDecoder().decode
+
+
+class Step(NamedTuple):
+    """One step of a run, as a line of its log has it.
+
+    Attributes:
+        step: the step's number, from 0.
+        loss: the unscaled loss; None if it was not given.
+        grad_norm: the joint norm of the unscaled gradients before clipping.
+        loss_scale: the loss scale; 1.0 without scaling.
+        clip_coefficient: the smallest factor that clipping applied; 1.0 for no clipping.
+        reason: why the step was applied or skipped.
+        worst: the name of the parameter with the first non-finite norm, otherwise with the largest; its
+            index if names are not known; None if there is no parameter.
+        worst_rank: the rank or device that ``worst`` belongs to; None where one process decides alone.
+        precision_level: how many formats wider than its policy the step computed.
+    """
+
+    step: int
+    loss: float | None
+    grad_norm: float
+    loss_scale: float
+    clip_coefficient: float
+    reason: Reason
+    worst: str | None
+    worst_rank: int | None
+    precision_level: int
+
+
+class Update(NamedTuple):
+    """How far a step moved the parameters, relative to their size: measured on a sample of the elements.
+
+    Attributes:
+        step: the step's number.
+        size: the norm of the update divided by the norm of the parameters.
+        largest: the largest of these quotients over the parameters.
+        parameter: the name of the parameter that has it.
+    """
+
+    step: int
+    size: float
+    largest: float
+    parameter: str | None
+
+
+def header_line(
+    *,
+    framework: str,
+    settings: Mapping[str, Any] | None,
+    versions: Mapping[str, str],
+    optimizer: Mapping[str, Any] | None = None,
+) -> str:
+    """Return the line that begins a log, and each later start of the run.
+
+    Args:
+        framework: ``"torch"`` or ``"jax"``.
+        settings: the guard's, as :meth:`GuardConfig.to_dict` returns them; None if they are not known.
+        versions: the version of each package.
+        optimizer: its class and settings, if they are known.
+    """
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    plain = {
+        _MARK: FORMAT,
+        "started": started,
+        "framework": framework,
+        "settings": settings,
+        "optimizer": optimizer,
+        "versions": dict(versions),
+    }
+    return _line(plain)
+
+
+def step_line(record: StepRecord) -> str:
+    """Return the line of a step. What has its usual value is left out: a factor of 1, a level of 0."""
+    worst = record["worst"]
+    plain: dict[str, Any] = {"step": record["step"]}
+    if loss_was_given(record):
+        plain["loss"] = _number(record["loss"])
+    plain["grad_norm"] = _number(record["grad_norm"])
+    for name in ("loss_scale", "clip_coefficient"):
+        if record[name] != 1.0:
+            plain[name] = _number(record[name])
+    plain["reason"] = record["reason"].name
+    if worst.index >= 0:
+        plain["worst"] = str(worst.index) if worst.name is None else worst.name
+    if record["worst_rank"] is not None:
+        plain["worst_rank"] = record["worst_rank"]
+    if record["precision_level"]:
+        plain["precision_level"] = record["precision_level"]
+    return _line(plain)
+
+
+def update_line(update: Update) -> str:
+    """Return the line of an update."""
+    plain = {"step": update.step, "update": _number(update.size), "largest": _number(update.largest)}
+    return _line(plain if update.parameter is None else plain | {"parameter": update.parameter})
+
+
+def parsed(line: str | bytes) -> dict[str, Any] | Step | Update:
+    """Return what a line holds: a header as a dict, a step or an update.
+
+    Raises:
+        ValueError: the line is none of these, such as the last one of a process that was killed.
+    """
+    try:
+        plain = _decode(line if isinstance(line, str) else str(line, "utf-8"))
+        if is_header(plain):
+            return _header(plain)
+        return _update(plain) if "update" in plain else _step(plain)
+    except (KeyError, TypeError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError("not a line of a log") from error
+
+
+def is_header(plain: object) -> bool:
+    """Return whether the parsed JSON of a line is a header."""
+    return isinstance(plain, dict) and isinstance(plain.get(_MARK), int)
+
+
+def _header(plain: dict[str, Any]) -> dict[str, Any]:
+    """Check what readers rely on in a header; one of a later format is for a later version to check."""
+    parts = [plain.get(name) or {} for name in ("settings", "optimizer", "versions")]
+    if plain[_MARK] == FORMAT and not all(isinstance(part, dict) for part in parts):
+        raise ValueError("not a header")
+    rules = parts[0].get("clip", []) if plain[_MARK] == FORMAT else []
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
+        raise ValueError("not a header")
+    return plain
+
+
+def _step(plain: Mapping[str, Any]) -> Step:
+    return Step(
+        step=_count(plain["step"]),
+        loss=float(plain["loss"]) if "loss" in plain else None,
+        grad_norm=float(plain["grad_norm"]),
+        loss_scale=float(plain.get("loss_scale", 1.0)),
+        clip_coefficient=float(plain.get("clip_coefficient", 1.0)),
+        reason=Reason[plain["reason"]],
+        worst=None if plain.get("worst") is None else str(plain["worst"]),
+        worst_rank=None if plain.get("worst_rank") is None else _count(plain["worst_rank"]),
+        precision_level=_count(plain.get("precision_level", 0)),
+    )
+
+
+def _update(plain: Mapping[str, Any]) -> Update:
+    name = plain.get("parameter")
+    size, largest = float(plain["update"]), float(plain["largest"])
+    return Update(_count(plain["step"]), size, largest, None if name is None else str(name))
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError("not a count")
+    return value
+
+
+def _number(value: float) -> float | str:
+    """Return a float32 value with as few digits as hold it exactly, or its name if it is not finite."""
+    return float(f"{value:.9g}") if math.isfinite(value) else str(value)
+
+
+def _line(plain: Mapping[str, Any]) -> str:
+    return _encode(dict(plain))

@@ -1,0 +1,194 @@
+"""Reading the log of a run: what its steps were, where it began again, and where it went back."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stablenum.guard.reasons import APPLIED, Reason
+from stablenum.runlog.lines import FORMAT, Step, Update, is_header, parsed
+
+__all__ = ["NotALogError", "Run", "RunReader", "read_run"]
+
+
+class NotALogError(ValueError):
+    """A file is not the log of a run, or one of a later format."""
+
+
+class Run:
+    """The steps of a run in columns, each step once: after a restart or a rewind, what was taken last.
+
+    Attributes:
+        name: what the run is called.
+        steps: the steps' numbers, which rise.
+        loss: the loss of each step; NaN if it is not finite or was not given.
+        grad_norm: the norm of its gradients.
+        loss_scale: its loss scale.
+        clip_coefficient: the smallest factor that clipping applied.
+        reason: its reason.
+        worst: its worst parameter, as an index into ``names``; -1 if there is none.
+        names: the names of parameters; of skipped steps with the rank or device at fault, if known.
+        updates: the measured updates.
+        headers: each header with the number of the first step after it.
+        restarts: the first step of each later start of the run.
+        rewinds: the first step after each return to an earlier one in which the run had not ended.
+        unreadable: how many lines were not readable.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.steps: list[int] = []
+        self.loss: list[float] = []
+        self.grad_norm: list[float] = []
+        self.loss_scale: list[float] = []
+        self.clip_coefficient: list[float] = []
+        self.reason: list[Reason] = []
+        self.worst: list[int] = []
+        self.names: dict[str, int] = {}
+        self.updates: list[Update] = []
+        self.headers: list[tuple[int, Mapping[str, Any]]] = []
+        self.restarts: list[int] = []
+        self.rewinds: list[int] = []
+        self.unreadable = 0
+        self._waiting: list[Mapping[str, Any]] = []  # headers before their first step
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def header(self) -> Mapping[str, Any]:
+        """The last header."""
+        return self._waiting[-1] if self._waiting else self.headers[-1][1]
+
+    @property
+    def skipped(self) -> list[int]:
+        """The positions of the steps that were skipped."""
+        return [i for i, reason in enumerate(self.reason) if reason not in APPLIED]
+
+    def add(self, line: dict[str, Any] | Step | Update) -> None:
+        """Add what a line holds."""
+        if isinstance(line, Step):
+            self._add_step(line)
+        elif isinstance(line, Update):
+            self.updates.append(line)
+        else:
+            self._waiting.append(line)
+
+    def _add_step(self, step: Step) -> None:
+        started = self._begin(step.step) if self._waiting else False
+        if self.steps and step.step <= self.steps[-1]:
+            self._go_back_to(step.step)
+            if not started:
+                self.rewinds.append(step.step)
+        self.steps.append(step.step)
+        self.loss.append(float("nan") if step.loss is None else step.loss)
+        self.grad_norm.append(step.grad_norm)
+        self.loss_scale.append(step.loss_scale)
+        self.clip_coefficient.append(step.clip_coefficient)
+        self.reason.append(step.reason)
+        name = self._name_of(step)
+        self.worst.append(-1 if name is None else self.names.setdefault(name, len(self.names)))
+
+    def _name_of(self, step: Step) -> str | None:
+        """Return the worst parameter's name; of a skipped step with the rank or device at fault."""
+        if step.worst is None or step.worst_rank is None or step.reason in APPLIED:
+            return step.worst
+        where = "device" if self.header.get("framework") == "jax" else "rank"
+        return f"{step.worst} ({where} {step.worst_rank})"
+
+    def _begin(self, step: int) -> bool:
+        """Take the headers before a step; return whether the run was started again there."""
+        started = bool(self.headers)
+        if started:
+            self.restarts.append(step)
+        self.headers += [(step, header) for header in self._waiting]
+        self._waiting = []
+        return started
+
+    def _go_back_to(self, step: int) -> None:
+        """Drop the steps from this one on, which are taken again."""
+        first = bisect_left(self.steps, step)
+        columns: tuple[list[Any], ...] = (
+            self.steps,
+            self.loss,
+            self.grad_norm,
+            self.loss_scale,
+            self.clip_coefficient,
+            self.reason,
+            self.worst,
+        )
+        for column in columns:
+            del column[first:]
+        self.updates = [update for update in self.updates if update.step < step]
+
+
+class RunReader:
+    """Reads a log that may still be written: what is there now, and later what has been added.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError: it cannot be read.
+        NotALogError: its first line is not a header, or one of a later format.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run = Run(path.name)
+        self._at, self._rest = 0, b""
+        self.read()
+
+    def read(self) -> int:
+        """Read the lines that have been added; return how many. An unfinished line waits for its end.
+
+        Raises:
+            OSError: the file cannot be read.
+            NotALogError: the first line of the file is not a header, or one of a later format.
+        """
+        with self.path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self._at:  # another run has begun in a file of the same name
+                self.run, self._at, self._rest = Run(self.path.name), 0, b""
+            file.seek(self._at)
+            data = file.read()
+        first = self._at == 0
+        self._at += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if first:
+            self._check(lines[0] if lines else self._rest)
+        for line in lines:
+            self._add(line)
+        return len(lines)
+
+    def _add(self, line: bytes) -> None:
+        try:
+            self.run.add(parsed(line))
+        except ValueError:
+            self.run.unreadable += bool(line)
+
+    def _check(self, first: bytes) -> None:
+        try:
+            header = parsed(first)
+        except ValueError:
+            header = None
+        if not isinstance(header, dict) or not is_header(header):
+            found = "it is empty" if not first else "its first line is not the header of a run"
+            raise NotALogError(f"{self.path} is not the log of a run: {found}")
+        if header["stablenum_log"] != FORMAT:
+            raise NotALogError(
+                f"{self.path} has format {header['stablenum_log']}, and this version of stablenum reads "
+                f"format {FORMAT}. Use the version that wrote the log."
+            )
+
+
+def read_run(path: Path) -> Run:
+    """Return the run in a log.
+
+    Raises:
+        OSError: the file cannot be read.
+        NotALogError: it is not a log, or one of a later format.
+    """
+    return RunReader(path).run

@@ -1,0 +1,201 @@
+"""``stablenum report``: the page, where it goes, the exit codes, and the run on a terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from stablenum import Reason, cli
+from stablenum.commands.report import watch
+from stablenum.runlog.reading import RunReader, read_run
+from tests.report.logs import begun, log_of, record
+from tests.test_imports import BLOCK, JAX, ROOT, TORCH
+
+
+def report(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(cli.app("report", "diff"), ["report", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    bad = record(1, loss=math.nan, grad_norm=math.nan, reason=Reason.NONFINITE_LOSS)
+    return log_of(tmp_path / "run.jsonl", [record(0), bad, record(2)])
+
+
+def test_a_page_is_written_beside_the_log(log):
+    code, text = report(log)
+    assert code == 0
+    assert text == f"{log.with_name('run.html')}: run.jsonl (3 steps, 1 skipped)"
+    page = log.with_name("run.html").read_text(encoding="utf-8")
+    assert "NONFINITE_LOSS" in page
+    assert "ClipByGlobalNorm(max_norm=1.0)" in page
+
+
+def test_the_page_goes_where_it_is_asked_to(log, tmp_path):
+    code, text = report(log, "--html", tmp_path / "page.html")
+    assert code == 0
+    assert text.startswith(str(tmp_path / "page.html"))
+    assert not log.with_name("run.html").exists()
+
+
+def test_a_page_of_before_is_replaced_and_another_file_is_not(log):
+    target = log.with_name("run.html")
+    assert report(log)[0] == 0
+    before = target.read_text(encoding="utf-8")
+    log_of(log, [record(i) for i in range(10)])
+    assert report(log)[0] == 0
+    assert target.read_text(encoding="utf-8") != before
+    target.write_text("<h1>mine</h1>")
+    code, text = report(log)
+    assert code == 2
+    assert "run.html is there already and is not a page of this command; name another file." in text
+    assert target.read_text() == "<h1>mine</h1>"
+    assert report(log, "--html", target)[0] == 0  # it was named
+
+
+def test_a_log_is_never_the_target(log, tmp_path):
+    other = log_of(tmp_path / "other.jsonl", [record(0)])
+    before = other.read_bytes()
+    code, text = report(log, other, "--html", other)
+    assert (code, other.read_bytes()) == (2, before)
+    assert "other.jsonl is a log; name another file." in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("gone.jsonl", None, "gone.jsonl cannot be read"),
+        ("empty.jsonl", "", "empty.jsonl is not the log of a run: it is empty"),
+        ("notes.jsonl", "notes\n", "notes.jsonl is not the log of a run: its first line is not the header"),
+        ("later.jsonl", '{"stablenum_log":2}\n', "later.jsonl has format 2"),
+    ],
+)
+@pytest.mark.parametrize("options", [(), ("--watch",)])
+def test_what_cannot_be_read_is_a_usage_error(log, name, content, why, options):
+    path = log.with_name(name)
+    if content is not None:
+        path.write_text(content)
+    for arguments in ((path,), (log, path)) if not options else ((path,),):
+        code, text = report(*arguments, *options)
+        assert code == 2
+        assert why in text
+    assert sorted(p.suffix for p in log.parent.iterdir() if p.suffix == ".html") == []
+
+
+def test_a_folder_that_is_not_there_is_found_before_the_logs_are_read(log, tmp_path):
+    code, text = report(log, "--html", tmp_path / "pages" / "run.html")
+    assert code == 2
+    assert "does not exist" in text
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path):
+    logs = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        logs.append(log_of(tmp_path / folder / "run.jsonl", [record(0)]))
+    code, text = report(*logs, "--html", tmp_path / "both.html")
+    assert code == 0
+    assert f"{logs[0]} (1 steps, 0 skipped), {logs[1]}" in text
+
+
+def test_it_runs_without_a_framework(log):
+    block = BLOCK.format(blocked=(*TORCH, *JAX, "numpy", "matplotlib"))
+    program = f"{block}\nfrom stablenum.cli import main\nmain()"
+    command = [sys.executable, "-c", program, "report", str(log)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100)
+    assert result.returncode == 0, result.stderr
+    assert log.with_name("run.html").exists()
+
+
+# --- on a terminal -----------------------------------------------------------------------------------------
+
+
+def on_terminal(log: Path, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(watch.shown(read_run(log), width))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_terminal_shows_the_last_steps_and_the_skips(tmp_path):
+    rows = [record(i, loss=100.0 / (1 + i)) for i in range(100)]
+    rows[98] = record(98, loss=math.nan, grad_norm=math.inf, reason=Reason.NONFINITE_LOSS)
+    text = on_terminal(log_of(tmp_path / "run.jsonl", rows))
+    assert "run.jsonl: step 99, 1 of 100 skipped" in text
+    assert "  99  " in text
+    assert "  92  " in text
+    assert "  91  " not in text
+    assert "NONFINITE_LOSS 1" in text
+    assert "1 to 100" in text
+    (course,) = [line.split()[1] for line in text.splitlines() if line.startswith("loss ")]
+    assert course[0] == "█"
+    assert course[-2:] in ("▁▁", "▂▁")
+    assert len(course) == 60
+
+
+def test_the_terminal_shows_a_run_without_steps_and_without_numbers(tmp_path):
+    assert on_terminal(log_of(tmp_path / "a.jsonl", [])).strip() == "a.jsonl: no step yet"
+    bad = record(0, loss=math.nan, grad_norm=math.nan, reason=Reason.NONFINITE_LOSS)
+    text = on_terminal(log_of(tmp_path / "b.jsonl", [bad]))
+    assert "not finite" in text
+
+
+def test_a_course_shows_the_largest_value_of_each_part():
+    values = [0.0] * 100
+    values[37] = 7.0
+    assert watch.sparkline(values, 10) == "▁▁▁█▁▁▁▁▁▁"
+    assert watch.sparkline([1.0, math.nan, 2.0], 10) == "▁x█"
+    assert watch.sparkline([1.0, 10.0, 100.0], 10) == "▁▅█"  # by its logarithm
+    assert watch.sparkline([3.0, 3.0], 10) == "▁▁"
+    assert watch.sparkline([], 10) == ""
+
+
+def test_a_run_that_goes_on_is_followed_until_it_is_interrupted(tmp_path, monkeypatch):
+    file = begun(tmp_path / "run.jsonl")
+    rounds = []
+
+    def sleep(seconds: float) -> None:
+        rounds.append(seconds)
+        if len(rounds) > 3:
+            raise KeyboardInterrupt
+        file.write([record(i) for i in range(10 * len(rounds))])
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    watch.watched(RunReader(tmp_path / "run.jsonl"), console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert rounds == [1.0] * 4
+    for step in (9, 19, 29):
+        assert f"run.jsonl: step {step}" in text
+
+
+def test_ctrl_c_ends_the_command(log):
+    command = [sys.executable, "-c", "from stablenum.cli import main; main()", "report", str(log), "--watch"]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        os.close(theirs)
+        seen = ""
+        while "step 2" not in seen:  # the command would end with an error otherwise, and the reading with it
+            seen += os.read(ours, 1024).decode()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    os.close(ours)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_one_run_is_watched_and_no_page_written(log):
+    code, text = report(log, log, "--watch")
+    assert (code, "--watch shows one run; name one log." in text) == (2, True)
+    code, text = report(log, "--watch", "--html", log.with_name("x.html"))
+    assert (code, "--watch writes no page; leave one of the two out." in text) == (2, True)

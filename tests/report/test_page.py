@@ -1,0 +1,240 @@
+"""The page of ``stablenum report``: the numbers in it, its tables, and that nothing in a log can act."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from array import array
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stablenum import Reason
+from stablenum.commands.report import page
+from stablenum.commands.report.page import as_html
+from stablenum.commands.report.page_data import payload
+from stablenum.commands.report.tables import settings_table, skips_table, summary, worst_table
+from stablenum.commands.report.thresholds import thresholds
+from stablenum.guard.readout import Worst
+from stablenum.runlog.lines import Update
+from stablenum.runlog.reading import Run, read_run
+from tests.report.logs import CLIP, begun, log_of, long_log, record
+
+HOSTILE = "</script><img src=x onerror=alert(1)><!-- \" ' & \u2028 \ud800"
+
+
+def run_of(path: Path, *args: Any, **kwargs: Any) -> Run:
+    return read_run(log_of(path / "run.jsonl", *args, **kwargs))
+
+
+def data(*runs: Run) -> dict[str, Any]:
+    return json.loads(payload(runs))
+
+
+def column(stored: dict[str, Any], count: int) -> list[float]:
+    if "base64" in stored:
+        return list(array("f", b64decode(stored["base64"])))
+    ends = [*stored["at"][1:], count]
+    pairs = zip(stored["at"], ends, stored["values"], strict=True)
+    return [math.nan if v is None else v for start, end, v in pairs for _ in range(start, end)]
+
+
+# --- data --------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_every_step(tmp_path):
+    run = read_run(long_log(tmp_path / "run.jsonl", 5000))
+    (stored,) = data(run)["runs"]
+    assert (stored["count"], stored["steps"]) == (5000, {"from": 0})
+    for name, values in (("loss", run.loss), ("norm", run.grad_norm), ("scale", run.loss_scale)):
+        assert column(stored[name], 5000) == pytest.approx(values, rel=1e-7, nan_ok=True)
+    assert list(b64decode(stored["reason"])) == run.reason
+    assert list(array("i", b64decode(stored["worst"]))) == run.worst
+    assert stored["names"] == list(run.names)
+    assert len(stored["updates"]["steps"]) == 78
+
+
+def test_what_hardly_changes_takes_little_room(tmp_path):
+    run = read_run(long_log(tmp_path / "run.jsonl", 5000))
+    (stored,) = data(run)["runs"]
+    assert stored["threshold"] == {"at": [0], "values": [1.0]}
+    assert len(stored["scale"]["at"]) < 20
+
+
+def test_what_is_not_finite_or_beyond_float32(tmp_path):
+    rows = [
+        record(i, loss=x, reason=Reason.NONFINITE_LOSS)
+        for i, x in enumerate((math.nan, math.inf, -1e300, 1.0))
+    ]
+    (stored,) = data(run_of(tmp_path, rows))["runs"]
+    assert column(stored["loss"], 4) == pytest.approx([math.nan, math.inf, -math.inf, 1.0], nan_ok=True)
+    rows = [record(i, loss=math.inf, reason=Reason.NONFINITE_LOSS) for i in range(20)]
+    (stored,) = data(run_of(tmp_path, rows))["runs"]
+    assert stored["loss"] == {"at": [0], "values": [None]}
+
+
+def test_a_loss_that_is_never_given_takes_no_room(tmp_path):
+    (stored,) = data(run_of(tmp_path, [record(i, loss=math.nan) for i in range(100)]))["runs"]
+    assert stored["loss"] == {"at": [0], "values": [None]}
+
+
+def test_steps_with_gaps_and_none_at_all(tmp_path):
+    (stored,) = data(run_of(tmp_path, [record(i) for i in (3, 4, 9)]))["runs"]
+    assert list(array("i", b64decode(stored["steps"]["base64"]))) == [3, 4, 9]
+    (stored,) = data(read_run(begun(tmp_path / "none.jsonl").path))["runs"]
+    assert stored["count"] == 0
+
+
+def test_restarts_and_rewinds_are_told(tmp_path):
+    path = log_of(tmp_path / "run.jsonl", [record(i) for i in range(10)])
+    file = begun(path)
+    file.write([record(i, loss=1.0) for i in range(8, 12)])
+    file.write([record(i, loss=0.5) for i in range(9, 12)])
+    (stored,) = data(read_run(path))["runs"]
+    assert stored["starts"] == [
+        {"step": 8, "what": "started again"},
+        {"step": 9, "what": "went back to this step"},
+    ]
+
+
+# --- thresholds --------------------------------------------------------------------------------------------
+
+
+def clipped(rules: list[dict[str, Any]] | None) -> dict[str, Any]:
+    return {"settings": None if rules is None else {"clip": rules}}
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ([CLIP], [1.0, 1.0, 1.0]),
+        ([CLIP, CLIP | {"max_norm": 0.5}], [0.5] * 3),
+        ([{"rule": "ClipByValue", "max_value": 0.1}, CLIP], [1.0] * 3),
+        ([{"rule": "ZClip"}], [math.nan, 2.0, math.nan]),
+        ([{"rule": "AutoClip"}, CLIP], [math.nan, 2.0, math.nan]),
+        ([{"rule": "AdaGC"}], [math.nan] * 3),
+        ([{"rule": "ClipByNorm", "max_norm": 1.0}, CLIP], [math.nan] * 3),
+        ([{"rule": "ClipByValue", "max_value": 0.1}], [math.nan] * 3),
+        ([], [math.nan] * 3),
+        (None, [math.nan] * 3),
+    ],
+)
+def test_the_threshold_of_a_step(tmp_path, rules, expected):
+    rows = [record(0), record(1, grad_norm=8.0, clip_coefficient=0.25, reason=Reason.CLIPPED), record(2)]
+    assert thresholds(run_of(tmp_path, rows, **clipped(rules))) == pytest.approx(expected, nan_ok=True)
+
+
+def test_the_threshold_follows_the_settings(tmp_path):
+    path = log_of(tmp_path / "run.jsonl", [record(i) for i in range(6)])
+    begun(path, **clipped([CLIP | {"max_norm": 3.0}])).write([record(i, loss=9.0) for i in range(4, 7)])
+    begun(path, **clipped([CLIP | {"max_norm": 7.0}])).write([record(i, loss=8.0) for i in range(2, 5)])
+    assert thresholds(read_run(path)) == [1.0, 1.0, 7.0, 7.0, 7.0]
+
+
+# --- tables ------------------------------------------------------------------------------------------------
+
+
+def text_of(html: str) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+def test_skips_are_counted_by_reason_with_a_remedy(tmp_path):
+    rows = [record(i) for i in range(10)]
+    for i in (2, 4, 8):
+        rows[i] = record(i, grad_norm=math.inf, reason=Reason.INF_GRADIENT)
+    rows[5] = record(5, loss=math.nan, reason=Reason.NONFINITE_LOSS)
+    text = text_of(skips_table([run_of(tmp_path, rows)]))
+    assert "INF_GRADIENT 3 2 8 the step was skipped: a gradient holds inf. nothing to do if" in text
+    assert text.index("INF_GRADIENT") < text.index("NONFINITE_LOSS 1 5 5")
+    assert "OK" not in text
+
+
+def test_a_run_without_skips_says_so(tmp_path):
+    assert skips_table([run_of(tmp_path, [record(0)])]) == "<p>No step was skipped.</p>"
+
+
+def test_worst_parameters_are_shares_of_the_applied_steps(tmp_path):
+    rows = [record(i, worst=Worst(0, "a") if i % 4 else Worst(1, "b")) for i in range(8)]
+    rows.append(record(8, worst=Worst(2, "c"), reason=Reason.NAN_GRADIENT, grad_norm=math.nan))
+    text = text_of(worst_table([run_of(tmp_path, rows)]))
+    assert text.endswith("a 75.0% 0 b 25.0% 0 c 0.0% 1")
+    nameless = run_of(tmp_path, [record(0, worst=Worst(-1, None))])
+    nameless.names.clear()
+    assert "No parameter is named" in worst_table([nameless])
+
+
+def test_settings_that_differ_between_runs_are_marked(tmp_path):
+    a = read_run(log_of(tmp_path / "a.jsonl", [record(0)]))
+    b = read_run(log_of(tmp_path / "b.jsonl", [record(0)], optimizer={"class": "AdamW", "lr": 1.0}))
+    c = read_run(log_of(tmp_path / "c.jsonl", [record(0)], settings=None, optimizer=None))
+    rows = re.findall(r"<tr( class=\"differs\")?><th scope=\"row\">(.*?)</th>", settings_table([a, b]))
+    assert [name for differs, name in rows if differs] == ["optimizer: lr"]
+    assert "optimizer" in [name for _, name in rows]
+    assert "not known" in text_of(settings_table([c]))
+
+
+def test_a_summary_says_what_happened(tmp_path):
+    path = log_of(tmp_path / "run.jsonl", [record(0), record(1)])
+    assert re.match(r"2 steps · 0 skipped · started 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC · torch$", said(path))
+    with path.open("a") as file:
+        file.write("broken\n")
+    begun(path).write([record(i) for i in range(1, 5)])
+    assert said(path).endswith("started again once · 1 line of the log cannot be read")
+
+
+def said(path: Path) -> str:
+    return summary(read_run(path)).replace("&middot;", "·")
+
+
+# --- the page ----------------------------------------------------------------------------------------------
+
+
+def test_nothing_from_a_log_can_act(tmp_path):
+    path = log_of(
+        tmp_path / "run.jsonl",
+        [record(0, worst=Worst(0, HOSTILE))],
+        [Update(0, 0.1, 0.1, HOSTILE)],
+        settings={"clip": [{"rule": HOSTILE}], HOSTILE: HOSTILE},
+        versions={HOSTILE: HOSTILE},
+        optimizer={HOSTILE: HOSTILE},
+        framework=HOSTILE,
+    )
+    run = read_run(path)
+    run.name = HOSTILE
+    html = as_html([run])
+    assert "<img" not in html
+    assert html.count("</script>") == 2
+    assert html.count("<script") == 2
+    (stored,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)
+    assert json.loads(stored)["runs"][0]["name"].startswith("</script>")
+
+
+def test_the_page_holds_the_licence_of_the_library_that_draws(tmp_path):
+    html = as_html([run_of(tmp_path, [record(0)])])
+    assert "The MIT License (MIT)" in html
+    assert "Copyright (c) 2022 Leon Sorokin" in html
+    assert "uPlot 1.6.32" in html
+
+
+def test_the_library_that_draws_is_as_it_was_released():
+    _, code = page._asset("uplot.js").split("*/\n", 1)
+    digest = hashlib.sha256(code.encode()).hexdigest()
+    assert digest == "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"  # uPlot 1.6.32
+
+
+def test_the_policy_of_the_page_allows_its_own_script_alone(tmp_path):
+    html = as_html([run_of(tmp_path, [record(0)])])
+    (policy,) = re.findall(r'Content-Security-Policy" content="(.*?)"', html)
+    assert "default-src 'none'" in policy
+    assert "unsafe-eval" not in policy
+    assert not re.findall(r'(?:src|href)="(?!data:|https://github.com/leeoniya/uPlot")', html)
+
+
+def test_the_own_script_is_left_out_of_no_page(tmp_path):
+    html = as_html([run_of(tmp_path, [record(0)])])
+    for name in page.SCRIPTS:
+        assert page._asset(f"{name}.js") in html
