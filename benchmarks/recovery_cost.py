@@ -24,8 +24,8 @@ VARIANTS: Mapping[str, Mapping[str, Any] | None] = {
 }
 # For each framework, the module whose training(width, options) makes a training of one variant.
 FRAMEWORKS = {"jax": "benchmarks.recovery_jax", "torch": "benchmarks.recovery_torch"}
-WIDTHS = (512, 2048)
-ROUNDS = 7
+WIDTHS = (512, 1024)
+ROUNDS = 5
 
 
 class Training(NamedTuple):
