@@ -24,6 +24,15 @@ PACKAGES = ("stablenum", "stablenum_jax", "stablenum_torch")
 SUFFIXES = {".py", ".css", ".js"}
 DIST_INFO = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
 
+# pytest's settings, and what the topmost conftest.py imports.
+SETTINGS = (
+    "pyproject.toml",
+    "conftest.py",
+    "benchmarks/__init__.py",
+    "benchmarks/partners/__init__.py",
+    "benchmarks/partners/torchvision_on_cpu.py",
+)
+
 # Tests of the repository rather than of the package: they read its pages, benchmarks or sources.
 LEFT_OUT = (
     "tests/benchmarks",
@@ -140,7 +149,9 @@ def check_origin(python: Path, folder: Path, env: dict[str, str]) -> None:
 def copy_tests(folder: Path) -> list[str]:
     """Copy the tests and pytest's settings; the options that leave out what needs the repository."""
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", folder)
+    for name in SETTINGS:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
     options = []
     for name in LEFT_OUT:
         file, _, function = name.partition("::")
