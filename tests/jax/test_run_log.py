@@ -143,6 +143,20 @@ def test_readings_that_arrive_late_are_written_in_order_and_lose_nothing(path, m
     assert read_run(path).steps[:150] == list(range(150))
 
 
+def test_the_record_is_read_once_in_64_steps(path, monkeypatch):
+    real, copied = run_log._copy, []
+    monkeypatch.setattr(run_log, "_copy", lambda array: copied.append(1) or real(array))
+    training = Training(chained())
+    log = stablenum_jax.RunLog(path)
+    for step in range(200):
+        training.take(batch(step))
+        log(training.opt_state)
+        jax.block_until_ready(training.opt_state)
+    assert len(copied) / 3 <= 2 + 200 / 64  # the first two calls tell that a call is one step
+    log.close()
+    assert read_run(path).steps == list(range(200))
+
+
 @pytest.mark.parametrize(("steps", "calls"), [(50, 8), (128, 4)])
 def test_a_call_may_stand_for_several_steps(path, caplog, steps, calls):
     run_scanned(path, steps, calls)
