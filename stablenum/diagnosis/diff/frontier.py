@@ -209,6 +209,42 @@ class _Region:
                     (todo if self._of_data(reader) else found).append(reader)
         return min(found, key=lambda s: s.index, default=None)
 
+    def common(self, step: Step) -> list[int]:
+        """Return what a step reads that the other side has, too."""
+        return [i for i in step.inputs if i in self.equal]
+
+    def read_by_call(self, step: Step) -> set[int]:
+        """Return the telling values that the call that a step belongs to reads, as far as they lead to what
+        the step reads."""
+        todo, found, at = self.common(step), set[int](), (step.place, step.module)
+        while todo:
+            value = todo.pop()
+            producer = self.side.trace.values[value].producer
+            made_by = None if producer is None else self.side.trace.steps[producer]
+            if made_by is not None and in_one(made_by, step) and (made_by.place, made_by.module) == at:
+                todo += [i for i in made_by.inputs if not self.side.neutral(i)]
+            else:
+                found.add(value)
+        return found
+
+    def follows(self, values: Iterable[int]) -> bool:
+        """Return whether values of the forward pass follow from some of the region."""
+        return all(self._follows(value) for value in values)
+
+    def _follows(self, value: int) -> bool:
+        trace, todo, seen = self.side.trace, [value], set[int]()
+        first = self.steps[0].index if self.steps else 0
+        while todo:
+            producer = trace.values[todo.pop()].producer
+            if producer is None or producer < first or producer in seen:
+                continue
+            seen.add(producer)
+            step = trace.steps[producer]
+            if step.phase == "forward" and self._made.intersection(step.outputs):
+                return True
+            todo += step.inputs
+        return False
+
     def shares(self, step: Step, other: Step) -> bool:
         """Return whether a step reads a telling value that a step of the other side reads, too."""
         telling = (i for i in step.inputs if not self.side.neutral(i))
@@ -257,7 +293,9 @@ class _Region:
 def _pairs(a: _Region, b: _Region) -> list[_Pair]:
     """Return the pairs of steps that read a common value, the most likely first.
 
-    What stands aside comes last, and a pair of the same function comes before one of the same operation."""
+    What stands aside comes last; before it, what reads values that are equal although they follow from some
+    that differ, such as the mean of an image that was resized in another way. A pair of the same function
+    comes before one of the same operation."""
     starts_a, starts_b = a.starts(), b.starts()
     ranked = []
     for there in starts_b:
@@ -266,10 +304,25 @@ def _pairs(a: _Region, b: _Region) -> list[_Pair]:
             mine = frozenset(here.inputs).intersection(set().union(*equal.values()))
             if mine:
                 theirs = frozenset(j for j in there.inputs if equal[j] & mine)
-                aside = b.aside(there) or a.aside(here)
-                rank = aside, _unlike(here, there), b.entry(there), there.index, here.index
-                ranked.append((rank, _Pair(here, there, mine, theirs)))
+                pair = _Pair(here, there, mine, theirs)
+            elif _in_equal_calls(a, b, here, there):
+                pair = _Pair(here, there, *(frozenset(r.common(s)) for r, s in ((a, here), (b, there))))
+            else:
+                continue
+            aside = b.aside(there) or a.aside(here)
+            late = a.follows(pair.shared_left) and b.follows(pair.shared_right)
+            rank = aside, late, _unlike(here, there), b.entry(there), there.index, here.index
+            ranked.append((rank, pair))
     return [pair for _, pair in sorted(ranked, key=lambda p: p[0])]
+
+
+def _in_equal_calls(a: _Region, b: _Region, here: Step, there: Step) -> bool:
+    """Return whether two steps belong to calls of one function that read a common value, of which each step
+    reads what its call has made of it."""
+    if quiet(here) or _unlike(here, there) != 0:
+        return False
+    theirs = b.read_by_call(there)
+    return any(theirs.intersection(a.equal.get(i, ())) for i in a.read_by_call(here))
 
 
 def _alike(a: _Region, b: _Region) -> tuple[Start | None, Start | None]:
