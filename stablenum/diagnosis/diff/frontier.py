@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import NamedTuple
 
 from stablenum.diagnosis.diff.kinds import called, functions_of, kind, quiet
@@ -107,27 +108,32 @@ class _Pair(NamedTuple):
 def _pairs(a: Region, b: Region) -> list[_Pair]:
     """Return the pairs of steps that read a common value, the most likely first.
 
-    What stands aside comes last; before it, what reads values that are equal although they follow from some
-    that differ, such as the mean of an image that was resized in another way. A pair of the same function
+    What stands aside comes last; before it, what reads values that are equal although they follow from
+    another pair, such as the mean of an image that was resized in another way. A pair of the same function
     comes before one of the same operation."""
-    starts_a, starts_b = a.starts(), b.starts()
-    ranked = []
-    for there in starts_b:
+    pairs = list(_reading_the_same(a, b))
+    paired = {(p.left.index, p.right.index) for p in pairs}
+
+    def rank(pair: _Pair) -> tuple[int, ...]:
+        aside = b.aside(pair.right) or a.aside(pair.left)
+        mine, theirs = a.led_to_by(pair.shared_left), b.led_to_by(pair.shared_right)
+        follows = not paired.isdisjoint(product(mine, theirs))
+        unlike, entry = _unlike(pair.left, pair.right), b.entry(pair.right)
+        return aside, follows, unlike, entry, pair.right.index, pair.left.index
+
+    return sorted(pairs, key=rank)
+
+
+def _reading_the_same(a: Region, b: Region) -> Iterator[_Pair]:
+    starts = a.starts()
+    for there in b.starts():
         equal = {j: set(b.equal.get(j, ())) for j in there.inputs}
-        for here in starts_a:
+        for here in starts:
             mine = frozenset(here.inputs).intersection(set().union(*equal.values()))
             if mine:
-                theirs = frozenset(j for j in there.inputs if equal[j] & mine)
-                pair = _Pair(here, there, mine, theirs)
+                yield _Pair(here, there, mine, frozenset(j for j in there.inputs if equal[j] & mine))
             elif _in_equal_calls(a, b, here, there):
-                pair = _Pair(here, there, *(frozenset(r.common(s)) for r, s in ((a, here), (b, there))))
-            else:
-                continue
-            aside = b.aside(there) or a.aside(here)
-            late = a.follows(pair.shared_left) and b.follows(pair.shared_right)
-            rank = aside, late, _unlike(here, there), b.entry(there), there.index, here.index
-            ranked.append((rank, pair))
-    return [pair for _, pair in sorted(ranked, key=lambda p: p[0])]
+                yield _Pair(here, there, *(frozenset(r.common(s)) for r, s in ((a, here), (b, there))))
 
 
 def _in_equal_calls(a: Region, b: Region, here: Step, there: Step) -> bool:

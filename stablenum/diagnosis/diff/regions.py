@@ -138,23 +138,17 @@ class Region:
                 found.add(value)
         return found
 
-    def follows(self, values: Iterable[int]) -> bool:
-        """Return whether values of the forward pass follow from some of the region."""
-        return all(self._follows(value) for value in values)
-
-    def _follows(self, value: int) -> bool:
-        trace, todo, seen = self.side.trace, [value], set[int]()
+    def led_to_by(self, values: Iterable[int]) -> set[int]:
+        """Return the steps of the forward pass that read nothing from the region, and from which values
+        follow, by their indices."""
+        trace, todo, seen = self.side.trace, list(values), set[int]()
         first = self.steps[0].index if self.steps else 0
         while todo:
             producer = trace.values[todo.pop()].producer
-            if producer is None or producer < first or producer in seen:
-                continue
-            seen.add(producer)
-            step = trace.steps[producer]
-            if step.phase == "forward" and self._made.intersection(step.outputs):
-                return True
-            todo += step.inputs
-        return False
+            if producer is not None and producer >= first and producer not in seen:
+                seen.add(producer)
+                todo += trace.steps[producer].inputs
+        return {s.index for s in self.starts() if s.index in seen and s.phase == "forward"}
 
     def shares(self, step: Step, other: Step) -> bool:
         """Return whether a step reads a telling value that a step of the other side reads, too."""
