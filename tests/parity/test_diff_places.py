@@ -393,3 +393,19 @@ def test_an_update_is_placed_at_the_part_of_the_optimizer_that_differs(code: str
     assert first.right is not None
     assert first.left.code.startswith("optimizer=")
     assert first.right.code.endswith(f"# {part}")
+
+
+def test_a_gradient_that_agrees_stays_no_difference_if_an_update_is_set_right() -> None:
+    """The gradient with the decay of one side may take the place of the gradient alone of the other one."""
+    model = nn.Linear(4, 5, bias=False)
+    left = stablenum_torch.program(
+        lambda x: torch.tanh(model(x)).exp().mean(),
+        torch.tensor(X),
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), 0.1, weight_decay=0.05),
+    )
+    right = stablenum_jax.program(tanh_loss, P, X, optimizer=optax.adamw(0.1, weight_decay=0.05))
+    report = stablenum.diff(left, right)
+    places = [place for d in report.differences for place in (d.left, d.right)]
+    assert {place.phase for place in places if place is not None} == {"update"}
+    assert (report.causes[0].code, report.causes[0].confirmed) == ("decay_coupling", True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from stablenum.diagnosis.diff.kinds import functions_of, in_one, quiet
@@ -141,14 +142,19 @@ class Region:
     def led_to_by(self, values: Iterable[int]) -> set[int]:
         """Return the steps of the forward pass that read nothing from the region, and from which values
         follow, by their indices."""
+        if not self._firsts:
+            return set()
         trace, todo, seen = self.side.trace, list(values), set[int]()
-        first = self.steps[0].index if self.steps else 0
         while todo:
             producer = trace.values[todo.pop()].producer
-            if producer is not None and producer >= first and producer not in seen:
+            if producer is not None and producer >= min(self._firsts) and producer not in seen:
                 seen.add(producer)
                 todo += trace.steps[producer].inputs
-        return {s.index for s in self.starts() if s.index in seen and s.phase == "forward"}
+        return self._firsts & seen
+
+    @cached_property
+    def _firsts(self) -> set[int]:
+        return {s.index for s in self.starts() if s.phase == "forward"}
 
     def shares(self, step: Step, other: Step) -> bool:
         """Return whether a step reads a telling value that a step of the other side reads, too."""
