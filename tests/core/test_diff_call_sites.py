@@ -47,6 +47,19 @@ def make_by_name() -> Any:
     return chosen
 
 
+def make_with_schedule() -> tuple[Any, object]:
+    chosen = Chain(scale(0.1))  # the first of two
+    return chosen, object()
+
+
+def test_one_of_several_variables_leads_to_its_part() -> None:
+    chosen, _ = make_with_schedule()
+    assert made_by(optimizer=chosen).place.code.endswith("# the first of two")
+    other, kept = object(), Chain()
+    assert made_by(optimizer=kept).place.code == "other, kept = object(), Chain()"
+    assert other is not kept
+
+
 def test_a_variable_leads_to_its_last_assignment() -> None:
     chosen = object()
     assert made_by(

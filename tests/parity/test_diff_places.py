@@ -236,6 +236,66 @@ def test_an_epsilon_is_confirmed_in_the_first_of_several_norms_that_have_it() ->
     assert (first.causes[0].code, first.causes[0].confirmed) == ("epsilon_value", True)
 
 
+def torch_variance(w: Any, x: Any) -> Any:
+    def normal(h: Any) -> Any:
+        centred = h - h.mean(-1, keepdim=True)
+        variance = h.var(-1, keepdim=True)  # torch
+        return w[0, 0] * centred / torch.sqrt(variance + 1e-5)
+
+    return (normal(x[:3] @ w) * normal(x[3:] @ w)).sin().mean()
+
+
+def jax_variance(w: Any, x: Any) -> Any:
+    def normal(h: Any) -> Any:
+        centred = h - h.mean(-1, keepdims=True)
+        variance = jnp.var(h, axis=-1, keepdims=True)  # jax
+        return w[0, 0] * (centred / jnp.sqrt(variance + 1e-5))
+
+    return jnp.mean(jnp.sin(normal(x[:3] @ w) * normal(x[3:] @ w)))
+
+
+def test_a_variance_reads_what_its_call_reads() -> None:
+    """In JAX a variance is opened into operations on the centred values, in PyTorch it is not."""
+    left, right, first = compared(torch_variance, jax_variance)
+    assert (left.endswith("# torch"), right.endswith("# jax")) == (True, True)
+    assert (first.causes[0].code, first.causes[0].confirmed) == ("variance_correction", True)
+
+
+class Enlarged(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 8, 1), nn.GroupNorm(2, 8)
+
+    def forward(self, x: Any) -> Any:
+        y = nn.functional.interpolate(torch.tanh(self.conv(x)), scale_factor=2, mode="nearest")  # torch
+        return self.norm(y)
+
+
+class EnlargedToo(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.conv = nnx.Conv(2, 8, (1, 1), rngs=rngs)
+        self.norm = nnx.GroupNorm(8, num_groups=2, epsilon=1e-5, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        y = jax.image.resize(jnp.tanh(self.conv(x)), (2, 8, 8, 8), "bilinear")  # jax
+        return self.norm(y)
+
+
+def test_a_mean_that_survives_a_difference_does_not_come_before_it() -> None:
+    """Both ways of resizing leave the means of the images as they are."""
+    x = np.random.default_rng(3).normal(size=(2, 2, 4, 4)).astype(np.float32)
+    model = Enlarged()
+    left = stablenum_torch.program(lambda x: model(x).exp().mean(), torch.tensor(x), model=model)
+    right = stablenum_jax.program(
+        lambda n, x: jnp.mean(jnp.exp(n(jnp.moveaxis(x, 1, -1)))), EnlargedToo(nnx.Rngs(0)), x
+    )
+    first = first_of(left, right)
+    assert first.left is not None
+    assert first.right is not None
+    assert (first.left.code[-7:], first.right.code[-5:]) == ("# torch", "# jax")
+    assert (first.causes[0].code, first.causes[0].confirmed) == ("resize_mode", True)
+
+
 # --- parts of values ---------------------------------------------------------------------------------------
 
 
@@ -333,3 +393,19 @@ def test_an_update_is_placed_at_the_part_of_the_optimizer_that_differs(code: str
     assert first.right is not None
     assert first.left.code.startswith("optimizer=")
     assert first.right.code.endswith(f"# {part}")
+
+
+def test_a_gradient_that_agrees_stays_no_difference_if_an_update_is_set_right() -> None:
+    """The gradient with the decay of one side may take the place of the gradient alone of the other one."""
+    model = nn.Linear(4, 5, bias=False)
+    left = stablenum_torch.program(
+        lambda x: torch.tanh(model(x)).exp().mean(),
+        torch.tensor(X),
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), 0.1, weight_decay=0.05),
+    )
+    right = stablenum_jax.program(tanh_loss, P, X, optimizer=optax.adamw(0.1, weight_decay=0.05))
+    report = stablenum.diff(left, right)
+    places = [place for d in report.differences for place in (d.left, d.right)]
+    assert {place.phase for place in places if place is not None} == {"update"}
+    assert (report.causes[0].code, report.causes[0].confirmed) == ("decay_coupling", True)

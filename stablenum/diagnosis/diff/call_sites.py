@@ -90,7 +90,8 @@ class _Found:
 def _followed(found: _Found, depth: int) -> _Found:
     """Return the expression that made what another one gives: past variables and functions of the user's."""
     for _ in range(depth):
-        further = _assigned(found) if isinstance(found.value, ast.Name) else _returned(found)
+        step = _STEPS.get(type(found.value), _returned)
+        further = step(found)
         if further is None:
             break
         found = further
@@ -106,8 +107,32 @@ def _assigned(found: _Found) -> _Found | None:
     for inner, scope in enumerate(_scopes(found.tree, line)):
         last = _last_assignment(scope, name, None if inner else line)
         if last is not None and last.value is not None:
-            return found.at(last.value, last.lineno)
+            return found.at(_part(last, last.value, name), last.lineno)
     return None
+
+
+def _part(node: ast.Assign | ast.AnnAssign, value: ast.expr, name: str) -> ast.expr:
+    """Return what an assignment gives to one variable: a part of the value, if it has several targets."""
+    for target in _targets(node):
+        for i, one in enumerate(target.elts if isinstance(target, ast.Tuple) else ()):
+            if isinstance(one, ast.Name) and one.id == name:
+                return ast.copy_location(ast.Subscript(value, ast.Constant(i), ast.Load()), value)
+    return value
+
+
+def _picked(found: _Found) -> _Found | None:
+    """Return the part that is picked from a tuple, also from one that a function of the user's returns."""
+    picks = found.value
+    if not (isinstance(picks, ast.Subscript) and isinstance(picks.slice, ast.Constant)):
+        return None
+    whole: _Found | None = found.at(picks.value, found.line)
+    if not isinstance(picks.value, ast.Tuple):
+        whole = _returned(found.at(picks.value, found.line))
+    index = picks.slice.value
+    if whole is None or not isinstance(whole.value, ast.Tuple) or not isinstance(index, int):
+        return None
+    parts = whole.value.elts
+    return whole.at(parts[index], whole.line) if -len(parts) <= index < len(parts) else None
 
 
 def _last_assignment(scope: _Scope, name: str, before: int | None) -> ast.Assign | ast.AnnAssign | None:
@@ -116,7 +141,7 @@ def _last_assignment(scope: _Scope, name: str, before: int | None) -> ast.Assign
         node
         for node in _own_nodes(scope)
         if isinstance(node, ast.Assign | ast.AnnAssign) and (before is None or node.lineno < before)
-        if any(isinstance(t, ast.Name) and t.id == name for t in _targets(node))
+        if any(isinstance(t, ast.Name) and t.id == name for t in _named(node))
     ]
     return max(nodes, key=lambda node: node.lineno, default=None)
 
@@ -243,5 +268,13 @@ def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
             yield from _own_nodes(node)
 
 
+def _named(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    """Return the targets of an assignment, those of a tuple one by one."""
+    return [one for t in _targets(node) for one in (t.elts if isinstance(t, ast.Tuple) else [t])]
+
+
 def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
     return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+_STEPS = {ast.Name: _assigned, ast.Subscript: _picked}

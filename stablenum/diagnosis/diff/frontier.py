@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import prod
+from itertools import product
 from typing import NamedTuple
 
-from stablenum.diagnosis.diff.kinds import called, functions_of, in_one, kind, quiet
+from stablenum.diagnosis.diff.kinds import called, functions_of, kind, quiet
 from stablenum.diagnosis.diff.matching import Matching
+from stablenum.diagnosis.diff.regions import PLAIN, Region, Start, last_of_line, same_line
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.trace import Step
-from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["Frontier", "Start", "frontiers", "last_of_line", "leading_to", "same_line"]
 
-_PLAIN = {"add", "sub", "mul", "div", "where", "cast", "sum"}
-# A line in a loop runs again after so many steps.
-_NEAR = 60
-_FAR = 6
 _MOST_PAIRS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where one side begins to differ.
-
-    Attributes:
-        step: the first operation that differs, or, if ``missing``, the one after which it is missing.
-        missing: whether this side lacks the operation that the other side has.
-        value: the value on which the operation is missing, or which the step gives if that is common.
-        place: the line that differs, if that is not the step's: one of the optimizer, or one that leads
-            to the step.
-    """
-
-    step: Step
-    missing: bool = False
-    value: int | None = None
-    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +62,8 @@ def frontiers(
             follow from it are.
     """
     pairs = list(differing)
-    a = _Region(left, found.known("left"), [i for i, _ in pairs], since[0])
-    b = _Region(right, found.known("right"), [j for _, j in pairs], since[1])
+    a = Region(left, found.known("left"), [i for i, _ in pairs], since[0])
+    b = Region(right, found.known("right"), [j for _, j in pairs], since[1])
     regions = tuple(a.steps), tuple(b.steps)
     choices = _pairs(a, b)
     if not choices:
@@ -101,7 +79,7 @@ def frontiers(
                 yield Frontier(*starts, *regions)
 
 
-def _further(a: _Region, b: _Region, pair: _Pair) -> Iterator[tuple[Start, Start]]:
+def _further(a: Region, b: Region, pair: _Pair) -> Iterator[tuple[Start, Start]]:
     """Yield where the two sides may begin to differ, given steps that read a common value."""
     here, there = Start(pair.left), Start(pair.right)
     if _nothing_alike(pair):
@@ -127,152 +105,47 @@ class _Pair(NamedTuple):
     shared_right: frozenset[int]
 
 
-class _Region:
-    """The steps of one side on the way to results that differ, back to values that are shared, in order."""
-
-    def __init__(
-        self, side: Side, known: Mapping[int, list[int]], results: Iterable[int], since: int
-    ) -> None:
-        self.side, self.equal = side, known
-        trace, seen, todo = side.trace, set[int](), list(results)
-        while todo:
-            producer = trace.values[todo.pop()].producer
-            if producer is None or producer in seen or producer <= since:
-                continue
-            step = trace.steps[producer]
-            seen.add(producer)
-            todo += [i for i in step.inputs if i not in known and not side.neutral(i)]
-        self.steps = [trace.steps[i] for i in sorted(seen)]
-        self._made = {o for s in self.steps for o in s.outputs}
-        self.readers: dict[int, list[Step]] = {}
-        for step in self.steps:
-            for value in step.inputs:
-                self.readers.setdefault(value, []).append(step)
-
-    def starts(self) -> list[Step]:
-        """Return the steps that read nothing from the region."""
-        return [s for s in self.steps if not self._made.intersection(s.inputs)]
-
-    def first(self) -> Start | None:
-        """Return the first of these steps; None if there is none."""
-        return next((Start(step) for step in self.starts()), None)
-
-    def next_to(self, step: Step) -> set[str]:
-        """Return the functions that compute with what the function that a step belongs to gives."""
-        todo, found, seen = list(step.outputs), set[str](), set[int]()
-        while todo:
-            for reader in self.readers.get(todo.pop(), ()):
-                if reader.index in seen:
-                    continue
-                seen.add(reader.index)
-                if quiet(reader) or in_one(reader, step):
-                    todo += reader.outputs
-                else:
-                    found |= functions_of(reader)
-        return found
-
-    def after(self, step: Step) -> set[str]:
-        """Return the functions that compute with what a step gives, up to a few of them one after another;
-        those that nearly every line has are left out after the first."""
-        found, todo, seen = self.next_to(step), list(step.outputs), {step.index}
-        for _ in range(_FAR):
-            readers = [s for v in todo for s in self.readers.get(v, ()) if s.index not in seen]
-            seen.update(s.index for s in readers)
-            found |= {f for s in readers if not quiet(s) for f in functions_of(s) - _PLAIN}
-            todo = [o for s in readers for o in s.outputs]
-        return found
-
-    def aside(self, step: Step) -> bool:
-        """Return whether a step reads nothing that depends on a parameter, and something else that differs
-        is read where its result meets what does."""
-        if self._of_data(step):
-            meets = self._meets(step)
-            return meets is None or any(i in self._made and self.side.trained[i] for i in meets.inputs)
-        return False
-
-    def entry(self, step: Step) -> int:
-        """Return when the result of a step meets what depends on a parameter."""
-        meets = self._meets(step) if self._of_data(step) else None
-        return step.index if meets is None else meets.index
-
-    def _of_data(self, step: Step) -> bool:
-        """Return whether a step reads nothing that depends on a parameter."""
-        return not any(self.side.trained[i] for i in step.inputs)
-
-    def _meets(self, step: Step) -> Step | None:
-        """Return the first step that reads what depends on a parameter, and what follows from a step."""
-        todo, seen, found = [step], {step.index}, list[Step]()
-        while todo:
-            for reader in (r for o in todo.pop().outputs for r in self.readers.get(o, ())):
-                if reader.index not in seen:
-                    seen.add(reader.index)
-                    (todo if self._of_data(reader) else found).append(reader)
-        return min(found, key=lambda s: s.index, default=None)
-
-    def shares(self, step: Step, other: Step) -> bool:
-        """Return whether a step reads a telling value that a step of the other side reads, too."""
-        telling = (i for i in step.inputs if not self.side.neutral(i))
-        return any(set(other.inputs).intersection(self.equal.get(i, ())) for i in telling)
-
-    def functions(self, step: Step) -> set[str]:
-        """Return the function that a step belongs to, or those that read what it only moves."""
-        return self.next_to(step) if quiet(step) else functions_of(step)
-
-    def begins(self, step: Step, shared: Iterable[int]) -> bool:
-        """Return whether the call that a step belongs to has made a common value."""
-        producers = (self.side.trace.values[i].producer for i in shared)
-        made_by = [self.side.trace.steps[p] for p in producers if p is not None]
-        at = step.place, step.module
-        return any(in_one(m, step) and (m.place, m.module) == at and not quiet(m) for m in made_by)
-
-    def picks(self, step: Step) -> bool:
-        """Return whether a step only takes a part of what was computed before."""
-        return quiet(step) and any(self.side.trace.values[i].producer is not None for i in step.inputs[:1])
-
-    def takes_part(self, step: Step) -> bool:
-        """Return whether a step takes a part of a value."""
-        return quiet(step) and self.fewer(step) is not None
-
-    def fewer(self, step: Step) -> int | None:
-        """Return how many entries the function that a step belongs to gives, if it reads more."""
-        last = last_of_line(self.side, Start(step), self.steps)
-        if last is None:
-            return None
-        count, read = (prod(self.side.shapes[i]) for i in (last, step.inputs[0]))
-        return count if count < read else None
-
-    def maker(self, value: int) -> tuple[Step | None, int]:
-        """Return the step that computed a value, and what it gave: past those that only moved it, as long as
-        the other side has what they read as the same value."""
-        trace, same = self.side.trace, set(self.equal.get(value, ()))
-        made_by = trace.values[value].producer
-        while made_by is not None and quiet(trace.steps[made_by]) and trace.steps[made_by].inputs:
-            before = trace.steps[made_by].inputs[0]
-            if trace.values[before].producer is None or not same.intersection(self.equal.get(before, ())):
-                break
-            value, made_by = before, trace.values[before].producer
-        return (None if made_by is None else trace.steps[made_by]), value
-
-
-def _pairs(a: _Region, b: _Region) -> list[_Pair]:
+def _pairs(a: Region, b: Region) -> list[_Pair]:
     """Return the pairs of steps that read a common value, the most likely first.
 
-    What stands aside comes last, and a pair of the same function comes before one of the same operation."""
-    starts_a, starts_b = a.starts(), b.starts()
-    ranked = []
-    for there in starts_b:
+    What stands aside comes last; before it, what reads values that are equal although they follow from
+    another pair, such as the mean of an image that was resized in another way. A pair of the same function
+    comes before one of the same operation."""
+    pairs = list(_reading_the_same(a, b))
+    paired = {(p.left.index, p.right.index) for p in pairs}
+
+    def rank(pair: _Pair) -> tuple[int, ...]:
+        aside = b.aside(pair.right) or a.aside(pair.left)
+        mine, theirs = a.led_to_by(pair.shared_left), b.led_to_by(pair.shared_right)
+        follows = not paired.isdisjoint(product(mine, theirs))
+        unlike, entry = _unlike(pair.left, pair.right), b.entry(pair.right)
+        return aside, follows, unlike, entry, pair.right.index, pair.left.index
+
+    return sorted(pairs, key=rank)
+
+
+def _reading_the_same(a: Region, b: Region) -> Iterator[_Pair]:
+    starts = a.starts()
+    for there in b.starts():
         equal = {j: set(b.equal.get(j, ())) for j in there.inputs}
-        for here in starts_a:
+        for here in starts:
             mine = frozenset(here.inputs).intersection(set().union(*equal.values()))
             if mine:
-                theirs = frozenset(j for j in there.inputs if equal[j] & mine)
-                aside = b.aside(there) or a.aside(here)
-                rank = aside, _unlike(here, there), b.entry(there), there.index, here.index
-                ranked.append((rank, _Pair(here, there, mine, theirs)))
-    return [pair for _, pair in sorted(ranked, key=lambda p: p[0])]
+                yield _Pair(here, there, mine, frozenset(j for j in there.inputs if equal[j] & mine))
+            elif _in_equal_calls(a, b, here, there):
+                yield _Pair(here, there, *(frozenset(r.common(s)) for r, s in ((a, here), (b, there))))
 
 
-def _alike(a: _Region, b: _Region) -> tuple[Start | None, Start | None]:
+def _in_equal_calls(a: Region, b: Region, here: Step, there: Step) -> bool:
+    """Return whether two steps belong to calls of one function that read a common value, of which each step
+    reads what its call has made of it."""
+    if quiet(here) or _unlike(here, there) != 0:
+        return False
+    theirs = b.read_by_call(there)
+    return any(theirs.intersection(a.equal.get(i, ())) for i in a.read_by_call(here))
+
+
+def _alike(a: Region, b: Region) -> tuple[Start | None, Start | None]:
     """Return the first steps of the same function; without such, those that read a common value, one of which
     reads something else that differs, too; without such, the first of all."""
     same = ((s, t) for s in a.starts() for t in b.starts() if not quiet(s) and _unlike(s, t) == 0)
@@ -284,14 +157,14 @@ def _alike(a: _Region, b: _Region) -> tuple[Start | None, Start | None]:
     return a.first(), b.first()
 
 
-def _met(step: Step, other: _Region) -> Step | None:
+def _met(step: Step, other: Region) -> Step | None:
     """Return the first step of the other side that reads a telling value that a step reads."""
     return next((r for r in other.steps if not quiet(r) and other.shares(r, step)), None)
 
 
 def _unlike(here: Step, there: Step) -> int:
     """Return 0 for the same function, 1 for the same operation, 2 for neither."""
-    functions = functions_of(here) & functions_of(there) - _PLAIN
+    functions = functions_of(here) & functions_of(there) - PLAIN
     return 0 if functions else 1 if kind(here) == kind(there) else 2
 
 
@@ -301,7 +174,7 @@ def _nothing_alike(pair: _Pair) -> bool:
     return not alike and _unlike(pair.left, pair.right) == 2
 
 
-def _compared(a: _Region, b: _Region, pair: _Pair) -> tuple[Start, Start]:
+def _compared(a: Region, b: Region, pair: _Pair) -> tuple[Start, Start]:
     """Return the starts of the two sides; one may lack the operation that the other has."""
     here, there = Start(pair.left), Start(pair.right)
     mine, theirs = a.functions(pair.left), b.functions(pair.right)
@@ -318,12 +191,12 @@ def _compared(a: _Region, b: _Region, pair: _Pair) -> tuple[Start, Start]:
     return here, there
 
 
-def _multiply(side: _Region, one: Step, other: Step) -> bool:
+def _multiply(side: Region, one: Step, other: Step) -> bool:
     """Return whether one side multiplies and sums what the other one does as a product of matrices."""
     return kind(one) == "mul" and kind(other) == "matmul" and "sum" in side.next_to(one)
 
 
-def _stand_for_each_other(a: _Region, b: _Region, pair: _Pair) -> bool:
+def _stand_for_each_other(a: Region, b: Region, pair: _Pair) -> bool:
     """Return whether one side takes a part of what the other one sums up into as many entries, as a class
     token and a mean over all tokens are: neither lacks an operation then."""
     if a.takes_part(pair.left) == b.takes_part(pair.right):
@@ -332,7 +205,7 @@ def _stand_for_each_other(a: _Region, b: _Region, pair: _Pair) -> bool:
     return fewer[0] is not None and fewer[0] == fewer[1]
 
 
-def _lacking(a: _Region, b: _Region, pair: _Pair) -> tuple[Start | None, Start | None]:
+def _lacking(a: Region, b: Region, pair: _Pair) -> tuple[Start | None, Start | None]:
     """Return the start of each side if it lacks what the other one does with the common value; None where the
     other one only moves entries: then nothing is missing, but the operation that reads them differs."""
     return (
@@ -349,7 +222,7 @@ def _moves(step: Step) -> bool:
     return quiet(step) or called(step) == "neg"
 
 
-def _after(side: _Region, step: Step, shared: frozenset[int], begun: bool) -> Start:
+def _after(side: Region, step: Step, shared: frozenset[int], begun: bool) -> Start:
     """Return the start of a side that lacks what the other one does with a common value that a step reads. If
     that value is a part of what the other side does there, its maker is what differs."""
     made_by, value = side.maker(next(i for i in step.inputs if i in shared))
@@ -382,18 +255,3 @@ def _leading(start: Start | None, region: Iterable[Step], value: int) -> Start |
             todo += step.inputs
     firsts = [s for _, s in sorted(before.items()) if not any(i in steps for i in s.inputs)]
     return start if start.step.index in before or not firsts else Start(firsts[0])
-
-
-def same_line(start: Start, region: Iterable[Step]) -> list[Step]:
-    """Return the steps of a region that the same line of the same module calls, soon after the start."""
-    at = start.step
-    return [s for s in region if (s.place, s.module) == (at.place, at.module) and s.index < at.index + _NEAR]
-
-
-def last_of_line(side: Side, start: Start | None, region: Iterable[Step]) -> int | None:
-    """Return the last telling value that the function at a start computes; None if there is none."""
-    if start is None:
-        return None
-    near = [s for s in same_line(start, region) if s.operation == start.step.operation]
-    values = [o for s in near for o in s.outputs if not side.neutral(o)]
-    return values[-1] if values else None

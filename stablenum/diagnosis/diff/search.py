@@ -65,12 +65,14 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], bool]:
     """Return where the programs part, the first place first, and whether all was looked at.
 
     A line that differs again, such as that of a layer that is used several times, or in its derivative, is
-    named once.
+    named once. Results that agree as the programs are do not count if they differ once a value is replaced:
+    an update may be set right by another gradient.
     """
     found: list[Found] = []
     past: set[tuple[str, int]] = set()
+    agreeing = {(g.kind, g.step) for g in comparison.groups if not g.differing}
     for _ in range(_MOST_ROUNDS):
-        groups = [g for g in comparison.groups if g.differing and (g.kind, g.step) not in past]
+        groups = [g for g in comparison.groups if g.differing and (g.kind, g.step) not in past | agreeing]
         if not groups:
             return found, all(kind == "updated" for kind, _ in past)
         group = groups[0]
