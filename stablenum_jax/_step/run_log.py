@@ -71,7 +71,7 @@ class RunLog:
         ValueError: ``path`` is in a folder that does not exist, or is a file of another kind.
 
     Example:
-        >>> import pathlib, tempfile, optax, stablenum_jax
+        >>> import pathlib, tempfile, jax.numpy as jnp, optax, stablenum_jax
         >>> file = pathlib.Path(tempfile.mkdtemp(), "run.jsonl")
         >>> tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.1))
         >>> params, grads = {"w": jnp.zeros(2)}, {"w": jnp.asarray([3.0, 4.0])}

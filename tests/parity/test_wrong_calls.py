@@ -77,6 +77,7 @@ def torch_calls() -> dict[str, Call]:
                 "process_group": THINGS,
                 "loss_group": THINGS,
                 "buffers": (*THINGS, {"a": batch}),
+                "log": (3, object(), b"run.jsonl", "no such folder/run.jsonl"),
                 "clip": ("x", -1.0, 0.0, math.nan, True, object()),
                 "loss_scale": ("x", -1.0, 0.0, math.nan, math.inf, True, object()),
                 "spike": ("x", 3.0, object()),

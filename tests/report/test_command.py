@@ -181,7 +181,10 @@ def test_a_run_that_goes_on_is_followed_until_it_is_interrupted(tmp_path, monkey
 
 
 def test_ctrl_c_ends_the_command(log):
-    command = [sys.executable, "-c", "from stablenum.cli import main; main()", "report", str(log), "--watch"]
+    # A program that was started in the background ignores Ctrl-C, and so do the programs that it starts.
+    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{heeds}; from stablenum.cli import main; main()"
+    command = [sys.executable, "-c", program, "report", str(log), "--watch"]
     ours, theirs = pty.openpty()
     with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         os.close(theirs)
