@@ -391,7 +391,7 @@ def test_an_update_is_placed_at_the_part_of_the_optimizer_that_differs(code: str
     assert first.causes[0].code == code
     assert first.left is not None
     assert first.right is not None
-    assert first.left.code.startswith("optimizer=")
+    assert first.left.code.startswith("lambda p: torch.optim.")
     assert first.right.code.endswith(f"# {part}")
 
 
