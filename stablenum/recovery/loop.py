@@ -240,7 +240,8 @@ class RecoveryLoop:
     def _rewind(self, symptom: Symptom, move: Rewind) -> None:
         snapshot, response = move.snapshot, self._hooks.possible(move.response)
         usual = self._watch.usual_grad_norm
-        clip_at = None if response.clip is None or usual is None else response.clip * usual
+        # A usual norm of 0 has no multiple to clip at.
+        clip_at = response.clip * usual if response.clip is not None and usual else None
         left_out = self._left_out(snapshot, response)
         event = RecoveryEvent(
             symptom=symptom,

@@ -572,6 +572,18 @@ def test_a_run_that_goes_back_still_knows_how_much_its_parameters_change() -> No
     assert wrong({"w": Measures(30.0)}, watch) == {"jumped": ["w"]}
 
 
+def test_nothing_is_clipped_where_the_usual_norm_is_0() -> None:
+    def hurt(training: Training, step: int) -> None:
+        for row in training.record:
+            row["grad_norm"] = 0.0
+        if step == 100:
+            training.weight = math.nan
+
+    policy = RecoveryPolicy(**_fields(POLICY) | {"responses": (Response(clip=1.0, steps=50),) * 9})
+    _, loop = run(150, hurt=hurt, policy=policy)
+    assert [event.clip_at for event in loop.events] == [None] * len(loop.events) != []
+
+
 def test_a_jump_is_answered_and_names_the_parameter() -> None:
     def overwrite(training: Training) -> None:
         training.weight += 500.0
