@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from measured import read, software, table
+from measured import read, software, table, with_software
 
 __all__ = ["write_diff_cost", "write_diff_peers"]
 
@@ -60,8 +60,7 @@ def write_diff_cost(results: Path, directory: Path) -> None:
         for kind in ("alike", "differing"):
             if kind in row:
                 body.append(["", _KINDS[kind], *_cost(row[kind])])
-    text = "\n".join([*table(head, body), "", f"{software(report)}."])
-    (directory / "diff-cost.md").write_text(text + "\n", "utf-8")
+    (directory / "diff-cost.md").write_text(with_software(table(head, body), report), "utf-8")
 
 
 _KINDS = {"alike": "programs that agree", "differing": "a difference in each layer"}

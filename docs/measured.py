@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["read", "software", "table"]
+__all__ = ["read", "software", "table", "with_software"]
 
 
 def read(results: Path, part: str) -> dict[str, Any]:
@@ -31,3 +31,8 @@ def software(report: dict[str, Any]) -> str:
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
     """Return the lines of a table in Markdown."""
     return ["| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows]]
+
+
+def with_software(lines: list[str], report: dict[str, Any]) -> str:
+    """Return the text of lines, and below them with what they were measured."""
+    return "\n".join([*lines, "", f"{software(report)}."]) + "\n"

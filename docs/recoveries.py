@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from measured import read, software, table
+from measured import read, table, with_software
 
 from benchmarks.recovery.faults import DELAYS, FAULTS
 from benchmarks.recovery.once import CLEAN, OURS, PLAIN
@@ -66,9 +66,7 @@ def write_false_alarms(results: Path, directory: Path) -> None:
             body.append([row["training"], seed, str(row["rewinds"]), ended, *scores])
     head = ["training", "seed", "rewinds", "", "evaluation, plain", "with `Recovery`"]
     lines = [f"Taken back at least once: {', '.join(said)}.", "", *table(head, body)]
-    (directory / "false-alarms.md").write_text(
-        "\n".join([*lines, "", f"{software(report)}."]) + "\n", "utf-8"
-    )
+    (directory / "false-alarms.md").write_text(with_software(lines, report), "utf-8")
 
 
 def _summary(rows: list[dict[str, Any]]) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from measured import read, table
 
 __all__ = ["write_report_page"]
 
@@ -24,7 +25,7 @@ def write_report_page(results: Path, directory: Path) -> None:
         FileNotFoundError: there are no results.
         KeyError: the file does not have the form that ``benchmarks.report_page`` writes.
     """
-    report = json.loads(results.read_text(encoding="utf-8"))
+    report = read(results, "report")
     pages = report["pages"]
     counts = [f"{page['runs']} run{'' if page['runs'] == 1 else 's'}" for page in pages]
     head = ["milliseconds, median (of them busy)", *(f"{n} of {report['steps']:,} steps" for n in counts)]
@@ -32,8 +33,7 @@ def write_report_page(results: Path, directory: Path) -> None:
     body.append(["size of the page", *(f"{page['page_bytes'] / 1e6:.1f} MB" for page in pages)])
     body.append(["size of the logs", *(f"{page['log_bytes'] / 1e6:.0f} MB" for page in pages)])
     body.append(["reading the logs and writing the page", *(_seconds(page) for page in pages)])
-    lines = [_row(head), _row(["---", *("---:" for _ in pages)]), *map(_row, body)]
-    (directory / "report-page.md").write_text("\n".join(lines) + "\n", "utf-8")
+    (directory / "report-page.md").write_text("\n".join(table(head, body)) + "\n", "utf-8")
 
 
 def _time(browser: dict[str, dict[str, float]], name: str) -> str:
@@ -42,7 +42,3 @@ def _time(browser: dict[str, dict[str, float]], name: str) -> str:
 
 def _seconds(page: dict[str, Any]) -> str:
     return f"{page['read_s'] + page['write_s']:.1f} s"
-
-
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"

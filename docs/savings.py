@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from measured import read, software, table
+from measured import read, table, with_software
 
 __all__ = ["write_checkpoint_cost", "write_recovery_cost"]
 
@@ -25,9 +25,7 @@ def write_checkpoint_cost(results: Path, directory: Path) -> None:
         cells[2] += f" ({row['ratio_to_bare']:.1f} x)"
         body.append([_shown(row["format"]), *cells])
     lines = table(["ms per GB", *_VARIANTS], body)
-    (directory / "checkpoint-cost.md").write_text(
-        "\n".join([*lines, "", f"{software(report)}."]) + "\n", "utf-8"
-    )
+    (directory / "checkpoint-cost.md").write_text(with_software(lines, report), "utf-8")
 
 
 def write_recovery_cost(results: Path, directory: Path) -> None:
@@ -45,8 +43,7 @@ def write_recovery_cost(results: Path, directory: Path) -> None:
         sizes = [f"{row[key] / 1e6:,.0f}" for key in ("state_bytes", "snapshot_bytes")]
         body.append([row["framework"], row["size"], f"{plain['ms_per_step']:.2f}", *more, *sizes])
     head = ["", "", "ms per step", "with checks", "with checks and snapshots", "state, MB", "a snapshot, MB"]
-    text = "\n".join([*table(head, body), "", f"{software(report)}."])
-    (directory / "recovery-cost.md").write_text(text + "\n", "utf-8")
+    (directory / "recovery-cost.md").write_text(with_software(table(head, body), report), "utf-8")
 
 
 def _shown(name: str) -> str:

@@ -6,15 +6,13 @@ no spike is lost at any zoom.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
 from stablenum.commands.report.page_data import payload
 from stablenum.commands.report.tables import settings_table, skips_table, summary, worst_table
-from stablenum.diagnosis.report.html import page
+from stablenum.diagnosis.report.html import page, sealed_head
 from stablenum.runlog.reading import Run
 
 __all__ = ["as_html", "is_own"]
@@ -56,7 +54,7 @@ def as_html(runs: Sequence[Run]) -> str:
         f'<script type="application/json" id="data">{payload(runs)}</script>',
         f"<script>{script}</script>",
     ]
-    text = page(title, body, head=_head(script))
+    text = page(title, body, head=_MARK + sealed_head(script, _asset("uplot.css") + _asset("page.css")))
     return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot be written
 
 
@@ -69,16 +67,6 @@ def _choice(i: int, run: Run) -> str:
     return (
         f'<label class="run run-{i % 8}"><input type="checkbox" checked data-run="{i}"><span class="swatch">'
         f"</span><b>{escape(run.name)}</b> <small>{summary(run)}</small></label>"
-    )
-
-
-def _head(script: str) -> str:
-    """Return a policy that lets the page load nothing and run only its own script, and the styles."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
-    return (
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">{_MARK}'
-        f'<link rel="icon" href="data:,"><style>{_asset("uplot.css")}{_asset("page.css")}</style>'
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -13,7 +11,7 @@ from typing import Protocol
 from stablenum.diagnosis.diff.differences import Cause, Difference, Location, Off, Row
 from stablenum.diagnosis.diff.page_data import payload
 from stablenum.diagnosis.diff.rendering import Shown, amount, headline, shared, title
-from stablenum.diagnosis.report.html import listed, page
+from stablenum.diagnosis.report.html import listed, page, sealed_head
 
 __all__ = ["as_html"]
 
@@ -49,18 +47,8 @@ def as_html(report: ShownRows) -> str:
         "</main>",
         *([_data(report), f"<script>{script}</script>"] if rows or report.weights else []),
     ]
-    text = page("Comparison of two programs", body, head=_head(script))
+    text = page("Comparison of two programs", body, head=sealed_head(script, _asset("page.css")))
     return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot be written
-
-
-def _head(script: str) -> str:
-    """Return a policy that lets the page load nothing and run only its own script, and the styles."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
-    return (
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}"><link rel="icon" href="data:,">'
-        f"<style>{_asset('page.css')}</style>"
-    )
 
 
 def _script() -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from html import escape
 
 from stablenum.diagnosis.report.sections import Sections
 
-__all__ = ["as_html", "listed", "page"]
+__all__ = ["as_html", "listed", "page", "sealed_head"]
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1c2024; --soft: #60646c; --line: #d9dce1;
@@ -50,6 +52,16 @@ def as_html(s: Sections, *, ok: bool, framework: str, seconds: float | None) -> 
     body = [_head(s, ok=ok), *([] if ok else [_values(s), _cause(s), _remedy(s), _frames(s)])]
     body += [listed("Later", s.others), listed("Notes", s.notes), _foot(framework, seconds)]
     return page(title, body)
+
+
+def sealed_head(script: str, style: str) -> str:
+    """Return styles, and a policy that lets the page load nothing and run only its own script."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
+    return (
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}"><link rel="icon" href="data:,">'
+        f"<style>{style}</style>"
+    )
 
 
 def page(title: str, body: Sequence[str], *, head: str = "") -> str:
