@@ -214,16 +214,19 @@ def _distributed_table(row: dict[str, Any]) -> Table:
 
 
 def _measure_gpu(console: Console) -> None:
+    facts = _facts(PEERS) | {"cuda_device": _cuda_device("gpu", "steps")}
+    _save_steps(console, "gpu.json", facts, "cuda", ("bandwidth", "compiling", "transformer"))
+
+
+def _cuda_device(part: str, on_cpu: str) -> dict[str, Any]:
     import torch
 
     if not torch.cuda.is_available():
         raise BenchmarkError(
-            f"no CUDA device: torch {torch.__version__} finds none. `python -m benchmarks gpu` needs one "
-            "and builds of torch and jax for CUDA; `python -m benchmarks steps` measures on the CPU."
+            f"no CUDA device: torch {torch.__version__} finds none. `python -m benchmarks {part}` needs one "
+            f"and builds of torch and jax for CUDA; `python -m benchmarks {on_cpu}` measures on the CPU."
         )
-    device = {"name": torch.cuda.get_device_name(), "memory_bytes": torch.cuda.mem_get_info()[1]}
-    facts = _facts(PEERS) | {"cuda_device": device}
-    _save_steps(console, "gpu.json", facts, "cuda", ("bandwidth", "compiling", "transformer"))
+    return {"name": torch.cuda.get_device_name(), "memory_bytes": torch.cuda.mem_get_info()[1]}
 
 
 def _measure_rules(console: Console) -> None:
@@ -257,11 +260,20 @@ def _measure_false_alarms(console: Console) -> None:
 
 
 def _measure_recovery_cost(console: Console) -> None:
+    _save_recovery_cost(console, "recovery-cost.json", _facts(), "cpu")
+
+
+def _measure_recovery_cost_gpu(console: Console) -> None:
+    facts = _facts() | {"cuda_device": _cuda_device("recovery-cost-gpu", "recovery-cost")}
+    _save_recovery_cost(console, "recovery-cost-gpu.json", facts, "cuda")
+
+
+def _save_recovery_cost(console: Console, name: str, facts: dict[str, Any], device: str) -> None:
     console.print("measuring: what a recovery adds to a training ...")
-    report = _facts() | {"rows": recovery_cost.run()}
+    report = facts | {"rows": recovery_cost.run(device=device)}
     for row in report["rows"]:
         console.print(_recovery_table(row))
-    _save(console, "recovery-cost.json", report)
+    _save(console, name, report)
 
 
 def _recovery_table(row: dict[str, Any]) -> Table:
@@ -368,7 +380,7 @@ def _measure_report(console: Console) -> None:
 
 def main() -> None:
     """Measure the chosen parts, print the tables and save the results."""
-    chosen = sys.argv[1:] or [name for name in PARTS if name != "gpu"]
+    chosen = sys.argv[1:] or [name for name in PARTS if not name.endswith("gpu")]
     unknown = [name for name in chosen if name not in PARTS]
     if unknown:
         sys.exit(f"unknown part {unknown[0]!r}; the parts are {', '.join(PARTS)}")
@@ -390,6 +402,7 @@ PARTS = {
     "rules": _measure_rules,
     "exact-norms": _measure_exact_norms,
     "recovery-cost": _measure_recovery_cost,
+    "recovery-cost-gpu": _measure_recovery_cost_gpu,
     "false-alarms": _measure_false_alarms,
     "losses": _measure_losses,
     "accuracy": _measure_accuracy,

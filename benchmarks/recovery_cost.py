@@ -24,7 +24,7 @@ VARIANTS: Mapping[str, Mapping[str, Any] | None] = {
 }
 # For each framework, the module whose training(width, options) makes a training of one variant.
 FRAMEWORKS = {"jax": "benchmarks.recovery_jax", "torch": "benchmarks.recovery_torch"}
-WIDTHS = (512, 1024)
+WIDTHS = {"cpu": (512, 1024), "cuda": (1024, 4096)}
 ROUNDS = 5
 
 
@@ -44,18 +44,23 @@ class Training(NamedTuple):
 
 def run(
     rounds: int = ROUNDS,
-    widths: Sequence[int] = WIDTHS,
+    widths: Sequence[int] | None = None,
     frameworks: Sequence[str] = tuple(FRAMEWORKS),
     stretch: int = STRETCH,
+    device: str = "cpu",
 ) -> list[dict[str, Any]]:
-    """One row for each framework and width."""
-    return [_row(name, width, rounds, stretch) for name in frameworks for width in widths]
+    """One row for each framework and width, by default those of ``WIDTHS`` for the device."""
+    return [
+        _row(name, width, rounds, stretch, device)
+        for name in frameworks
+        for width in widths or WIDTHS[device]
+    ]
 
 
-def _row(framework: str, width: int, rounds: int, stretch: int) -> dict[str, Any]:
+def _row(framework: str, width: int, rounds: int, stretch: int, device: str) -> dict[str, Any]:
     module = importlib.import_module(FRAMEWORKS[framework])
     trainings: dict[str, Training] = {
-        name: module.training(width, options) for name, options in VARIANTS.items()
+        name: module.training(width, options, device) for name, options in VARIANTS.items()
     }
     variants = {name: _stretch_of(one, stretch) for name, one in trainings.items()}
     times = interleaved(variants, rounds=rounds, warmup=1)

@@ -35,13 +35,19 @@ def _train_step(state: Any, batch: Any) -> Any:
     return stablenum_jax.step(_TX, params, opt_state, grads, value=loss)
 
 
-def training(width: int, options: Mapping[str, Any] | None) -> Training:
+def training(width: int, options: Mapping[str, Any] | None, device: str = "cpu") -> Training:
     """Return a training of four layers.
 
     Args:
         width: the width of each layer.
         options: settings of the recovery; None for none.
+        device: where the training runs.
     """
+    with jax.default_device(jax.devices(device)[0]):
+        return _training(width, options)
+
+
+def _training(width: int, options: Mapping[str, Any] | None) -> Training:
     rng = np.random.default_rng(0)
     params = [jnp.asarray(rng.normal(size=(width, width)) / width**0.5, jnp.float32) for _ in range(_LAYERS)]
     state = params, _TX.init(params)

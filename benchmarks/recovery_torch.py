@@ -17,18 +17,19 @@ __all__ = ["training"]
 _LAYERS, _BATCH = 4, 64
 
 
-def training(width: int, options: Mapping[str, Any] | None) -> Training:
+def training(width: int, options: Mapping[str, Any] | None, device: str = "cpu") -> Training:
     """Return a training of four layers.
 
     Args:
         width: the width of each layer.
         options: settings of the recovery; None for none.
+        device: where the training runs.
     """
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         layers = [part for _ in range(_LAYERS) for part in (nn.Linear(width, width, bias=False), nn.Tanh())]
-        model = nn.Sequential(*layers)
-        batches = [torch.randn(_BATCH, width) for _ in range(8)]
+        model = nn.Sequential(*layers).to(device)
+        batches = [torch.randn(_BATCH, width).to(device) for _ in range(8)]
     opt = stablenum_torch.wrap(
         torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True), names=model, clip=1.0
     )
@@ -58,6 +59,8 @@ def _steps(model: Any, opt: Any, batches: list[Tensor], options: Mapping[str, An
     while True:
         for _ in range((yield) or 0):
             _step(model, opt, next(following))
+        if batches[0].is_cuda:
+            torch.cuda.synchronize()
 
 
 def _again(batches: list[Tensor]) -> Iterator[Tensor]:

@@ -7,11 +7,12 @@ narrower format and back, and with it the error that is to be compensated.
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 from stablenum.arrays import at_least, at_most
 from stablenum.errors import bad_field, either
-from stablenum.formats import FORMATS, get_format
+from stablenum.formats import FORMATS, Format, get_format
 
 __all__ = [
     "compensated_value",
@@ -24,7 +25,8 @@ __all__ = [
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-_ROUNDED = ("bfloat16", "float16", "float32")
+_WEIGHTS = ("bfloat16", "float16", "float32")
+_ROUNDED = (*_WEIGHTS, "float8_e4m3fn", "float8_e5m2")
 _SIGN_LESS = 0x7FFFFFFF
 # Half a spacing is 2^15 units, one more than int16 holds: at that tie one unit is lost.
 _MOST_UNITS = 2**15 - 1
@@ -64,7 +66,7 @@ def kahan_add(w: Array, c: Array, u: Array, *, xp: Namespace) -> tuple[Array, Ar
         >>> float(w[0]), round(float(compensated_value(w, c, xp=np)[0]), 4)
         (0.89990234375, 0.9)
     """
-    name = _rounded_format("w", w.dtype)
+    name = _known_format("w", w.dtype, _WEIGHTS)
     top = FORMATS[name].max
     wide, added = xp.astype(w, xp.float32), xp.astype(u, xp.float32)
     finite = xp.isfinite(wide) & xp.isfinite(added)
@@ -99,7 +101,7 @@ def compensated_value(w: Array, c: Array, *, xp: Namespace) -> Array:
         >>> float(compensated_value(w, c, xp=np)[0])  # 1 and a quarter of the spacing 2^-10
         1.000244140625
     """
-    name = _rounded_format("w", w.dtype)
+    name = _known_format("w", w.dtype, _WEIGHTS)
     wide = xp.astype(w, xp.float32)
     return wide + _as_number(wide, c, name, xp=xp)
 
@@ -125,7 +127,7 @@ def compensation_of(w: Array, rest: Array, *, xp: Namespace) -> Array:
         >>> compensation_of(w, np.asarray([2.0**-12, -1.0, np.nan], dtype=np.float32), xp=np).tolist()
         [16384, -32767, 0]
     """
-    name = _rounded_format("w", w.dtype)
+    name = _known_format("w", w.dtype, _WEIGHTS)
     wide, number = xp.astype(w, xp.float32), xp.astype(rest, xp.float32)
     finite = xp.isfinite(wide) & xp.isfinite(number)
     return _as_compensation(wide, xp.where(finite, number, xp.zeros_like(number)), name, xp=xp)
@@ -210,7 +212,8 @@ def round_to_nearest(x32: Array, format: str, *, xp: Namespace) -> Array:  # noq
 
     Args:
         x32: float32, any shape.
-        format: ``"bfloat16"``, ``"float16"``, or ``"float32"``, which changes nothing.
+        format: ``"bfloat16"``, ``"float16"``, ``"float8_e4m3fn"``, ``"float8_e5m2"``, or ``"float32"``, which
+            changes nothing.
         xp: the array namespace.
 
     Returns:
@@ -224,7 +227,7 @@ def round_to_nearest(x32: Array, format: str, *, xp: Namespace) -> Array:  # noq
         >>> round_to_nearest(np.asarray([1.003, 1e38], dtype=np.float32), "bfloat16", xp=np).tolist()
         [1.0, 9.969209968386869e+37]
     """
-    name = _rounded_format("format", format)
+    name = _known_format("format", format, _ROUNDED)
     _check_float32("x32", x32)
     if name == "float32":
         return x32
@@ -234,22 +237,30 @@ def round_to_nearest(x32: Array, format: str, *, xp: Namespace) -> Array:  # noq
     if name == "bfloat16":  # it has float32's exponents, so 16 bits are dropped whatever the magnitude
         rounded = (magnitude + 0x7FFF + ((magnitude >> 16) & 1)) & ~0xFFFF
     else:
-        rounded = _to_float16(magnitude, xp=xp)
+        rounded = _with_fewer_exponents(magnitude, FORMATS[name], xp=xp)
     value = (rounded | sign).view(xp.float32)
     return xp.where(finite, _kept_finite(value, finite, FORMATS[name].max, xp=xp), x32)
 
 
-def _to_float16(magnitude: Array, *, xp: Namespace) -> Array:
-    """Return the bits of a positive float32 number rounded to float16: 13 bits are dropped, and one more for
-    each halving below 2^-14."""
-    below = at_least(113 - (magnitude >> 23), 0, xp=xp)  # 113 is the exponent field of 2^-14
-    drop = 13 + at_most(below, 10, xp=xp)
+def _with_fewer_exponents(magnitude: Array, to: Format, *, xp: Namespace) -> Array:
+    """Return the bits of a positive float32 number rounded to a format with fewer exponents: of the mantissa
+    so many bits are dropped as the format lacks, and one more for each halving below its smallest normal
+    number."""
+    smallest, normal = _exponent_field(to.smallest_subnormal), _exponent_field(to.smallest_normal)
+    mantissa = normal - smallest
+    below = at_least(normal - (magnitude >> 23), 0, xp=xp)
+    drop = 23 - mantissa + at_most(below, mantissa, xp=xp)
     one = xp.ones_like(drop)
     half = (one << (drop - 1)) - 1
     rounded = ((magnitude + half + ((magnitude >> drop) & 1)) >> drop) << drop
-    # Below 2^-24, float16's smallest number, the leading bit itself is dropped; the tie 2^-25 rounds to 0.
-    tiny, tie = xp.full_like(drop, 103 << 23), 102 << 23
-    return xp.where(below > 10, xp.where(magnitude > tie, tiny, xp.zeros_like(tiny)), rounded)
+    # Below the smallest number, the leading bit itself is dropped; the tie, half of it, rounds to 0.
+    tiny, tie = xp.full_like(drop, smallest << 23), (smallest - 1) << 23
+    return xp.where(below > mantissa, xp.where(magnitude > tie, tiny, xp.zeros_like(tiny)), rounded)
+
+
+def _exponent_field(power_of_two: float) -> int:
+    """Return the exponent field of a power of two in float32."""
+    return math.frexp(power_of_two)[1] + 126
 
 
 def _kept_finite(x: Array, finite: Array, top: float, *, xp: Namespace) -> Array:
@@ -257,10 +268,10 @@ def _kept_finite(x: Array, finite: Array, top: float, *, xp: Namespace) -> Array
     return xp.where(finite, at_least(at_most(x, top, xp=xp), -top, xp=xp), x)
 
 
-def _rounded_format(field: str, dtype: object) -> str:
+def _known_format(field: str, dtype: object, known: tuple[str, ...]) -> str:
     name = get_format(dtype).name
-    if name not in _ROUNDED:
-        raise bad_field(field, either(_ROUNDED), dtype)
+    if name not in known:
+        raise bad_field(field, either(known), dtype)
     return name
 
 

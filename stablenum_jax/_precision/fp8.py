@@ -23,6 +23,7 @@ from jax import lax
 from stablenum import DelayedScaling, DelayedScalingState
 from stablenum.errors import bad_field, bad_type
 from stablenum.formats import FORMATS
+from stablenum.precision.rounding import round_to_nearest
 from stablenum.settings_checks import check_flag
 from stablenum_jax._precision.escalate import raised_format
 
@@ -187,9 +188,11 @@ def quantize(x: Array, scale: Array, name: str) -> Array:
     """
     wide = x.astype(jnp.float32)
     top = FORMATS[name].max
-    # Finite values are clipped, because the cast turns numbers that are too large into NaN; inf is not
-    # clipped, so that it stays visible.
-    return jnp.where(jnp.isfinite(wide), jnp.clip(wide * scale, -top, top), wide).astype(name)
+    # Finite values are clipped, also if the product overflows; inf stays visible.
+    scaled = jnp.where(jnp.isfinite(wide), jnp.clip(wide * scale, -top, top), wide)
+    # The cast rounds too, unless XLA removes it: a GPU's compiler drops a conversion to a narrower format and
+    # back (xla_allow_excess_precision).
+    return round_to_nearest(scaled, name, xp=jnp).astype(name)
 
 
 @jax.custom_vjp

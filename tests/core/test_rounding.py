@@ -87,6 +87,7 @@ def many_numbers() -> np.ndarray:
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 2**32, 100_000, dtype=np.uint32).view(np.float32)
     edges = [65504, 65519.99, 65520, 2.0**-14, 2.0**-24, 2.0**-25, 2.0**-26, 3.39e38, 0.0, 1.0, math.inf]
+    edges += [448, 464, 57344, 61440, 2.0**-6, 2.0**-9, 2.0**-10, 2.0**-11, 2.0**-16, 2.0**-17, 2.0**-18]
     near = np.asarray(edges, np.float32)
     near = np.concatenate([near, np.nextafter(near, np.float32(0)), np.nextafter(near, np.float32(math.inf))])
     halves = (2.0 ** rng.integers(-30, 16, 20_000) * (1 + rng.integers(0, 4096, 20_000) / 4096)).astype(
@@ -97,14 +98,20 @@ def many_numbers() -> np.ndarray:
     return found[~((np.abs(found) < 2.0**-126) & (found != 0))]
 
 
+FLOAT8 = {"float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
+
+
 @pytest.mark.sampled
-@pytest.mark.parametrize("fmt", DTYPES)
+@pytest.mark.parametrize("fmt", DTYPES | FLOAT8)
 def test_to_nearest_is_the_cast_but_saturates(name: str, fmt: str) -> None:
     x = many_numbers()
     got = as_float32(round_to_nearest(array(name, x), fmt, xp=NAMESPACES[name]))
     with np.errstate(all="ignore"):
-        cast = x.astype(DTYPES[fmt]).astype(np.float32)
-    top = float(ml_dtypes.finfo(DTYPES[fmt]).max)
+        dtype = (DTYPES | FLOAT8)[fmt]
+        top = float(ml_dtypes.finfo(dtype).max)
+        # e4m3 has no inf: what rounds beyond its largest number is NaN.
+        cast = np.clip(x, -2 * top, 2 * top).astype(dtype).astype(np.float32)
+        cast = np.where(np.isnan(cast), np.copysign(top, x), cast)
     expected = np.where(np.isfinite(x), np.clip(cast, -top, top), x)
     np.testing.assert_array_equal(got, expected)
     np.testing.assert_array_equal(np.signbit(got[x == 0]), np.signbit(x[x == 0]))
@@ -369,8 +376,10 @@ def test_wrong_input_is_named() -> None:
         kahan_add(half, half, half, xp=xp)
     with pytest.raises(ValueError, match="c must be float32 for float32 weights"):
         compensated_value(one, np.ones(2, np.int16), xp=xp)
-    with pytest.raises(ValueError, match="format must be bfloat16, float16 or float32"):
-        round_to_nearest(one, "float8_e5m2", xp=xp)
+    with pytest.raises(
+        ValueError, match="format must be bfloat16, float16, float32, float8_e4m3fn or float8_e5m2"
+    ):
+        round_to_nearest(one, "float64", xp=xp)
     with pytest.raises(ValueError, match="x32 must be float32"):
         round_to_nearest(np.ones(2), "float16", xp=xp)
     with pytest.raises(ValueError, match="x32 must be float32"):

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from jax.extend.core import Literal
 
 import stablenum_jax
 from stablenum import DelayedScaling
@@ -89,6 +90,25 @@ def test_non_finite_values_pass_through_and_leave_the_scales_unchanged(bad: floa
         assert np.isfinite(a).all()
         if a.ndim == 1:
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_values_are_rounded_before_the_cast_which_a_compiler_may_remove(name: str) -> None:
+    """XLA on a GPU removes a conversion to a narrower format and back, and all rounding with it."""
+    x = jnp.asarray(np.random.default_rng(3).normal(size=1000) * 100, jnp.float32)
+    traced = jax.make_jaxpr(lambda x: quantize(x, jnp.float32(1.5), name).astype(jnp.float32))(x)
+    known = dict(zip(traced.jaxpr.invars, [x], strict=True))
+    removed = 0
+    for eqn in traced.jaxpr.eqns:
+        given = [v.val if isinstance(v, Literal) else known[v] for v in eqn.invars]
+        if eqn.params.get("new_dtype") == jnp.dtype(name):
+            removed, made = removed + 1, given
+        else:
+            made = eqn.primitive.bind(*given, **eqn.params)
+            made = made if eqn.primitive.multiple_results else [made]
+        known |= dict(zip(eqn.outvars, made, strict=True))
+    assert removed == 1
+    np.testing.assert_array_equal(known[traced.jaxpr.outvars[0]], rounded(x, 1.5, jnp.dtype(name)) * 1.5)
 
 
 def test_rounding_saturates_and_lets_nan_through() -> None:
