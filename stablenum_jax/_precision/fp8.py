@@ -13,6 +13,7 @@ with their collection ``_overwrite_with_gradient``. States under that name are r
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -114,8 +115,9 @@ def fp8_dot(
             to such a product.
         forward_scaling: the rule for both factors, the same in every step.
         backward_scaling: the rule for the gradient, the same in every step.
-        native: multiply the 8-bit arrays themselves, on hardware that can (NVIDIA from Ada and Hopper on);
-            otherwise their values are multiplied in float32. The results differ only by the order of the sum.
+        native: multiply the 8-bit arrays themselves where all sizes are multiples of 16, on hardware that can
+            (NVIDIA from Ada and Hopper on); otherwise their values are multiplied in float32. The results
+            differ only by the order of the sum.
 
     Returns:
         (..., n), in the dtype of ``x @ w``. Its gradient with respect to ``state`` is the next state.
@@ -250,11 +252,20 @@ _dot.defvjp(_forward_to_differentiate, _backward)
 
 def _product(how: _How, a: Array, b: Array, scale_a: Array, scale_b: Array, dims: Any) -> Array:
     """Return the product of two quantized arrays, divided by their scales."""
-    if not how.native:
+    if not (how.native and _fits(a, b, dims[0])):
         a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     out = lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
     # The scales are divided out one after the other, because the product of the scales may overflow float32.
     return out * (1.0 / scale_a) * (1.0 / scale_b)
+
+
+def _fits(a: Array, b: Array, contracted: tuple[Any, Any]) -> bool:
+    """Return whether the hardware multiplies 8-bit arrays of these sizes; XLA gave NaN for smaller ones."""
+    sizes = []
+    for array, axes in zip((a, b), contracted, strict=True):
+        of_sum = math.prod(array.shape[axis] for axis in axes)
+        sizes += [of_sum, array.size // of_sum if of_sum else 0]
+    return all(size and size % 16 == 0 for size in sizes)
 
 
 def _amax(x: Array) -> Array:

@@ -75,6 +75,32 @@ def test_products_and_scales_equal_the_oracles(native: bool, dtype) -> None:
         np.testing.assert_allclose(state.backward.scale, scales[2:], rtol=3e-7)
 
 
+@pytest.mark.parametrize("sizes", [(3, 8, 4), (16, 8, 16), (16, 48, 32)])
+def test_products_in_8_bits_fit_the_hardware_or_are_made_in_float32(sizes: tuple[int, int, int]) -> None:
+    """XLA on an H200 gives NaN for products of 8-bit arrays whose sizes are no multiples of 16."""
+    m, k, n = sizes
+    x, w, g = (jnp.ones(shape) for shape in ((m, k), (k, n), (m, n)))
+    traced = jax.make_jaxpr(functools.partial(use, native=True))(init_fp8(), x, w, g)
+    products = [eqn for eqn in traced.jaxpr.eqns if eqn.primitive.name == "dot_general"]
+    bits = [jnp.finfo(v.aval.dtype).bits for eqn in products for v in eqn.invars]
+    fits = [shape % 16 == 0 for shape in sizes]
+    assert bits == [8 if all(fits) else 32] * 6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(3, 8, 4), (64, 256, 128), (1024, 512, 256)])
+def test_native_products_on_a_gpu_equal_those_in_float32(sizes: tuple[int, int, int]) -> None:
+    m, k, n = sizes
+    rng = np.random.default_rng(5)
+    x, w, g = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((m, k), (k, n), (m, n)))
+    for a, b in zip(
+        *(jax.jit(functools.partial(use, native=how))(init_fp8(), x, w, g)[:3] for how in (True, False)),
+        strict=True,
+    ):
+        a, b = (np.asarray(part, np.float64) for part in (a, b))
+        np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-2 * np.abs(b).max())
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 1, 2])

@@ -166,12 +166,12 @@ class _FewSteps:
 
     def with_weights(self, deviations: Mapping[str, float]) -> Probe:
         """Measure the first step with some parameters drawn afresh."""
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator("cpu").manual_seed(0)
 
         def value(p: Tensor, name: str) -> Tensor:
             if name not in deviations:
                 return self.starts[0][id(p)]
-            return deviations[name] * torch.randn(p.shape, generator=generator)
+            return deviations[name] * torch.randn(p.shape, generator=generator, device="cpu")
 
         self.set_parameters(value)
         return self.probe(self.run(self.backward)[0])

@@ -15,7 +15,7 @@ from stablenum.diagnosis.diff.play import MASKED, Play, Result, Visit
 from stablenum.diagnosis.replay.operations import MOVING
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_torch._diagnosis.diff.axis_roles import roles_of
-from stablenum_torch._diagnosis.diff.decompositions import decomposition_of
+from stablenum_torch._diagnosis.diff.decompositions import FORMULAS, decomposition_of
 from stablenum_torch._diagnosis.diff.tape import Entry, Mark, Place, Tape, last_uses, places_in
 from stablenum_torch._diagnosis.diff.writing import code_of
 from stablenum_torch._diagnosis.replay.naming import operation_name
@@ -52,7 +52,8 @@ def play(
     code: Collection[int] = (),
 ) -> Play:
     """Evaluate a tape; see ``stablenum.diagnosis.diff.play``."""
-    with torch.no_grad(), _default(torch.float64 if wide else torch.get_default_dtype()):
+    dtype = torch.float64 if wide else torch.get_default_dtype()
+    with torch.no_grad(), _default(dtype), torch.device("cpu"):  # what is made here lies on the host
         player = _Player(tape, wide, weights, noise, visit, replace)
         player.wanted = frozenset(code)
         player.run()
@@ -102,12 +103,13 @@ class _Player(TorchDispatchMode):
         self._names: dict[int, tuple[str, str]] = {}
         self._values = TensorValues(self.trace, _Nothing(), self._names)  # type: ignore[arg-type]
         self._bases: dict[int, Tensor] = {}
+        self._kept: dict[int, Tensor] = {}  # the results that only a backward pass reads, by storage
         self._seen = 0  # values that have been shown
         self._context: Step
         self._opened = ""
         self._steps: dict[int, int] = {}  # recorded step -> the step here
         self._moving: set[int] = set()
-        self._generator = torch.Generator().manual_seed(20260)
+        self._generator = torch.Generator("cpu").manual_seed(20260)
 
     def run(self) -> None:
         """Play all entries."""
@@ -124,6 +126,7 @@ class _Player(TorchDispatchMode):
                 self._steps[entry.step.index] = len(self.trace.steps) - 1
             for storage in last.get(index, ()):
                 self._bases.pop(storage, None)
+                self._kept.pop(storage, None)
 
     # --- entries ---
 
@@ -162,14 +165,19 @@ class _Player(TorchDispatchMode):
             self._draw(entry, args)
             return
         try:
-            with self:
-                out = entry.func(*args, **kwargs)
+            if self._wide and entry.operation.name in FORMULAS:
+                out = self._by_formula(entry, args, kwargs)
+            else:
+                with self:
+                    out = entry.func(*args, **kwargs)
         except (RuntimeError, NotImplementedError):
             if not self._wide or entry.written:
                 raise
             out = self._as_recorded(entry)
         for result, tensor in zip(entry.results, _made(out, entry, args, kwargs)):
-            if result.place.storage not in self._bases:
+            if result.kept:
+                self._kept[result.place.storage] = tensor
+            elif result.place.storage not in self._bases:
                 self._bases[result.place.storage] = self._laid_out(tensor, result.place)
 
     def _draw(self, entry: Entry, args: Sequence[Any]) -> None:
@@ -191,6 +199,20 @@ class _Player(TorchDispatchMode):
                 tensor = self._tensor(result.place)
             outputs.append(tensor)
         self._step(entry.operation, "dropout", inputs, outputs, written, ((), {}))
+
+    def _by_formula(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """Evaluate a kernel that has no float64 as its formula."""
+        self._opened = operation_name(entry.operation.name, "")
+        try:
+            with self:
+                made = FORMULAS[entry.operation.name](*args, **kwargs)
+        finally:
+            self._opened = ""
+        kept = [r.place for r in entry.results[len(made) :]]
+        rest = [torch.zeros(p.shape, dtype=self._dtype(p.dtype), device=p.device) for p in kept]
+        for tensor in rest:
+            self._values.note(tensor, self._known(made[0]), written=False, uninitialised=False)
+        return [*made, *rest]
 
     def _as_recorded(self, entry: Entry) -> Any:
         """Evaluate an operation that has no float64 kernel in its own format."""
@@ -221,6 +243,8 @@ class _Player(TorchDispatchMode):
         return tree
 
     def _tensor(self, place: Place) -> Tensor:
+        if place.storage in self._kept:
+            return self._kept[place.storage]
         base = self._bases.get(place.storage)
         new = base is None
         if base is None:
@@ -306,15 +330,20 @@ class _Player(TorchDispatchMode):
         inputs = [self._known(t) for t in given if id(t) not in skipped]
         for tensor in written:
             self._values.before_write(tensor)
-        out = func(*args, **kwargs)
+        fused = self._wide and operation.name.startswith("_fused_ada")
+        out = _with_float32_counts(func, args, kwargs) if fused else func(*args, **kwargs)
         if operation.empty:  # whatever lies there would differ from run to run
             for tensor in tensors_in(out):
                 tensor.zero_()
         ids = {id(t) for t in written}
+        kept = list(tensors_in(operation.kept(out)))
+        ids |= {id(t) for t in kept}
         outputs = written + [t for t in tensors_in(out) if id(t) not in ids]
         names = {id(t): v for t, v in zip((t for t in given if id(t) not in skipped), inputs)}
         code = code_of(func, args, kwargs, names, out) if len(self.trace.steps) in self.wanted else None
         self._step(operation, "", inputs, outputs, ids, (args, kwargs))
+        for tensor in kept:
+            self._values.note(tensor, self.trace.steps[-1].outputs[0], written=False, uninitialised=False)
         if code is not None:
             made = self.trace.steps[-1]
             self.code[made.index] = code({id(t): v for t, v in zip(outputs, made.outputs)})
@@ -375,7 +404,8 @@ class _Player(TorchDispatchMode):
         computed = [t for t in outputs if t.is_floating_point()] if not still else []
         moves = any(self._depends(i) for i in inputs)
         for tensor in computed if self._noise and moves else ():
-            sign = torch.randint(0, 2, tensor.shape, generator=self._generator).to(tensor) * 2 - 1
+            drawn = torch.randint(0, 2, tensor.shape, generator=self._generator, device="cpu")
+            sign = drawn.to(tensor) * 2 - 1
             tensor.mul_(1 + self._noise * sign * (tensor.abs() < MASKED))
         ids = [self.trace.add_value() for _ in outputs]
         self._moving.update(ids if moves else ())
@@ -409,6 +439,18 @@ def _typed(base: Tensor, place: Place) -> Tensor:
     size = base.untyped_storage().nbytes() // base.element_size()
     whole = torch.as_strided(base, (size,), (1,), 0)
     return torch.view_as_real(whole).reshape(-1) if base.is_complex() else whole.view(base.dtype.to_complex())
+
+
+def _with_float32_counts(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a fused optimizer in float64: its kernel reads counts of steps and loss scales as float32."""
+    at = [argument.name for argument in func._schema.arguments].index("state_steps")
+    counts = [t.float() for t in args[at]]
+    scales = {k: v.float() for k, v in kwargs.items() if isinstance(v, Tensor)}
+    rate = {"lr": float(kwargs["lr"])}  # a float32 tensor could not hold the float64 that was given
+    out = func.overloadpacket.default(*args[:at], counts, *args[at + 1 :], **{**kwargs, **scales, **rate})
+    for count, changed in zip(args[at], counts):
+        count.copy_(changed)  # Adagrad's kernel counts
+    return out
 
 
 def _made(out: Any, entry: Entry, args: Any, kwargs: Any) -> list[Tensor]:

@@ -49,11 +49,13 @@ class Result:
         place: where it lies.
         shared: whether its memory existed before the call.
         drawn: its contents, if the call drew random numbers.
+        kept: whether it is kept for the backward pass alone, and its size is the kernel's affair.
     """
 
     place: Place
     shared: bool
     drawn: Tensor | None = None
+    kept: bool = False
 
 
 @dataclass(slots=True)
@@ -145,14 +147,18 @@ class Taping(Recorder):
         returned = [t for t in tensors_in(result) if id(t) not in ids]
         shared = [self.values.memory.find(t) is not None for t in returned]
         super()._record(func, operation, context, before, call, result, makes_node=makes_node)
-        results = [self._result(t, shared=s, drawn=random and not s) for t, s in zip(returned, shared)]
+        kept = {id(t) for t in tensors_in(operation.kept(result))}
+        results = [
+            self._result(t, shared=s, drawn=random and not s, kept=id(t) in kept)
+            for t, s in zip(returned, shared)
+        ]
         step = self.trace.steps[first]
         ends = (operation.name == "detach" and self.detaching) or not self._grad
         stops = ends and step.phase == "forward" and not self._in_function and require_grad(*call)
         self.tape.entries.append(Entry(func, operation, args, kwargs, results, written, step, stops))
 
-    def _result(self, tensor: Tensor, *, shared: bool, drawn: bool) -> Result:
-        return Result(self._place(tensor), shared, tensor.detach().clone() if drawn else None)
+    def _result(self, tensor: Tensor, *, shared: bool, drawn: bool, kept: bool = False) -> Result:
+        return Result(self._place(tensor), shared, tensor.detach().clone() if drawn else None, kept)
 
     def _placed(self, tree: Any) -> Any:
         if isinstance(tree, Tensor):
@@ -215,13 +221,13 @@ _DETACHING = (Tensor.detach, Tensor.data.__get__)
 
 
 def _is_random(func: Any, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
-    """Return whether a call draws random numbers; an attention without dropout does not."""
+    """Return whether a call draws random numbers; an attention or a layer without dropout does not."""
     if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
         return False
     args, kwargs = call
     for i, argument in enumerate(func._schema.arguments):
-        if argument.name == "dropout_p":
-            given = args[i] if i < len(args) else kwargs.get("dropout_p", argument.default_value)
+        if argument.name in ("dropout_p", "dropout"):
+            given = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
             return bool(given)
     return True
 

@@ -27,6 +27,17 @@ _SHAPES_ONLY = frozenset({
 _SILENT = frozenset({"cudnn_batch_norm", "miopen_batch_norm", "native_batch_norm"})
 
 
+# How many results of an operation are values. The others are kept for its backward pass: partly uninitialised
+# memory, and the states of generators.
+_VALUES = {
+    "_cudnn_rnn": 3,
+    "_scaled_dot_product_cudnn_attention": 1,
+    "_scaled_dot_product_efficient_attention": 1,
+    "_scaled_dot_product_flash_attention": 1,
+    "cudnn_batch_norm": 3,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """An aten operation.
@@ -39,6 +50,7 @@ class Operation:
         shapes_only: whether it reads no element of its arguments.
         view: whether its results share memory with its first argument.
         empty: whether its result is uninitialised memory.
+        values: how many of its results are values, None for all.
         each: whether it does the same to every tensor of a list.
         options: positions and names of the arguments that say over which axes it works, and how.
     """
@@ -50,8 +62,13 @@ class Operation:
     shapes_only: bool = False
     view: bool = False
     empty: bool = False
+    values: int | None = None
     each: bool = False
     options: tuple[tuple[int, str], ...] = ()
+
+    def kept(self, results: Any) -> tuple[Any, ...]:
+        """Return the results that are kept for the backward pass."""
+        return () if self.values is None else tuple(results[self.values :])
 
 
 # The arguments that say over which axes an operation works, under the names of the core.
@@ -85,6 +102,7 @@ def _read(func: Any) -> Operation:
         shapes_only=name in _SHAPES_ONLY,
         view=any(info is not None and not info.is_write for info in returns),
         empty=name.startswith(("empty", "new_empty")),
+        values=_VALUES.get(name),
         each=name.startswith(("_foreach_", "_fused_")),
         options=tuple((i, a.name) for i, a in arguments if a.name in _OPTIONS),
     )
