@@ -90,6 +90,7 @@ def setup(app: object) -> None:
     recoveries.write_false_alarms(results / "false-alarms.json", generated)
     savings.write_checkpoint_cost(results / "checkpoints.json", generated)
     savings.write_recovery_cost(results / "recovery-cost.json", generated)
+    savings.write_recovery_cost(results / "recovery-cost-gpu.json", generated)
     runs.write_report_page(results / "report.json", generated)
     cures.write_cures(generated)
     poison.write_poison(generated)

@@ -24,6 +24,8 @@ def read(results: Path, part: str) -> dict[str, Any]:
 def software(report: dict[str, Any]) -> str:
     """Return the machine and the versions with which a report was made."""
     machine = f"{report['machine']['cpu_count']} cores, {report['machine']['architecture']}"
+    if "cuda_device" in report:
+        machine = f"{report['cuda_device']['name']}, {machine}"
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     return f"{machine}, Python {report['python']}, {versions}"
 

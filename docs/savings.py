@@ -29,13 +29,14 @@ def write_checkpoint_cost(results: Path, directory: Path) -> None:
 
 
 def write_recovery_cost(results: Path, directory: Path) -> None:
-    """Write ``recovery-cost.md``: the time of a step with and without a recovery, and the memory.
+    """Write a table under the name of the results: the time of a step with and without a recovery, and the
+    memory.
 
     Raises:
         FileNotFoundError: there are no results.
         KeyError: the file does not have the form that ``benchmarks.recovery_cost`` writes.
     """
-    report = read(results, "recovery-cost")
+    report = read(results, results.stem)
     body = []
     for row in report["rows"]:
         plain, *others = (row["variants"][name] for name in ("plain", "checked", "snapshots"))
@@ -43,7 +44,7 @@ def write_recovery_cost(results: Path, directory: Path) -> None:
         sizes = [f"{row[key] / 1e6:,.0f}" for key in ("state_bytes", "snapshot_bytes")]
         body.append([row["framework"], row["size"], f"{plain['ms_per_step']:.2f}", *more, *sizes])
     head = ["", "", "ms per step", "with checks", "with checks and snapshots", "state, MB", "a snapshot, MB"]
-    (directory / "recovery-cost.md").write_text(with_software(table(head, body), report), "utf-8")
+    (directory / f"{results.stem}.md").write_text(with_software(table(head, body), report), "utf-8")
 
 
 def _shown(name: str) -> str:
