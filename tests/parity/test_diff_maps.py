@@ -233,6 +233,84 @@ def experts_of_a_vmap() -> Pair:
     return in_torch(Plain(shapes, left)), in_jax(right, arrays(stacked))
 
 
+def experts_of_two_layers() -> Pair:
+    """Two lists of experts with three matrices each, all of one size but for the order of their axes."""
+    count, inner = 3, 6
+    names = {"w1": (D, inner), "w3": (D, inner), "w2": (inner, D)}
+    rng = np.random.default_rng(4)
+
+    def expert() -> nn.ParameterDict:
+        made = {n: torch.tensor(rng.normal(size=s) * 0.5, dtype=torch.float32) for n, s in names.items()}
+        return nn.ParameterDict({n: nn.Parameter(x) for n, x in made.items()})
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.ModuleList(expert() for _ in range(count)) for _ in range(2))
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                outs = [(nn.functional.silu(x @ e["w1"]) * (x @ e["w3"])) @ e["w2"] for e in layer]
+                x = x + sum(out * (i + 1) for i, out in enumerate(outs))
+            return x
+
+    def right(p: Any, x: Any) -> Any:
+        for layer in p:
+            gate, up = (jnp.einsum("bsd,edf->bsef", x, layer[n]) for n in ("gate", "up"))
+            out = jnp.einsum("bsef,efd->bsed", jax.nn.silu(gate) * up, layer["down"])
+            x = x + jnp.einsum("bsed,e->bsd", out, jnp.arange(1.0, count + 1))
+        return x
+
+    stacked = {"gate": (count, D, inner), "up": (count, D, inner), "down": (count, inner, D)}
+    return in_torch(Model()), in_jax(right, [arrays(stacked), arrays(stacked)])
+
+
+def taps_of_a_scan() -> Pair:
+    """A convolution of each channel against a sum over taps, whose weights a loop takes layer by layer."""
+    taps = 3
+    convs = of_modules(5, a=nn.Conv1d(D, D, taps, groups=D), b=nn.Conv1d(D, D, taps, groups=D))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convs = convs
+
+        def forward(self, x: Any) -> Any:
+            x = x.transpose(1, 2)
+            for conv in self.convs.values():
+                x = torch.tanh(conv(nn.functional.pad(x, (taps - 1, 0))))
+            return x
+
+    def right(p: Any, x: Any) -> Any:
+        def layer(x: Any, w: Any) -> Any:
+            padded = jnp.pad(x, ((0, 0), (taps - 1, 0), (0, 0)))
+            moved = [padded[:, i : i + x.shape[1]] * w["taps"][i] for i in range(taps)]
+            return jnp.tanh(sum(moved) + w["bias"]), None
+
+        return jax.lax.scan(layer, x, p)[0]
+
+    return in_torch(Model()), in_jax(right, arrays({"taps": (2, taps, D), "bias": (2, D)}))
+
+
+def kernels_that_are_rounded() -> Pair:
+    """Kernels are rounded before they are used, so that their use does not show that they are kernels."""
+
+    def left(m: Any, x: Any) -> Any:
+        for w in (m.first, m.second):
+            x = torch.tanh(nn.functional.conv2d(x, torch.round(w * 8) / 8 + w, padding=1))
+        return x
+
+    def right(p: Any, x: Any) -> Any:
+        x, numbers = x.transpose(0, 2, 3, 1), ("NHWC", "HWIO", "NHWC")
+        for w in (p["first"], p["second"]):
+            made = jnp.round(w * 8) / 8 + w
+            x = jnp.tanh(jax.lax.conv_general_dilated(x, made, (1, 1), "SAME", dimension_numbers=numbers))
+        return x
+
+    shapes = {"first": (3, 3, 3, 3), "second": (3, 3, 3, 3)}
+    return in_torch(Plain(shapes, left), IMAGE), in_jax(right, arrays(shapes), IMAGE)
+
+
 def heads_of_einsum() -> Pair:
     """Heads as many as each is wide: (width, heads, size) against (heads size, width)."""
 
@@ -404,6 +482,7 @@ def twin_critics() -> Pair:
 PAIRS = [
     used_alike_and_otherwise, zeros_at_first, conv1d_of_gpt2, linear_of_equinox, linear_of_nnx,
     two_of_one_framework, tied_table, table_as_one_hot, layers_of_a_scan, experts_of_a_vmap, heads_of_einsum,
+    experts_of_two_layers, taps_of_a_scan, kernels_that_are_rounded,
     kernels_of_one_size, averaged_target, norms_of_a_shortcut, gains_of_two_branches, actor_and_critic,
     twin_critics,
 ]  # fmt: skip

@@ -17,7 +17,16 @@ from stablenum.diagnosis.diff.parameter_uses import uses_of
 from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.settling import better_of, settled
 from stablenum.diagnosis.diff.sides import Side, measured
-from stablenum.diagnosis.diff.weights import UnmappedError, WeightMap, guessed, is_stack
+from stablenum.diagnosis.diff.weights import (
+    Apart,
+    UnmappedError,
+    WeightMap,
+    guessed,
+    is_stack,
+    numbered,
+    stacks_apart,
+    stacks_apart_by_layers,
+)
 from stablenum.errors import bad_field, bad_type
 
 __all__ = ["Weights", "carried"]
@@ -46,7 +55,9 @@ def carried(left: Side, right: Program, weights: Weights) -> tuple[WeightMap, Ma
     found = _Guess(left, measured(right, noise=False))
     plain, revised = found.made(), found.made(by_neighbours=True)
     guess = revised if _same(plain, revised) else better_of(left, right, revised, plain)
-    others = [m for m in found.others() if not _same(m, guess)]
+    others = list(found.others())
+    guess = max(guess, *others, key=numbered) if others else guess
+    others = [m for m in others if not _same(m, guess)]
     mapped = settled(left, right, guess, found.uses[1], others)
     return mapped, mapped.of(arrays)
 
@@ -66,10 +77,11 @@ class _Guess:
     def others(self) -> Iterator[WeightMap]:
         """Yield further maps that may be tried."""
         if any(is_stack(u) for uses in self.uses for u in uses):
-            with suppress(UnmappedError):
-                yield self.made(by_neighbours=True, rows_first=True)
+            for rows in (stacks_apart, stacks_apart_by_layers):
+                with suppress(UnmappedError):
+                    yield self.made(by_neighbours=True, rows_first=rows)
 
-    def made(self, *, by_neighbours: bool = False, rows_first: bool = False) -> WeightMap:
+    def made(self, *, by_neighbours: bool = False, rows_first: Apart | None = None) -> WeightMap:
         """Return the map; see ``guessed``."""
         alike = self.sides[0].program.framework == self.sides[1].program.framework
 

@@ -32,11 +32,12 @@ def layouts(given: tuple[int, ...], wanted: tuple[int, ...], kind: str) -> tuple
 
 def _usual(axes: int, kind: str) -> list[tuple[int, ...]]:
     same = tuple(range(axes))
-    if kind == "conv" and axes > 2:
+    if (kind == "conv" and axes > 2) or axes > 3:
         spatial = tuple(range(2, axes))
         outward = (*spatial, 1, 0)
         inward = (axes - 1, axes - 2, *range(axes - 2))
-        return [outward, inward, same]
+        # A kernel may be rounded or normalized before it is used, so that its use does not show what it is.
+        return [outward, inward, same] if kind == "conv" else [same, outward, inward]
     if kind == "matmul":
         return [tuple(reversed(same)), same]
     return [same]

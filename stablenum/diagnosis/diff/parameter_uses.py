@@ -140,13 +140,24 @@ def _found(
     others = [_root(trace, i) for i in step.inputs if i != at]
     meets = next((i for i in others if trace.values[i].role != "parameter"), None)
     use = Use(name, shape, kind, (step.index, *places), (), (), words_of(name), Piece(name))
-    if _LOOP in step.where and math.prod(side.shapes[at]) * shape[0] == math.prod(shape):
+    if _LOOP in step.where and shape and _is_row_after_row(side, at, shape):
         use = replace(use, layers=shape[0])
     if meets is not None and kind in _MULTIPLIED:
         read = meets if side.shapes[meets] else next(i for i in step.inputs if _root(trace, i) == meets)
         data = None if side.trained[meets] else side.prints[read]
         use = replace(use, data=data, columns=_columns(side, meets))
     return _Found(use, step, meets)
+
+
+def _is_row_after_row(side: Side, value: int, shape: tuple[int, ...]) -> bool:
+    """Return whether a value was moved from a row of a parameter of this shape, as in a loop over layers."""
+    while True:
+        if math.prod(side.shapes[value]) * shape[0] == math.prod(shape):
+            return True
+        producer = side.trace.values[value].producer
+        if producer is None or not hands_on(side.trace.steps[producer]):
+            return False
+        value = side.trace.steps[producer].inputs[0]
 
 
 def _root(trace: Trace, value: int) -> int:

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from stablenum.diagnosis.diff.call_sites import CallSite
 from stablenum.diagnosis.replay.trace import Trace
 
-__all__ = ["COUNT", "MASKED", "Dialect", "Moments", "Play", "Program", "Result", "Visit"]
+__all__ = [
+    "COUNT", "MASKED", "Dialect", "Moments", "Play", "Program", "ReplacedError", "Result", "Visit",
+]  # fmt: skip
 
 # Larger entries are masks (-1e9, the least number of a format), which programs fill in differently. They are
 # given no noise: what it adds to them would hide everything else.
@@ -23,6 +25,11 @@ Moments: TypeAlias = Callable[[str, str], Any]
 
 # Called with every value's index and array, as soon as the value exists.
 Visit: TypeAlias = Callable[[int, Any], None]
+
+
+class ReplacedError(RuntimeError):
+    """The recorded operations do not fit the values that were put in place of others: these choose another
+    number of rows, as in a routing."""
 
 
 class Result(NamedTuple):
@@ -137,4 +144,7 @@ class Program(Protocol):
             replace: arrays that take the place of values, by index.
             steps: how many training steps follow one another, with the same arguments.
             code: the steps of the trace that are written as code.
+
+        Raises:
+            ReplacedError: the operations do not fit the values of ``replace``.
         """

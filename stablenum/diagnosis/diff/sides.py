@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stablenum.diagnosis.diff.fingerprints import Fingerprint, distance, fingerprint
-from stablenum.diagnosis.diff.play import Play, Program, Visit
+from stablenum.diagnosis.diff.play import Play, Program, ReplacedError, Visit
 from stablenum.diagnosis.replay.trace import Trace
 
 __all__ = ["NOISE", "Side", "again", "arrays_of", "host", "measured"]
@@ -86,7 +86,8 @@ def measured(
 
 
 def again(side: Side, values: Mapping[int, Any], *, last: int | None = None) -> Side:
-    """Evaluate a side once more with further values replaced; the tolerances are the side's.
+    """Evaluate a side once more with further values replaced; the tolerances are the side's. A side whose
+    operations do not fit the values stays as it is.
 
     With ``last``, the values after that one stay as they were.
     """
@@ -102,7 +103,10 @@ def again(side: Side, values: Mapping[int, Any], *, last: int | None = None) -> 
             if index in arrays:
                 arrays[index] = host(data).copy()
 
-    _play(side, visit, replaced)
+    try:
+        _play(side, visit, replaced)
+    except ReplacedError:
+        return side
     return replace(side, replaced=replaced, prints=prints, arrays=arrays)
 
 

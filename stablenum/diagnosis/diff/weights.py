@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from stablenum.diagnosis.diff.gates import apart, with_twins
-from stablenum.diagnosis.diff.origins import Origin, Source
+from stablenum.diagnosis.diff.origins import Joined, Origin, Source
 from stablenum.diagnosis.diff.parameter_uses import Use
 from stablenum.diagnosis.diff.pieces import columns_apart, layers_apart, put_together, rows_apart
 from stablenum.diagnosis.diff.sequences import aligned, any_of
 
-__all__ = ["Revision", "UnmappedError", "WeightMap", "guessed", "is_stack"]
+__all__ = [
+    "Apart", "Revision", "UnmappedError", "WeightMap", "guessed", "is_stack", "numbered", "stacks_apart",
+    "stacks_apart_by_layers",
+]  # fmt: skip
 
 Revision: TypeAlias = "Callable[[dict[str, Source]], dict[str, Source]]"
+Apart: TypeAlias = "Callable[[Sequence[Use]], list[Use]]"
+_Both: TypeAlias = "tuple[Sequence[Use], Sequence[Use]]"
 
 
 class UnmappedError(ValueError):
@@ -43,15 +49,15 @@ def guessed(
     right: Sequence[Use],
     *,
     alike: bool = False,
-    rows_first: bool = False,
+    rows_first: Apart | None = None,
     revised: Revision | None = None,
 ) -> WeightMap:
     """Return the map by the order of the first uses, sizes, kinds of operations, names and what is read.
 
     Args:
         alike: whether both programs are of one framework, where arrays usually lie alike.
-        rows_first: whether matrices that are stacked, such as those of experts, are cut by rows before they
-            are taken for several matrices side by side.
+        rows_first: cuts matrices that are stacked, such as those of experts, by rows, which is then done
+            before they are taken for several matrices side by side.
         revised: is given the origins before the layouts that are left open are chosen, and returns better
             ones.
 
@@ -60,7 +66,7 @@ def guessed(
     """
     origins: dict[str, Source] = {}
     rest_left, rest_right = list(left), list(right)
-    for opened in (*_ROWS_FIRST, *_OPENED) if rows_first else _OPENED:
+    for opened in (*_first(rows_first), *_OPENED) if rows_first is not None else _OPENED:
         mine, theirs = opened(rest_left, rest_right)
         found = aligned(mine, theirs)
         found.update(apart(_unused(mine, found), _missing(theirs, found), _parts_of(theirs, found)))
@@ -92,15 +98,41 @@ _OPENED = (
     lambda left, right: (columns_apart(left), right),
     lambda left, right: (left, columns_apart(right)),
 )
-_ROWS_FIRST = (
-    lambda left, right: (left, rows_apart([u for u in right if is_stack(u)])),
-    lambda left, right: (rows_apart([u for u in left if is_stack(u)]), right),
-)
+
+
+def _first(rows: Apart) -> tuple[Callable[[Sequence[Use], Sequence[Use]], _Both], ...]:
+    return lambda left, right: (left, rows(right)), lambda left, right: (rows(left), right)
+
+
+def stacks_apart(uses: Sequence[Use]) -> list[Use]:
+    """Return the rows of stacked matrices, those of all layers together."""
+    return rows_apart([u for u in uses if is_stack(u)])
+
+
+def stacks_apart_by_layers(uses: Sequence[Use]) -> list[Use]:
+    """Return the rows of stacked matrices, where those that are used one after the other and have the same
+    numbers in their names belong to one layer."""
+    runs = itertools.groupby(uses, key=lambda u: (is_stack(u), [w for w in u.words if w.isdigit()]))
+    return [row for (stacked, _), run in runs if stacked for row in rows_apart(list(run))]
 
 
 def is_stack(use: Use) -> bool:
     """Return whether a parameter may be several matrices, such as those of experts."""
     return use.kind == "matmul" and len(use.shape) > 2 and not use.layers
+
+
+def numbered(mapped: WeightMap) -> int:
+    """Return how many parameters are put together from parameters whose names differ in one number alone, as
+    those of layers and experts do."""
+    joined = [o for o in mapped.origins.values() if isinstance(o, Joined) and len(o.names) > 1]
+    return sum(_differ_in_one_number([name.split(".") for name in o.names]) for o in joined)
+
+
+def _differ_in_one_number(names: Sequence[Sequence[str]]) -> bool:
+    if len({len(name) for name in names}) > 1:
+        return False
+    differing = [set(parts) for parts in zip(*names, strict=True) if len(set(parts)) > 1]
+    return len(differing) == 1 and all(part.isdigit() for part in differing[0])
 
 
 def _as_many(left: Sequence[Use], right: Sequence[Use]) -> dict[str, Source]:

@@ -9,8 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
-    "ADVICE", "ANSWERING", "BOUNDARIES", "CLIPPING", "DEFAULT_AXIS", "INSIDE", "MASKED", "MATRICES", "MOVING",
-    "OF_A_DISTRIBUTION", "REMEDIES", "ROWS", "SELECTING", "ZERO_WEIGHT", "Remedy",
+    "ADVICE",
+    "ANSWERING",
+    "BOUNDARIES",
+    "CLIPPING",
+    "DEFAULT_AXIS",
+    "EXACT",
+    "INSIDE",
+    "MASKED",
+    "MATRICES",
+    "MOVING",
+    "OF_A_DISTRIBUTION",
+    "REMEDIES",
+    "ROWS",
+    "SELECTING",
+    "ZERO_WEIGHT",
+    "Remedy",
 ]  # fmt: skip
 
 # Operations that choose between values element by element; values that are not chosen get gradient 0.
@@ -24,6 +38,12 @@ MOVING = SELECTING | {
     "broadcast", "cat", "clone", "constant", "copy", "full", "gather", "index", "index_put", "pad",
     "reshape", "scatter", "slice", "stack", "transpose",
 }  # fmt: skip
+
+# Operations whose results are never rounded, besides those that move values.
+EXACT = frozenset({
+    "abs", "amax", "amin", "argmax", "argmin", "ceil", "cummax", "cummin", "floor", "max", "max_pool", "min",
+    "neg", "round", "sign", "sort", "top_k", "topk", "trunc",
+})  # fmt: skip
 
 # Operations on whole rows: if a whole row is masked, nothing is left to sum.
 MASKED = frozenset({"softmax", "log_softmax", "logsumexp", "cross_entropy", "attention", "logcumsumexp"})

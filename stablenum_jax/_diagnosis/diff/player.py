@@ -13,7 +13,7 @@ from jax import lax
 
 from stablenum.diagnosis.diff.exact_constants import exact_constant, exact_constants
 from stablenum.diagnosis.diff.play import MASKED, Play, Result, Visit
-from stablenum.diagnosis.replay.operations import MOVING
+from stablenum.diagnosis.replay.operations import EXACT, MOVING
 from stablenum.diagnosis.replay.trace import Step
 from stablenum_jax._diagnosis.diff.axis_roles import roles_of
 from stablenum_jax._diagnosis.diff.writing import code_of, code_of_part
@@ -29,7 +29,7 @@ from stablenum_jax._diagnosis.replay.phases import assign_phases
 __all__ = ["Traced", "play"]
 
 _DTYPES = ("new_dtype", "preferred_element_type", "dtype", "out_dtype", "accum_dtype", "float_dtype")
-_STILL = (*MOVING, "cast")
+_STILL = (*MOVING, *EXACT, "cast")
 # Scatters keep the jaxpr that combines two elements, in the format of the elements.
 _COMBINING = {
     "scatter-add": lax.add, "scatter_add": lax.add, "scatter-mul": lax.mul, "scatter_mul": lax.mul,

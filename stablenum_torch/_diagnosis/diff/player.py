@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from stablenum.diagnosis.diff.exact_constants import exact_constants
-from stablenum.diagnosis.diff.play import MASKED, Play, Result, Visit
-from stablenum.diagnosis.replay.operations import MOVING
+from stablenum.diagnosis.diff.play import MASKED, Play, ReplacedError, Result, Visit
+from stablenum.diagnosis.replay.operations import EXACT, MOVING
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_torch._diagnosis.diff.axis_roles import roles_of
 from stablenum_torch._diagnosis.diff.decompositions import FORMULAS, decomposition_of
@@ -38,6 +39,7 @@ _WIDE = {
     torch.float32: torch.float64,
     torch.complex64: torch.complex128,
 }
+_OF_FLOAT32 = 2.0**-23
 _STILL = (*MOVING, "full", "cast", "copy", "where", "masked_fill")
 
 
@@ -109,6 +111,7 @@ class _Player(TorchDispatchMode):
         self._opened = ""
         self._steps: dict[int, int] = {}  # recorded step -> the step here
         self._moving: set[int] = set()
+        self._rounds_on_host = False  # numbers of the program may come from one that was read as float32
         self._generator = torch.Generator("cpu").manual_seed(20260)
 
     def run(self) -> None:
@@ -159,6 +162,14 @@ class _Player(TorchDispatchMode):
         return list({id(s): s for s in found if s is not None}.values())
 
     def _evaluate(self, entry: Entry) -> None:
+        try:
+            self._evaluate_once(entry)
+        except (RuntimeError, IndexError) as error:
+            if not self._replace or isinstance(error, ReplacedError):
+                raise
+            raise ReplacedError(f"{entry.operation.full}: {error}") from error
+
+    def _evaluate_once(self, entry: Entry) -> None:
         self._dead.clear()
         args, kwargs = self._given(entry.args), self._given(entry.kwargs)
         if any(r.drawn is not None for r in (*entry.results, *entry.written)):
@@ -174,6 +185,8 @@ class _Player(TorchDispatchMode):
             if not self._wide or entry.written:
                 raise
             out = self._as_recorded(entry)
+        if entry.operation.name == "_local_scalar_dense" and isinstance(out, float):
+            self._rounds_on_host |= not out.is_integer()
         for result, tensor in zip(entry.results, _made(out, entry, args, kwargs)):
             if result.kept:
                 self._kept[result.place.storage] = tensor
@@ -236,6 +249,9 @@ class _Player(TorchDispatchMode):
             return tensor.to(tree.dtype) if narrow else tensor
         if isinstance(tree, torch.dtype):
             return tree if narrow else self._dtype(tree)
+        if isinstance(tree, float) and self._noise and self._rounds_on_host and not _is_short(tree):
+            drawn = torch.randint(0, 2, (), generator=self._generator, device="cpu")
+            return tree * (1 + _OF_FLOAT32 * (2 * float(drawn) - 1))
         if isinstance(tree, tuple | list):
             return type(tree)(self._given(x, narrow=narrow) for x in tree)
         if isinstance(tree, dict):
@@ -281,6 +297,8 @@ class _Player(TorchDispatchMode):
             place.offset, place.shape, place.strides,
         ):  # fmt: skip
             return tensor
+        if self._replace and tensor.numel() != math.prod(place.shape):
+            raise ReplacedError(f"{list(tensor.shape)} where {list(place.shape)} was recorded")
         size = place.offset + 1 + sum((n - 1) * s for n, s in zip(place.shape, place.strides))
         base = tensor.new_zeros(max(size, 0))
         there = torch.as_strided(base, place.shape, place.strides, place.offset)
@@ -401,7 +419,7 @@ class _Player(TorchDispatchMode):
         of = self._context
         own = operation_name(operation.name, "")
         still = own in _STILL
-        computed = [t for t in outputs if t.is_floating_point()] if not still else []
+        computed = [t for t in outputs if t.is_floating_point()] if not still and own not in EXACT else []
         moves = any(self._depends(i) for i in inputs)
         for tensor in computed if self._noise and moves else ():
             drawn = torch.randint(0, 2, tensor.shape, generator=self._generator, device="cpu")
@@ -439,6 +457,11 @@ def _typed(base: Tensor, place: Place) -> Tensor:
     size = base.untyped_storage().nbytes() // base.element_size()
     whole = torch.as_strided(base, (size,), (1,), 0)
     return torch.view_as_real(whole).reshape(-1) if base.is_complex() else whole.view(base.dtype.to_complex())
+
+
+def _is_short(number: float) -> bool:
+    """Return whether a number has few digits, as one that somebody wrote."""
+    return float(f"{number:.6g}") == number
 
 
 def _with_float32_counts(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
