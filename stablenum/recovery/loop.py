@@ -3,98 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from stablenum.errors import RecoveryStopped, bad_type
-from stablenum.files import write_text
-from stablenum.guard.readout import StepRecord
+from stablenum.recovery.hooks import Easing, Hooks
 from stablenum.recovery.identifiers import Identifiers
 from stablenum.recovery.ledger import Ledger, RecoveryEvent
-from stablenum.recovery.parameters import Measures
 from stablenum.recovery.plan import Rewind, Stop, plan
-from stablenum.recovery.positions import Generators, position_of
+from stablenum.recovery.positions import position_of
 from stablenum.recovery.reports import stopped_report
 from stablenum.recovery.settings import RecoveryPolicy, Response
 from stablenum.recovery.snapshots import Snapshot, Snapshots
-from stablenum.recovery.symptoms import Finding, Symptom, SymptomCode, Watch, first_of
+from stablenum.recovery.symptoms import Symptom, SymptomCode, Watch, first_of
 from stablenum.settings_checks import check_int
 
-__all__ = ["Easing", "Hooks", "RecoveryLoop"]
+__all__ = ["RecoveryLoop"]
 
 _logger = logging.getLogger("stablenum")
-_LEDGER = "recovery.json"
 _AUDITED = (SymptomCode.POISONED_MOMENTS, SymptomCode.RUNAWAY_PARAMETER)  # looked for at snapshots
-
-
-class Easing(NamedTuple):
-    """How carefully steps are taken for a while after a rewind.
-
-    Attributes:
-        rate: a factor on the learning rate.
-        clip_at: the largest gradient norm; None leaves the threshold alone.
-        wider: whether to compute one format wider.
-        until: the last step that it applies to.
-    """
-
-    rate: float
-    clip_at: float | None
-    wider: bool
-    until: int
-
-
-class Hooks(Protocol):
-    """What an adapter does for the loop."""
-
-    @property
-    def generators(self) -> Generators:
-        """The random generators of the process."""
-
-    def check_beginning(self) -> None:
-        """Check that the training begins with a good state; called by all ranks.
-
-        Raises:
-            ValueError: it does not, on any rank.
-        """
-
-    def capture(self) -> Any:
-        """Return a copy of the whole state in host memory."""
-
-    def restore(self, state: Any) -> None:
-        """Put a captured state back; it may be put back again later."""
-
-    def rows(self) -> Sequence[StepRecord]:
-        """Return the guard's history, oldest first."""
-
-    def findings(self) -> list[Finding]:
-        """Return what is not finite in the state."""
-
-    def measures(self) -> Mapping[str, Measures]:
-        """Return what is measured of each parameter that is trained, by name."""
-
-    def possible(self, response: Response) -> Response:
-        """Return a response without what the training has no place for; that is logged, once."""
-
-    def ease(self, easing: Easing | None) -> None:
-        """Take the next steps more carefully, or as usual again."""
-
-    def agree(self, symptoms: list[Symptom]) -> list[Symptom]:
-        """Return the symptoms of all ranks; called by all at the same steps."""
-
-    def shared(self, value: Any) -> Any:
-        """Return the value of the first of several ranks; called by all."""
-
-    def save(self, snapshot: Snapshot, held: Sequence[int]) -> None:
-        """Write a snapshot to the disk, if there is a folder, in place of one of the same step.
-
-        Those of steps that are not in ``held`` are removed there.
-        """
-
-    def load(self) -> list[Snapshot]:
-        """Return the snapshots on the disk that are whole, oldest first; none if there is no folder."""
 
 
 class RecoveryLoop:
@@ -255,7 +184,7 @@ class RecoveryLoop:
         self._snapshots.confirm_before(symptom.origin)
         # First, so that whatever fails from here on is in the budget of a restart.
         self._ledger.events.append(event)
-        self._write_ledger()
+        self._ledger.write(self._folder)
         self._go_back_to(snapshot)
         if response.skip_data:
             # Whoever comes back here again leaves the same data out.
@@ -292,7 +221,7 @@ class RecoveryLoop:
         self._go_back_to(move.snapshot)
         self._position.go_to(move.snapshot.position)
         self._save(move.snapshot)  # what is newer there is not known to be good
-        self._write_ledger()
+        self._ledger.write(self._folder)
         report = stopped_report(
             symptom, move, self.events, suspects=suspects, verdict=verdict, folder=self._folder
         )
@@ -359,31 +288,11 @@ class RecoveryLoop:
         snapshots = self._hooks.load()
         if not snapshots:
             return 0
-        self._read_ledger()
+        # Ranks with other budgets would not stop together.
+        self._ledger.read(self._hooks.shared(self._ledger.text(self._folder)))
         self._snapshots.confirmed = snapshots[-1].course["confirmed"]
         for snapshot in snapshots:
             self._snapshots.add(snapshot)
         self._go_back_to(snapshots[-1])
         self._position.go_to(snapshots[-1].position)
         return self.step
-
-    def _write_ledger(self) -> None:
-        if self._folder is None:
-            return
-        plain = {"events": [event.to_dict() for event in self.events]}
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            write_text(self._folder / _LEDGER, json.dumps(plain, indent=1, default=str) + "\n")
-        except OSError as error:
-            _logger.warning(
-                "%s could not be written: %s. After a restart, the budget would be as before this rewind.",
-                self._folder / _LEDGER,
-                error,
-            )
-
-    def _read_ledger(self) -> None:
-        path = None if self._folder is None else self._folder / _LEDGER
-        text = path.read_text(encoding="utf-8") if path is not None and path.exists() else None
-        text = self._hooks.shared(text)  # ranks with other budgets would not stop together
-        if text is not None:
-            self._ledger.events = [RecoveryEvent.from_dict(event) for event in json.loads(text)["events"]]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stablenum.guard.readout import StepRecord
-from stablenum.recovery.loop import Easing
+from stablenum.recovery.hooks import Easing
 from stablenum.recovery.parameters import Measures
 from stablenum.recovery.settings import Response
 from stablenum.recovery.snapshots import Snapshot

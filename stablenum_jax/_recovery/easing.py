@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stablenum.recovery.loop import Easing
+from stablenum.recovery.hooks import Easing
 from stablenum.recovery.settings import Response
 from stablenum.rules.escalation import EscalationState
 from stablenum_jax._recovery.eased import EasedState, is_eased

@@ -11,7 +11,7 @@ import jax
 
 import stablenum
 from stablenum.checkpoints.finiteness import listed
-from stablenum.recovery.loop import Easing
+from stablenum.recovery.hooks import Easing
 from stablenum.recovery.parameters import Measures
 from stablenum.recovery.positions import Generators
 from stablenum.recovery.settings import Response

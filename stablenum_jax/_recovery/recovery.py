@@ -9,8 +9,9 @@ from typing import Any, TypeAlias, Unpack
 import jax
 import numpy as np
 
+from stablenum.recovery.hooks import Easing
 from stablenum.recovery.ledger import RecoveryEvent
-from stablenum.recovery.loop import Easing, RecoveryLoop
+from stablenum.recovery.loop import RecoveryLoop
 from stablenum.recovery.settings import (
     RecoveryPolicy,
     RecoverySettings,

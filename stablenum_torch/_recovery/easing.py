@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stablenum.guard.config import GuardConfig
-from stablenum.recovery.loop import Easing
+from stablenum.recovery.hooks import Easing
 from stablenum.recovery.settings import Response
 from stablenum.rules.clipping import ClipByGlobalNorm
 from stablenum_torch._step.optimizer import GuardedOptimizer

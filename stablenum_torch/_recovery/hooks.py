@@ -10,7 +10,7 @@ from torch import nn
 
 from stablenum.checkpoints.finiteness import listed
 from stablenum.guard.readout import StepRecord
-from stablenum.recovery.loop import Easing
+from stablenum.recovery.hooks import Easing
 from stablenum.recovery.parameters import Measures
 from stablenum.recovery.positions import Generators
 from stablenum.recovery.settings import Response

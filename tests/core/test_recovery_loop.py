@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablenum import Reason, RecoveryEvent, RecoveryPolicy, RecoveryStopped, Response, Worst
+from stablenum.recovery.hooks import Easing
 from stablenum.recovery.ledger import Ledger
-from stablenum.recovery.loop import Easing, RecoveryLoop
+from stablenum.recovery.loop import RecoveryLoop
 from stablenum.recovery.parameters import Measures, ParameterWatch
 from stablenum.recovery.plan import Rewind, Stop, plan
 from stablenum.recovery.snapshots import Snapshot, Snapshots

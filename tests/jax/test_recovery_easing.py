@@ -16,7 +16,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import stablenum_jax
 from stablenum import EscalatePrecision, Response
-from stablenum.recovery.loop import Easing
+from stablenum.recovery.hooks import Easing
 from stablenum_jax._recovery.easing import eased_state
 from tests.jax.recovering import POLICY, batch_at, once, put, run, same
 

@@ -12,7 +12,7 @@ import torch
 
 import stablenum_torch as st
 from stablenum import AdaGC, ClipByGlobalNorm, EscalatePrecision, NonFiniteError, Response, ZClip
-from stablenum.recovery.loop import Easing
+from stablenum.recovery.hooks import Easing
 from stablenum_torch._recovery.easing import Eased
 from tests.torch.recovering import AGAIN, Training, halved, made_nan, numbered, same, sgd
 
