@@ -2,7 +2,7 @@
 
 ``cpu.json`` has the cost of a guarded step compared with that of the peers' steps; ``gpu.json`` has the same
 on a CUDA device, measured only on request (``python -m benchmarks gpu``). ``rules.json`` has the cost of each
-rule's decision and how well the spike rules find spikes, ``diagnosis.json`` how often a diagnosis is right.
+rule's decision and how well the spike rules find spikes, ``diagnosis.json`` what a diagnosis costs.
 ``diff.json`` has the cost of comparing two programs, ``diff-peers.json`` how often a comparison and other
 tools find a difference, ``partners.json`` what a bad batch leaves behind in other trainers,
 ``checkpoints.json`` what a gated checkpoint costs per GB, ``recovery.json`` from which planted faults a
@@ -302,21 +302,10 @@ def _measure_accuracy(console: Console) -> None:
 
 
 def _measure_diagnosis(console: Console) -> None:
-    console.print("measuring: the diagnosis (some minutes) ...")
+    console.print("measuring: the cost of a diagnosis ...")
     report = _facts() | diagnosis.run()
-    for framework, corpus in report["corpus"].items():
-        console.print(_diagnosis_table(framework, corpus))
+    console.print_json(data=report)
     _save(console, "diagnosis.json", report)
-
-
-def _diagnosis_table(framework: str, corpus: dict[str, Any]) -> Table:
-    table = Table(title=f"{framework}: {corpus['failures']} failures, {corpus['healthy']} healthy programs")
-    columns = (*diagnosis.COLUMNS, "false alarms", "seconds")
-    for column in ("tool", *columns):
-        table.add_column(column, justify="left" if column == "tool" else "right")
-    for name, tool in corpus["tools"].items():
-        table.add_row(name, *(str(tool[column]) for column in columns))
-    return table
 
 
 def _measure_watching(console: Console) -> None:

@@ -34,8 +34,6 @@ note_scale_read()
 # Programs that tests run in separate processes, not test modules.
 collect_ignore = [
     "pairs/blind", "pairs/fourth", "pairs/second", "pairs/third", "pairs/tuned", "pairs/within", "scripts",
-    "silent/jax",
-    "silent/torch", "unseen/jax", "unseen/torch",
 ]  # fmt: skip
 
 hypothesis.settings.register_profile(

@@ -1,1 +1,1 @@
-"""The corpus: small programs with one planted failure each, and healthy ones with legitimate infinities."""
+"""What stablenum says of the programs of ``corpus``, and whether labels, runner and page are right."""

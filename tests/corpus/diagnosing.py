@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.corpus.case import Program, bad_line, build
+from corpus.case import Program, bad_line, build
 
 __all__ = ["Outcome", "diagnose", "replay"]
 

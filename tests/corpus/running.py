@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from tests.corpus.case import Program
+from corpus.case import Program
 
 __all__ = ["plain", "run_jax", "run_torch"]
 

@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from tests.corpus.case import Program, build, modules
+from corpus.case import Program, build, modules
 from tests.corpus.diagnosing import compare, replay
 from tests.corpus.running import plain
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from corpus.case import FRAMEWORKS, Program, bad_line, build, modules
 from stablenum.diagnosis import Cause
-from tests.corpus.case import FRAMEWORKS, Program, bad_line, build, modules
 from tests.corpus.diagnosing import PLACE, diagnose, replay
 from tests.corpus.running import plain
 from tests.selection import REPEATS, covering, one_in_three

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.corpus.case import build, modules
+from corpus.case import build, modules
 from tests.corpus.test_corpus import MISSES
 
 ROOT = Path(__file__).parents[2]
