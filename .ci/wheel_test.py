@@ -37,7 +37,7 @@ SETTINGS = (
 LEFT_OUT = (
     "tests/benchmarks",
     "tests/checking/test_page.py",
-    "tests/corpus/test_peers.py",
+    "tests/corpus/test_leaderboard.py",
     "tests/corpus/test_sharded.py::test_the_recorded_figures_reach_the_goal",
     "tests/jax/test_meshes.py::test_the_programs_of_the_page_run_on_eight_devices",
     "tests/losses/test_cost.py",
@@ -147,8 +147,9 @@ def check_origin(python: Path, folder: Path, env: dict[str, str]) -> None:
 
 
 def copy_tests(folder: Path) -> list[str]:
-    """Copy the tests and pytest's settings; the options that leave out what needs the repository."""
-    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    """Copy tests, corpus and pytest's settings; the options that leave out what needs the repository."""
+    for name in ("corpus", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in SETTINGS:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)

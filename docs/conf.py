@@ -53,6 +53,7 @@ def setup(app: object) -> None:
     import diffs
     import figures
     import gallery
+    import leaderboard
     import partners
     import poison
     import programs
@@ -78,6 +79,7 @@ def setup(app: object) -> None:
     tables.write_ulp(results / "ulp.json", generated)
     tables.write_losses(results / "losses.json", generated)
     tables.write_diagnosis(results / "diagnosis.json", generated)
+    leaderboard.write_leaderboard(HERE.parent / "corpus" / "results", generated)
     partners.write_partners(results / "partners.json", generated)
     costs.write_costs(results / "cpu.json", generated)
     short_costs.write_short_costs(results, generated)

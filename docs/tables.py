@@ -192,7 +192,7 @@ def _loss_rows(results: Path, title: str, row: dict[str, Any]) -> list[list[str]
 
 
 def write_diagnosis(results: Path, directory: Path) -> None:
-    """Write how often a diagnosis is right, compared with the frameworks' own tools, and what it costs.
+    """Write what a diagnosis costs.
 
     Raises:
         FileNotFoundError: it has not been measured.
@@ -201,14 +201,6 @@ def write_diagnosis(results: Path, directory: Path) -> None:
     if not results.exists():
         raise FileNotFoundError(f"{results}: missing; `python -m benchmarks diagnosis` writes it")
     report = json.loads(results.read_text(encoding="utf-8"))
-    lines = [f"{_software(report)}.", ""]
-    for framework, corpus in report["corpus"].items():
-        lines += [
-            f"### {LIBRARIES[framework]}: {corpus['failures']} failures, {corpus['healthy']} healthy",
-            "",
-        ]
-        lines += [*table(_DIAGNOSIS_HEAD, _diagnosis_rows(corpus)), ""]
-    (directory / "diagnosis-accuracy.md").write_text("\n".join(lines), encoding="utf-8")
     steady = [
         [name, *(str(row[k]) for k in _STEADY), f"{row['median_ms']:.2f}", f"{row['spread']:.0%}"]
         for name, row in report["steady"].items()
@@ -219,24 +211,11 @@ def write_diagnosis(results: Path, directory: Path) -> None:
     ]
     lines = table(["a guarded step", *_STEADY, "median ms", "spread"], steady)
     lines += ["", *table(["one explanation", "parameters", "seconds", "operation", "cause"], explained)]
+    lines += ["", f"{_software(report)}."]
     (directory / "diagnosis-cost.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 _STEADY = ("operations", "passes over the parameters", "waits")
-_DIAGNOSIS_HEAD = ["", "detects", "the line", "the operation", "both", "the cause", "false alarms", "seconds"]
-
-
-def _diagnosis_rows(corpus: dict[str, Any]) -> list[list[str]]:
-    """One row per tool. A case without a guilty operation has no guilty line either."""
-    rows = []
-    for name, tool in corpus["tools"].items():
-        of = {"detects": corpus["failures"], "cause": corpus["failures"]}
-        cells = [
-            f"{tool[column] / of.get(column, corpus['with an operation']):.0%} ({tool[column]})"
-            for column in ("detects", "line", "operation", "line and operation", "cause")
-        ]
-        rows.append([f"`{name}`", *cells, str(tool["false alarms"]), f"{tool['seconds']:.0f}"])
-    return rows
 
 
 def _write_cost(report: dict[str, Any], rules: tuple[str, ...], path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,33 @@ def test_a_failing_script_has_lines_with_code_and_says_what_is_wrong() -> None:
         assert label["remedy"], name
         assert label["operations"] is None
         assert Task(name).framework in label["needs"], name
+
+
+def test_the_readme_has_the_counts_and_a_label_as_it_is() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for kind in ("failing", "healthy", "unseen", "silent"):
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{kind}` |"))
+        counts = [
+            sum(
+                Task(name).set == kind and Task(name).framework == framework and label["kind"] == state
+                for name, label in LABELS.items()
+            )
+            for state in ("failing", "healthy")
+            for framework in ("torch", "jax")
+        ]
+        shown = [int(number) for cell in row.split("|")[3:5] for number in re.findall(r"\d+", cell)]
+        assert shown == [count for count in counts if count]
+    (example,) = re.findall(r"^```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    for name, label in json.loads(f"{{{example}}}").items():
+        assert label == LABELS[name]
+
+
+def test_the_tool_in_the_readme_runs() -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["look"](Task("torch/failing/log_of_zero")).detected
+    assert not names["look"](Task("torch/healthy/causal_mask")).detected
 
 
 def test_the_causes_are_those_that_a_diagnosis_can_name() -> None:

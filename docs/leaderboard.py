@@ -1,0 +1,83 @@
+"""The tables of the leaderboard, from the result files of ``corpus/results``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from measured import table
+
+from corpus.judging import COLUMNS, Score, score
+from corpus.labels import read
+from corpus.task import Task
+
+__all__ = ["BOARDS", "write_leaderboard"]
+
+# Name of the generated file -> the sets in it, and the columns that it shows.
+BOARDS = {
+    "held-out": (("unseen",), ("detected", "line", "cause")),
+    "tuned": (("failing", "healthy"), COLUMNS),
+    "silent": (("silent",), ("detected", "line", "cause")),
+}
+FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX"}
+
+
+def write_leaderboard(results: Path, directory: Path) -> None:
+    """Write one file for each board; it holds one table for each framework.
+
+    Raises:
+        FileNotFoundError: there are no result files.
+    """
+    files = sorted(results.glob("*.json"))
+    if not files:
+        raise FileNotFoundError(f"{results}: no result files; `python -m corpus run` writes them")
+    entries = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    for board, (sets, columns) in BOARDS.items():
+        lines: list[str] = []
+        for framework, title in FRAMEWORKS.items():
+            lines += _board(entries, framework, title, sets, columns)
+        (directory / f"leaderboard-{board}.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _board(
+    entries: list[dict[str, Any]], framework: str, title: str, sets: tuple[str, ...], columns: tuple[str, ...]
+) -> list[str]:
+    """A table with one row for each tool, the one that finds most lines first."""
+    labels = read()
+    rows, used = [], set()
+    for entry in entries:
+        names = [n for n in entry["programs"] if Task(n).framework == framework and Task(n).set in sets]
+        if names:
+            rows.append((entry, score(labels, entry["programs"], names)))
+            used |= set(names)
+    rows.sort(key=lambda row: (-row[1].right["line"], row[0]["tool"]))
+    healthy = sum(labels[name]["kind"] == "healthy" for name in used)
+    head = ["tool", *columns, "false alarms", "errors", "seconds"]
+    return [
+        f"### {title}: {len(used) - healthy} failing, {healthy} healthy",
+        "",
+        *table(head, [_row(entry, total, columns) for entry, total in rows]),
+        "",
+        *(f"{line}\n" for line in sorted({_measured(entry) for entry, _ in rows} - {""})),
+    ]
+
+
+def _row(entry: dict[str, Any], total: Score, columns: tuple[str, ...]) -> list[str]:
+    name = f"`{entry['tool']}`" + (", first run" if entry.get("first_run") else "")
+    cells = [_share(total.right[column], total.of[column]) for column in columns]
+    seconds = f"{total.seconds:.0f}" if total.seconds else "–"
+    return [name, *cells, f"{len(total.alarms)} of {total.healthy}", str(len(total.errors)), seconds]
+
+
+def _share(right: int, of: int) -> str:
+    """A dash where nothing was recorded, or nothing is labelled."""
+    return f"{right / of:.0%} ({right} of {of})" if of else "–"
+
+
+def _measured(entry: dict[str, Any]) -> str:
+    if "versions" not in entry:
+        return ""
+    machine = f"{entry['machine']['cpu_count']} cores, {entry['machine']['architecture']}"
+    versions = ", ".join(f"{name} {version}" for name, version in entry["versions"].items())
+    return f"`{entry['tool']}`: {machine}, Python {entry['python']}, {versions}."
