@@ -18,10 +18,10 @@ export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all test-gpu mutants lint docs wheel-test bench bench-gpu bench-all clean
+.PHONY: help demo check test test-all test-gpu mutants lint docs docs-site wheel-test release-check bench bench-gpu bench-all clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(PACKAGE) ## Run unstable trainings on every backend and show that they agree
 	$(BIN)/stablenum compare --jobs 2 --plot demo-results.png --json demo-results.json
@@ -53,9 +53,17 @@ docs: $(STAMP) ## Build the documentation into docs/_build/html
 	JAX_PLATFORMS=cpu $(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
+# One folder for each version, beside a list that the pages read. Where SITE is hosted is for the one who uploads it.
+SITE ?= docs/_build/site
+docs-site: docs ## Put the built pages into SITE, beside those of other versions
+	$(BIN)/python docs/versions.py $(SITE)
+
 # The tests that are left out, because they read pages, benchmarks or sources of the repository, are named in the script.
 wheel-test: $(STAMP) ## Build the sdist and the wheel, and run the tests on the installed wheel without the source tree
 	JAX_PLATFORMS=cpu $(BIN)/python .ci/wheel_test.py -n auto --maxprocesses 4 --dist loadfile tests
+
+release-check: $(STAMP) ## Check what would be released: metadata, contents, and the README in an empty environment
+	$(BIN)/python .ci/release_check.py $(addprefix --constraint ,$(CONSTRAINTS)) $(RELEASE)
 
 bench: $(STAMP) ## Measure what a guarded step costs beside the usual tools (about an hour, on a quiet machine)
 	$(BIN)/python -m benchmarks steps

@@ -22,7 +22,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("stablenum", "stablenum_jax", "stablenum_torch")
 SUFFIXES = {".py", ".css", ".js"}
-DIST_INFO = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
+# What the sdist must hold besides: to build, to test, and to cite.
+NEEDED = {
+    "CHANGELOG.md", "CITATION.cff", "LICENSE", "LICENSES/MIT-uPlot.txt", "Makefile", "README.md",
+    "conda/recipe.yaml", "conftest.py", "constraints.txt", "corpus/labels.json",
+    "docs/index.md", "pyproject.toml", "tests/conftest.py",
+}  # fmt: skip
+DIST_INFO = {
+    "METADATA",
+    "RECORD",
+    "WHEEL",
+    "entry_points.txt",
+    "licenses/LICENSE",
+    "licenses/LICENSES/MIT-uPlot.txt",
+}
 
 # pytest's settings, and what the topmost conftest.py imports.
 SETTINGS = (
@@ -37,6 +50,8 @@ SETTINGS = (
 LEFT_OUT = (
     "tests/benchmarks",
     "tests/checking/test_page.py",
+    "tests/corpus/test_labels.py::test_the_readme_has_the_counts_and_a_label_as_it_is",
+    "tests/corpus/test_labels.py::test_the_tool_in_the_readme_runs",
     "tests/corpus/test_leaderboard.py",
     "tests/corpus/test_sharded.py::test_the_recorded_figures_reach_the_goal",
     "tests/jax/test_meshes.py::test_the_programs_of_the_page_run_on_eight_devices",
@@ -68,6 +83,7 @@ LEFT_OUT = (
     "tests/test_readme.py",
     "tests/test_recorded.py",
     "tests/test_recovery_example.py",
+    "tests/test_release.py",
     "tests/test_wheel.py",
     "tests/torch/test_audit.py::test_the_page_shows_what_is_printed",
     "tests/torch/test_explain_torchrun.py::test_the_page_shows_the_commands_own_output",
@@ -102,7 +118,7 @@ def check_contents(wheel: Path, sdist: Path) -> None:
         sys.exit(f"{wheel.name}: no py.typed in {missing}")
     with tarfile.open(sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
-    needed = source_files() | {"LICENSE", "Makefile", "README.md", "pyproject.toml", "tests/conftest.py"}
+    needed = source_files() | NEEDED
     if missing := sorted(needed - packed):
         sys.exit(f"{sdist.name}: missing {missing}")
     print(f"{wheel.name}: {len(names)} files; {sdist.name}: {len(packed)} entries", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -24,7 +25,7 @@ extensions = [
     "sphinx.ext.viewcode",
 ]
 intersphinx_mapping = inventories.mapping()
-exclude_patterns = ["_build", "failures"]
+exclude_patterns = ["_build", "failures", "templates"]
 html_theme = "furo"
 html_title = f"stablenum {release}"
 # Lines of up to 84 characters fit.
@@ -32,7 +33,19 @@ html_theme_options = {
     name: {"code-font-size": "76%"} for name in ("light_css_variables", "dark_css_variables")
 }
 html_static_path = ["static"]
-html_css_files = ["figures.css"]
+html_css_files = ["figures.css", "versions.css"]
+html_js_files = ["versions.js"]
+templates_path = ["templates"]
+# Where the pages are hosted is a matter of settings: the address of this version's pages (for canonical
+# links), and that of the list of versions, from there. docs/versions.py writes the list.
+html_baseurl = os.environ.get("DOCS_BASE_URL", "")
+html_context = {"versions_list": os.environ.get("DOCS_VERSIONS", "../versions.json")}
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html", "sidebar/versions.html", "sidebar/search.html", "sidebar/scroll-start.html",
+        "sidebar/navigation.html", "sidebar/scroll-end.html",
+    ]
+}  # fmt: skip
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
