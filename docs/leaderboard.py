@@ -45,39 +45,55 @@ def _board(
 ) -> list[str]:
     """A table with one row for each tool, the one that finds most lines first."""
     labels = read()
-    rows, used = [], set()
-    for entry in entries:
-        names = [n for n in entry["programs"] if Task(n).framework == framework and Task(n).set in sets]
-        if names:
-            rows.append((entry, score(labels, entry["programs"], names)))
-            used |= set(names)
+    used = {
+        name
+        for entry in entries
+        for name in entry["programs"]
+        if Task(name).framework == framework and Task(name).set in sets
+    }
+    shown = [entry for entry in entries if used & entry["programs"].keys()]
+    rows = [(entry, score(labels, entry["programs"], sorted(used))) for entry in shown]
     rows.sort(key=lambda row: (-row[1].right["line"], row[0]["tool"]))
+    of = {column: max((total.of[column] for _, total in rows), default=0) for column in columns}
     healthy = sum(labels[name]["kind"] == "healthy" for name in used)
-    head = ["tool", *columns, "false alarms", "errors", "seconds"]
+    tuned = {labels[name]["status"] for name in used} == {"tuned"}
+    head = [
+        "tool",
+        *(f"{column}, of {of[column]}" for column in columns),
+        "false alarms",
+        "errors",
+        "seconds",
+    ]
     return [
         f"### {title}: {len(used) - healthy} failing, {healthy} healthy",
         "",
-        *table(head, [_row(entry, total, columns) for entry, total in rows]),
+        *table(head, [_row(entry, total, columns, tuned) for entry, total in rows]),
         "",
-        *(f"{line}\n" for line in sorted({_measured(entry) for entry, _ in rows} - {""})),
+        *(f"{line}\n" for line in sorted({_measured(entry) for entry in shown} - {""})),
     ]
 
 
-def _row(entry: dict[str, Any], total: Score, columns: tuple[str, ...]) -> list[str]:
-    name = f"`{entry['tool']}`" + (", first run" if entry.get("first_run") else "")
-    cells = [_share(total.right[column], total.of[column]) for column in columns]
+def _row(entry: dict[str, Any], total: Score, columns: tuple[str, ...], tuned: bool) -> list[str]:
+    name = f"`{entry['tool']}`"
+    if entry.get("first_run"):
+        name += ", first run"
+    elif tuned and entry["tool"] == "stablenum":
+        name += ", **tuned**"
+    named = {column for column in columns if total.right[column] or column == "detected"}
+    cells = [_share(total.right[column], total.of[column] * (column in named)) for column in columns]
     seconds = f"{total.seconds:.0f}" if total.seconds else "–"
-    return [name, *cells, f"{len(total.alarms)} of {total.healthy}", str(len(total.errors)), seconds]
+    alarms = f"{len(total.alarms)} of {total.healthy}" if total.healthy else "–"
+    return [name, *cells, alarms, str(len(total.errors)), seconds]
 
 
 def _share(right: int, of: int) -> str:
-    """A dash where nothing was recorded, or nothing is labelled."""
-    return f"{right / of:.0%} ({right} of {of})" if of else "–"
+    """A dash where nothing was recorded, nothing is labelled, or the tool never names it."""
+    return f"{right / of:.0%} ({right})" if of else "–"
 
 
 def _measured(entry: dict[str, Any]) -> str:
     if "versions" not in entry:
         return ""
     machine = f"{entry['machine']['cpu_count']} cores, {entry['machine']['architecture']}"
-    versions = ", ".join(f"{name} {version}" for name, version in entry["versions"].items())
-    return f"`{entry['tool']}`: {machine}, Python {entry['python']}, {versions}."
+    versions = ", ".join(f"{n} {version}" for n, version in entry["versions"].items() if n != entry["tool"])
+    return f"{machine}, Python {entry['python']}, {versions}."

@@ -45,6 +45,7 @@ def test_a_result_covers_whole_sets(name: str) -> None:
 
 def test_every_tool_has_its_row_and_figures_of_tuned_programs_stand_apart(board: Any, tmp_path: Path) -> None:
     board.write_leaderboard(RESULTS, tmp_path)
+    assert (tmp_path / "leaderboard-tuned.md").read_text("utf-8").count("| `stablenum`, **tuned** |") == 2
     for name, (sets, _) in board.BOARDS.items():
         text = (tmp_path / f"leaderboard-{name}.md").read_text(encoding="utf-8")
         shown = set(re.findall(r"^\| `(.+?)`", text, re.MULTILINE))
@@ -71,10 +72,10 @@ def test_a_row_counts_what_is_right(board: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text(json.dumps(entry), encoding="utf-8")
     board.write_leaderboard(tmp_path, tmp_path)
     text = (tmp_path / "leaderboard-tuned.md").read_text(encoding="utf-8")
-    half = "50% (1 of 2)"
-    assert f"| `mine` | {half} | {half} | {half} | 0% (0 of 2) | 1 of 1 | 1 | 4 |" in text
+    assert "| tool | detected, of 2 | line, of 2 | operation, of 2 | cause, of 2 | false alarms |" in text
+    assert "| `mine` | 50% (1) | 50% (1) | 50% (1) | – | 1 of 1 | 1 | 4 |" in text
     assert "### PyTorch: 2 failing, 1 healthy" in text
-    assert "`mine`: 2 cores, x, Python 3, torch 9." in text
+    assert "\n2 cores, x, Python 3, torch 9.\n" in text
     with pytest.raises(FileNotFoundError, match="python -m corpus run"):
         board.write_leaderboard(tmp_path / "nothing", tmp_path)
 
