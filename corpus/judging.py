@@ -19,11 +19,11 @@ def judge(label: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, bool
 
     A column is missing where there is nothing to name, or where no answer is labelled. Of a healthy program
     there is only "detected", which is a false alarm. A record may hold its ``judged`` columns itself, if a
-    person judged it. Where the tool raised an error or gave no answer in time, nothing is right.
+    person judged it. Of an error, or no answer in time, a record holds no answer, so that nothing is right.
     """
     if "judged" in record:
         return dict(record["judged"])
-    detected = bool(record.get("detected")) and not record.get("error")
+    detected = bool(record.get("detected"))
     right = {"detected": detected}
     if label["kind"] == "healthy":
         return right
