@@ -18,7 +18,7 @@ __all__ = ["BOARDS", "write_leaderboard"]
 BOARDS = {
     "held-out": (("unseen",), ("detected", "line", "cause")),
     "tuned": (("failing", "healthy"), COLUMNS),
-    "silent": (("silent",), ("detected", "line", "cause")),
+    "silent": (("silent",), ("line", "cause")),
 }
 FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX"}
 
