@@ -49,6 +49,7 @@ SETTINGS = (
 # Tests of the repository rather than of the package: they read its pages, benchmarks or sources.
 LEFT_OUT = (
     "tests/benchmarks",
+    "tests/browser/test_built_docs.py",
     "tests/checking/test_page.py",
     "tests/corpus/test_labels.py::test_the_readme_has_the_counts_and_a_label_as_it_is",
     "tests/corpus/test_labels.py::test_the_tool_in_the_readme_runs",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
@@ -109,6 +109,7 @@ class _Watcher:
         self.reproduced = True if session.plan.again else None
         self.growth, self.descent = Growth(), Descent()
         self.buffers, self.rates = Buffers(), Rates()
+        self.by_closure = False  # whether the step that runs computes its own gradients
         self.guarded = GuardedSteps(session)
         self.last_stepped: set[int] = set()  # the ids of the parameters of the last step
         self._named: dict[int, str] = {}
@@ -174,6 +175,8 @@ class _Watcher:
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.session.over:
             self.session.leave()
+        # A closure computes the gradients inside the step: those that are there now are of the step before.
+        self.by_closure = isinstance(optimizer, GuardedOptimizer) and _has_closure(args, kwargs)
         self.look(self.check_gradients, optimizer, sys._getframe(1))
 
     @outside_graphs
@@ -223,8 +226,11 @@ class _Watcher:
         self.note_growth(optimizer)
         if self.window is not None:
             self.state = state_problems(optimizer)
-        if will_skip(optimizer):
-            return
+        if not (will_skip(optimizer) or self.by_closure):
+            self.judge_gradients(optimizer)
+
+    def judge_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Doubt a step whose gradients are bad, or were made good by hand."""
         bad = [p for p in parameters_of(optimizer) if p.grad is not None and not finite(p.grad)]
         used = self.finite_anyway and any(p.grad is not None for p in parameters_of(optimizer))
         if not (bad or used):
@@ -243,6 +249,9 @@ class _Watcher:
 
     def end_guarded_step(self, optimizer: GuardedOptimizer) -> None:
         """See whether a guard has skipped a bad step. One that it has applied all the same is a failure."""
+        if self.by_closure:
+            self.judge_gradients(optimizer)
+            self.by_closure = False
         applied = self.guarded.ended(optimizer)
         if applied is not None and self.broken_by(optimizer) is None:
             self.end(optimizer, *applied)
@@ -552,6 +561,10 @@ def _several(result: Any) -> Sequence[Any]:
 def _copies(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return each tensor with a copy of its value, except those whose memory was given back."""
     return [(t, t.detach().clone()) for t in tensors if not is_freed(unwrapped(t))]
+
+
+def _has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return any(callable(given) for given in (*args, kwargs.get("closure")))
 
 
 def _line() -> _Line:

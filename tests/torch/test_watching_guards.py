@@ -50,6 +50,47 @@ def bad_gradients(bad: Callable[[int], bool], steps: int = 8, **settings: Any) -
     return run
 
 
+def closures(bad: Callable[[int], bool], steps: int = 8, norm: bool = False) -> Callable[[], None]:
+    """A training whose steps compute loss and gradients themselves, as Lightning's do."""
+
+    def run() -> None:
+        model, guard = model_and_guard()
+        if norm:
+            model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), model)
+            guard = stablenum_torch.wrap(
+                torch.optim.SGD(model.parameters(), lr=0.01), names=model, buffers=model
+            )
+        for i in range(steps):
+
+            def closure(i: int = i) -> torch.Tensor:
+                guard.zero_grad()
+                x = torch.tensor([[1.0, NAN if bad(i) else 2.0], [0.5, 1.0]])
+                loss = model(x).square().mean()
+                guard.backward(loss)
+                return loss
+
+            guard.step(closure)
+
+    return run
+
+
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_bad_batch_in_a_closure_that_a_guard_skips_is_passed_by(
+    watching: Watching, norm: bool, record: bool
+) -> None:
+    session = watching(record=record)
+    assert_healthy(session, closures(lambda i: i in (2, 5), norm=norm))
+    assert session.outcome.harmless.startswith("the loss of step 2 is not finite")
+
+
+def test_a_closure_after_which_the_guard_applies_nothing_is_a_failure(watching: Watching) -> None:
+    session = ended(watching(record=True), closures(lambda i: i >= 6))
+    assert session.outcome.failure is not None
+    assert (session.outcome.failure.what, session.outcome.failure.step) == ("loss", 6)
+    assert session.outcome.report is not None
+
+
 @pytest.mark.parametrize("record", [False, True])
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_bad_batch_that_a_guard_skips_is_passed_by(watching: Watching, scale: str, record: bool) -> None:
