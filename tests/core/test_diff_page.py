@@ -123,6 +123,12 @@ def test_the_data_are_strict_json_and_hold_every_row() -> None:
     assert report.right_rows[j].where == report.first.right.where
 
 
+def test_a_notebook_shows_the_page_in_a_frame() -> None:
+    frame = hostile_report()._repr_html_()
+    assert frame.count("<") == 2
+    assert Page(frame).tags == ["iframe"]
+
+
 def test_texts_of_users_come_back_as_they_were() -> None:
     page = hostile_report().to_html()
     data = data_of(page)

@@ -10,6 +10,7 @@ from stablenum.diagnosis.diff.differences import Location, Off
 from stablenum.diagnosis.diff.frontier import Start
 from stablenum.diagnosis.diff.rounding import Rounding
 from stablenum.diagnosis.diff.sides import Side
+from stablenum.diagnosis.replay.notebook_cells import shown_file
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
 
@@ -76,8 +77,9 @@ def _operation(step: Step) -> str:
 def _where(place: Any) -> str:
     if place is None:
         return "?"
-    short = os.path.relpath(place.file) if os.path.isabs(place.file) else place.file
-    return f"{place.file if short.startswith('..') else short}:{place.line}"
+    file = shown_file(place.file)
+    short = os.path.relpath(file) if os.path.isabs(file) else file
+    return f"{file if short.startswith('..') else short}:{place.line}"
 
 
 def result_name(kind: str, name: str) -> str:

@@ -13,6 +13,7 @@ from stablenum.diagnosis.diff.differences import Cause, Difference, Off, Row
 from stablenum.diagnosis.diff.page import as_html
 from stablenum.diagnosis.diff.rendering import as_rich, as_text
 from stablenum.diagnosis.diff.repro import Repro, folder_of
+from stablenum.diagnosis.report.html import framed
 from stablenum.errors import either
 from stablenum.files import write_text
 
@@ -78,6 +79,10 @@ class DiffReport:
     def to_html(self) -> str:
         """Return one self-contained HTML page: no network, a light and a dark theme."""
         return as_html(self)
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, for notebooks."""
+        return framed(self.to_html())
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the report in the format that the suffix names: ``.html``, ``.json`` or ``.txt``.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stablenum.diagnosis.replay.notebook_cells import shown_file
 from stablenum.pickled_fields import pickled_by_name
 
 __all__ = ["MOST_VALUES", "Place", "TensorStats", "plain"]
@@ -108,4 +109,4 @@ class Place:
     code: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{shown_file(self.file)}:{self.line}"

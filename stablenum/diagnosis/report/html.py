@@ -9,7 +9,7 @@ from html import escape
 
 from stablenum.diagnosis.report.sections import Sections
 
-__all__ = ["as_html", "listed", "page", "sealed_head"]
+__all__ = ["as_html", "framed", "listed", "page", "sealed_head"]
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1c2024; --soft: #60646c; --line: #d9dce1;
@@ -152,3 +152,8 @@ def _items(texts: tuple[str, ...]) -> str:
 def _foot(framework: str, seconds: float | None) -> str:
     took = f", in {seconds:.1f} s" if seconds is not None else ""
     return f"<footer>stablenum, replayed in {escape(framework)}{took}.</footer>"
+
+
+def framed(page: str) -> str:
+    """Return a page in an iframe for notebooks, so that its style does not affect them."""
+    return f'<iframe srcdoc="{escape(page)}" style="width: 100%; height: 36rem; border: 0"></iframe>'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -14,7 +13,7 @@ from stablenum.diagnosis.replay.causes import Cause
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.judge import Evidence, Verdict, judge
 from stablenum.diagnosis.replay.values import plain
-from stablenum.diagnosis.report.html import as_html
+from stablenum.diagnosis.report.html import as_html, framed
 from stablenum.diagnosis.report.sections import Sections, sections_of
 from stablenum.diagnosis.report.text import as_text
 from stablenum.errors import either
@@ -126,6 +125,5 @@ class Report:
         return as_rich(self._sections, ok=self.ok)
 
     def _repr_html_(self) -> str:
-        """Return the page in an iframe for notebooks, so that its style does not affect them."""
-        page = html.escape(self.to_html())
-        return f'<iframe srcdoc="{page}" style="width: 100%; height: 36rem; border: 0"></iframe>'
+        """Return the page in a frame, for notebooks."""
+        return framed(self.to_html())
