@@ -163,6 +163,17 @@ def test_what_updates_differ_by_names_the_cause(
     assert code_of(change, sgd, *names) == code
 
 
+def test_parameters_that_are_zero_show_no_decay_on_either_side() -> None:
+    rates = (0.01, 0.0001)
+    found = []
+    for shape, zero in (((5, 4), False), ((4,), True), ((6, 5), False)):
+        p, g = RNG.normal(size=shape) * (not zero), RNG.normal(size=shape)
+        found.append(Update(p, g, *(sgd(p, g) - rate * p for rate in rates)))
+    cause = cause_of_updates(found, ())
+    assert cause is not None
+    assert cause[0] == "decay_coupling"
+
+
 def test_an_epsilon_shows_where_gradients_are_small() -> None:
     assert code_of(lambda p, g: -0.1 * g / np.sqrt(g * g + 1e-6), adam) == "adam_epsilon_placement"
 

@@ -1,4 +1,4 @@
-"""In a notebook, reports name a cell by its number, and not the temporary file as which IPython compiles it."""
+"""Reports name a cell of a notebook by its number, not by the temporary file as which IPython compiles it."""
 
 from __future__ import annotations
 

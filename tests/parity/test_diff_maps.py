@@ -500,3 +500,58 @@ def test_the_report_says_which_matrices_are_transposed() -> None:
     weights = stablenum.diff(*used_alike_and_otherwise()).weights
     transposed = {name for name, origin in weights.items() if origin.endswith("transposed")}
     assert transposed == {"second", "fourth"}
+
+
+class Stack(nn.Module):
+    """Residual blocks of two norms and four linear layers, after places that are added to the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(5, D))
+        self.blocks = nn.ModuleList(nn.ModuleDict(self.block()) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(D), nn.Linear(D, 3)
+
+    def block(self) -> dict[str, nn.Module]:
+        linear = {
+            "qkv": nn.Linear(D, 6),
+            "out": nn.Linear(6, D),
+            "up": nn.Linear(D, 8),
+            "down": nn.Linear(8, D),
+        }
+        return {"norm1": nn.LayerNorm(D), "norm2": nn.LayerNorm(D), **linear}
+
+    def forward(self, x: Any) -> Any:
+        x = x + self.places
+        for b in self.blocks:
+            x = x + b["out"](torch.tanh(b["qkv"](b["norm1"](x))))
+            x = x + b["down"](torch.tanh(b["up"](b["norm2"](x))))
+        return self.head(self.norm(x).mean(dim=1))
+
+
+class PortedStack(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.places = nnx.Param(jnp.zeros((5, D)))
+        self.blocks = nnx.List(nnx.Dict(self.block(rngs)) for _ in range(2))
+        self.norm, self.head = nnx.LayerNorm(D, rngs=rngs), nnx.Linear(D, 3, rngs=rngs)
+
+    def block(self, rngs: nnx.Rngs) -> dict[str, Any]:
+        shapes = {"qkv": (D, 6), "out": (6, D), "up": (D, 8), "down": (8, D)}
+        norms = {name: nnx.LayerNorm(D, rngs=rngs) for name in ("norm1", "norm2")}
+        return norms | {name: nnx.Linear(*shape, rngs=rngs) for name, shape in shapes.items()}
+
+    def __call__(self, x: Any) -> Any:
+        x = x + self.places
+        for b in self.blocks:
+            x = x + b["out"](jnp.tanh(b["qkv"](b["norm1"](x))))
+            x = x + b["down"](jnp.tanh(b["up"](b["norm2"](x))))
+        return self.head(self.norm(x).mean(axis=1))
+
+
+def test_equal_blocks_are_mapped_by_name_where_a_fault_hides_what_they_share() -> None:
+    """flax's default epsilon is another one, so that no value after the first norm is shared."""
+    torch.manual_seed(0)
+    right = stablenum_jax.program(lambda m, x: jnp.square(m(x)).mean(), PortedStack(nnx.Rngs(0)), X)
+    report = stablenum.diff(in_torch(Stack()), right)
+    layers = [[n.split(".")[:3] for n in p] for p in report.weights.items() if p[0].startswith("blocks")]
+    assert all(mine == theirs for mine, theirs in layers)
+    assert {d.causes[0].code for d in report.differences} == {"epsilon_value"}

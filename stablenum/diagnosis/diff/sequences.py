@@ -12,7 +12,7 @@ from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.diff.origins import Cut, Joined, Origin, Piece, Source
 from stablenum.diagnosis.diff.parameter_uses import Use
 
-__all__ = ["aligned", "any_of", "cut_from"]
+__all__ = ["aligned", "any_of", "cut_from", "likeness"]
 
 _MOST_PARTS = 16
 _SKIP = 8.0
@@ -177,7 +177,7 @@ def _counts(whole: Use, parts: Sequence[Use]) -> Iterator[int]:
 def _cost(a: Use, b: Use) -> float:
     if a.size != b.size or not layouts(a.shape, b.shape, a.kind) or _is_other(a, b):
         return float("inf")
-    return 1.0 * (a.kind != b.kind) + 2.0 * (1 - _likeness(a.words, b.words)) + 3.0 * a.unlike(b)
+    return 1.0 * (a.kind != b.kind) + 2.0 * (1 - likeness(a.words, b.words)) + 3.0 * a.unlike(b)
 
 
 def _is_other(a: Use, b: Use) -> bool:
@@ -193,7 +193,8 @@ def _cost_parts(whole: Use, parts: Sequence[Use]) -> float:
     return 1.0 + 1.0 * unequal + 0.5 * len(parts) + 3.0 * max(whole.unlike(p) for p in parts)
 
 
-def _likeness(a: Sequence[str], b: Sequence[str]) -> float:
+def likeness(a: Sequence[str], b: Sequence[str]) -> float:
+    """Return how much two names resemble each other, given their words, from 0 to 1."""
     first, second = set(a), set(b)
     return len(first & second) / max(len(first | second), 1)
 

@@ -10,8 +10,9 @@ from typing import TypeAlias
 
 from stablenum.diagnosis.diff.matching import matched
 from stablenum.diagnosis.diff.origins import Origin, Source
-from stablenum.diagnosis.diff.parameter_uses import Use
+from stablenum.diagnosis.diff.parameter_uses import Use, words_of
 from stablenum.diagnosis.diff.play import Program
+from stablenum.diagnosis.diff.sequences import likeness
 from stablenum.diagnosis.diff.sides import Side, measured
 from stablenum.diagnosis.diff.weights import WeightMap
 
@@ -54,8 +55,23 @@ def settled(
 
 
 def better_of(left: Side, right: Program, one: WeightMap, other: WeightMap) -> WeightMap:
-    """Return the map under which the forward passes share more; the first one if both share as much."""
-    return one if _shared(left, right, one)[::-1] >= _shared(left, right, other)[::-1] else other
+    """Return the map under which the forward passes share more.
+
+    If both share as much, as they do where a fault near the beginning hides the rest, it is the one whose
+    names are more alike; if these are as much alike too, the first one.
+    """
+
+    def worth(mapped: WeightMap) -> tuple[bool, int, float]:
+        count, same = _shared(left, right, mapped)
+        return same, count, _named_alike(mapped)
+
+    return one if worth(one) >= worth(other) else other
+
+
+def _named_alike(mapped: WeightMap) -> float:
+    """Return how much the names of the right parameters resemble those of the left ones, in total."""
+    pairs = ((name, source) for name, origin in mapped.origins.items() for source in origin.names)
+    return round(sum(likeness(words_of(a), words_of(b)) for a, b in pairs), 6)
 
 
 def _shared(left: Side, right: Program, mapped: WeightMap) -> tuple[int, bool]:

@@ -163,7 +163,7 @@ def _decay(updates: Sequence[Update], unlike: Sequence[Update]) -> tuple[str, st
         return None
     rate = float(np.median([f for f in fits if f is not None]))
     evidence = f"The updates differ by {rate:.6g} times the parameter, element by element."
-    if len(unlike) < len(updates):
+    if len(unlike) < sum(bool(np.any(u.parameter)) for u in updates):  # one that is zero shows no decay
         return (
             "decay_excluded",
             f"only one side decays {len(unlike)} of the {len(updates)} parameters.",
