@@ -18,7 +18,7 @@ export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all test-gpu mutants lint docs docs-site wheel-test release-check bench bench-gpu bench-all clean
+.PHONY: help demo check test test-all test-gpu mutants lint docs docs-site stories wheel-test release-check bench bench-gpu bench-all clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ docs: $(STAMP) ## Build the documentation into docs/_build/html
 SITE ?= docs/_build/site
 docs-site: docs ## Put the built pages into SITE, beside those of other versions
 	$(BIN)/python docs/versions.py $(SITE)
+
+stories: $(STAMP) ## Run the notebooks of docs/stories, and write them with their outputs (some minutes)
+	$(BIN)/python docs/notebooks.py
 
 # The tests that are left out, because they read pages, benchmarks or sources of the repository, are named in the script.
 wheel-test: $(STAMP) ## Build the sdist and the wheel, and run the tests on the installed wheel without the source tree

@@ -85,6 +85,7 @@ LEFT_OUT = (
     "tests/test_recorded.py",
     "tests/test_recovery_example.py",
     "tests/test_release.py",
+    "tests/test_stories.py",
     "tests/test_wheel.py",
     "tests/torch/test_audit.py::test_the_page_shows_what_is_printed",
     "tests/torch/test_explain_torchrun.py::test_the_page_shows_the_commands_own_output",

@@ -18,14 +18,15 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]  # the generators, and the recorded
 import inventories  # noqa: E402 - found there
 
 extensions = [
-    "myst_parser",
+    "myst_nb",  # the parser of all pages, and that of the notebooks in stories/
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
 intersphinx_mapping = inventories.mapping()
-exclude_patterns = ["_build", "failures", "templates"]
+exclude_patterns = ["_build", "failures", "stories/*.md", "templates"]  # of a story, its notebook is the page
+nb_execution_mode = "off"  # `make stories` runs them; their outputs are committed
 html_theme = "furo"
 html_title = f"stablenum {release}"
 # Lines of up to 84 characters fit.
