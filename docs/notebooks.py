@@ -22,7 +22,7 @@ __all__ = ["STORIES", "committed", "executed", "notebook_of", "sources"]
 
 DOCS = Path(__file__).parent
 STORIES = DOCS / "stories"
-_SECONDS = 180
+_SECONDS = 600
 
 
 def sources() -> list[Path]:

@@ -232,6 +232,7 @@ def test_every_page_is_in_the_sidebar_once():
     ]
     listed = [page for _, pages in trees for page in pages.split()]
     written = {page.stem for page in DOCS.glob("*.md")} | {f"api/{page.stem}" for page in API}
+    written |= {f"stories/{page.stem}" for page in DOCS.glob("stories/*.ipynb")}
     assert sorted(listed) == sorted((written - {"index"}) | {"recipes/index", "rules/index"})
 
 
