@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from stablenum.diagnosis import Place
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +36,12 @@ def test_a_place_in_a_cell_is_named_by_the_number_of_the_cell() -> None:
         "print(Place(file, 2), Place('train.py', 3))",
     )
     assert printed == "In[2]:2 train.py:3\n"
+
+
+def test_an_old_ipython_that_cannot_name_cells_leaves_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = SimpleNamespace(get_ipython=lambda: SimpleNamespace(compile=object()))  # IPython 7
+    monkeypatch.setitem(sys.modules, "IPython", old)
+    assert str(Place("train.py", 3)) == "train.py:3"
 
 
 @pytest.mark.slow

@@ -18,5 +18,6 @@ def shown_file(file: str) -> str:
     """
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
-    cell = None if shell is None else shell.compile.format_code_name(file)
+    name = getattr(getattr(shell, "compile", None), "format_code_name", None)  # IPython 8 and later
+    cell = None if name is None else name(file)
     return file if cell is None else str(cell[1])
