@@ -33,7 +33,7 @@ REMEDIES = {
     "accumulation": "Add up all parts, and divide alike: by the number of micro-batches, or by all tokens.",
     "adam_epsilon_placement": "optax's eps is outside the root as in torch, eps_root inside.",
     "bias_correction": "Correct both moments for their start at zero.",
-    "decay_coupling": "Use the same kind of weight decay: AdamW's, or that added to the gradient.",
+    "decay_coupling": "Decay both alike in amount and kind; AdamW's default is 1e-2 in torch, 1e-4 in optax.",
     "decay_excluded": "Exclude the same parameters from decay (mask= in optax, param_groups in torch).",
     "momentum_dampening": "torch's SGD has dampening; optax.trace has none.",
     "nesterov": "Set nesterov alike.",
