@@ -86,7 +86,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     Reason.SPIKE_LOSS: Explanation(
         "the step was skipped: its loss is far above that of the last steps",
         "an unusual batch, or parameters at a point where this batch gives a large loss",
-        "nothing to do if it stays rare; if the same batches cause it again, look at them; if spikes follow "
+        "nothing to do if it stays rare; if the same batches cause it again, look at them; if they are good, "
+        "raise threshold or min_spread, or use action='clip', which still learns from them; if spikes follow "
         "one another, lower the learning rate, clip, or go back to an older checkpoint and leave these "
         "batches out",
     ),

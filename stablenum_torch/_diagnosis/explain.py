@@ -13,6 +13,7 @@ from stablenum.diagnosis.report.report import Report
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import Metrics
+from stablenum.guard.reasons import EXPLANATIONS, Reason
 from stablenum_torch._devices.generators import RngState
 from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._diagnosis.replay.replay import replay
@@ -23,6 +24,7 @@ _OTHER_BACKWARD_PASSES = (
     "the gradients that the parameters hold are not finite, but those of this closure are: if several "
     "backward passes add up to one step, replay the others too"
 )
+_SPIKE = "the guard skipped this step as {}: {}. All its numbers are finite, which is what a replay looks at"
 
 
 class Guarded(Protocol):
@@ -51,6 +53,7 @@ def explain_step(
     begun = int(optimizer.guard_state.step) > 0
     last = optimizer.last
     scaled = begun and optimizer.config.loss_scale is not None
+    spike = begun and last["reason"] in (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)
     # Of several ranks, all must replay the step equally often.
     for beginning in beginnings[:1] if several_ranks() else beginnings:
         report = replay(
@@ -59,7 +62,7 @@ def explain_step(
             optimizer=optimizer,
             loss_scale=float(last["loss_scale"]) if scaled else None,
             rng_state=beginning,
-            known_bad=begun and not last["applied"],
+            known_bad=begun and not last["applied"] and not spike,
         )
         if report.evidence.bad and report.evidence.reproduced is not False:
             return report
@@ -69,6 +72,11 @@ def explain_step(
 def _with_what_the_guard_saw(report: Report, optimizer: Guarded) -> Report:
     """Add what the guard measured: a replay without findings may have run only a part of the step."""
     notes = list(report.notes)
+    reason = optimizer.last["reason"]
+    if reason in (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM):
+        notes.append(
+            _SPIKE.format(reason.name, EXPLANATIONS[reason].what.removeprefix("the step was skipped: "))
+        )
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if not all(bool(torch.isfinite(g).all()) for g in grads):
         notes.append(_OTHER_BACKWARD_PASSES)

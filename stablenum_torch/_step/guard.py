@@ -437,9 +437,10 @@ class Guard:
         lost = learning_rules(self.config, self.state)
         if lost and int(self.state.step) == 0:
             warn(
-                f"The optimizer's state was loaded without the guard's, so {', '.join(lost)} start from "
-                "scratch. torch.distributed.checkpoint and FSDP.optim_state_dict keep only what belongs to "
-                "parameters: save opt.guard_state_dict() beside it, and call opt.load_guard_state_dict().",
+                "The optimizer's state was loaded without the guard's. These rules start from scratch: "
+                f"{', '.join(lost)}. If the run had no guard before, nothing is lost. Otherwise save "
+                "opt.guard_state_dict() too, and call opt.load_guard_state_dict(): torch.distributed.checkpoint "
+                "and FSDP.optim_state_dict keep only what belongs to parameters.",
                 StatisticsNotLoadedWarning,
             )
 

@@ -62,6 +62,24 @@ def test_results_that_rounding_moves_as_far_as_they_go_are_named() -> None:
     assert any("Rounding in float64 alone moves loss by more than 1 %" in note for note in report.notes)
 
 
+def test_a_gradient_that_is_0_but_for_rounding_is_not_named() -> None:
+    """That of a bias of keys, which softmax leaves out."""
+
+    def made(order: int) -> Any:
+        model = nn.ParameterDict({"w": nn.Parameter(torch.tensor(W)), "b": nn.Parameter(torch.ones(3))})
+
+        def loss_fn(x: Tensor) -> Tensor:
+            k = x @ model["w"] + model["b"]
+            scores = x[:, :3] @ k.T if order else (k @ x[:, :3].T).T
+            return (torch.softmax(scores, -1) @ x).square().mean()
+
+        return stablenum_torch.program(loss_fn, torch.tensor(X), model=model)
+
+    report = stablenum.diff(made(0), made(1))
+    assert report.ok
+    assert report.notes == ()
+
+
 @pytest.mark.parametrize("decay", [0.05, 0.06])
 def test_what_an_optimizer_reads_on_the_host_is_rounded_to_float32(decay: float) -> None:
     """``torch.optim.Adafactor`` reads norms with ``item``; optax computes them in the program."""

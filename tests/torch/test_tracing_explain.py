@@ -55,6 +55,20 @@ def test_a_step_that_does_not_fail_again_is_transient() -> None:
     assert opt.explain(lambda: w.sum()).verdict.cause is Cause.TRANSIENT
 
 
+def test_a_spike_is_no_failure_that_did_not_come_back() -> None:
+    w = nn.Parameter(torch.ones(2))
+    opt = st.wrap(torch.optim.SGD([w], lr=0.0), spike="skip")
+    for step in range(70):
+        opt.zero_grad()
+        opt.backward((w * (1 + step % 3) * (1e4 if step == 69 else 1)).sum())
+        opt.step()
+    assert opt.last["reason"].name == "SPIKE_LOSS"
+    report = opt.explain(lambda: (w * 1e4).sum())
+    assert report.ok
+    assert report.verdict.cause is Cause.NOTHING_WRONG
+    assert "skipped this step as SPIKE_LOSS: its loss is far above" in str(report)
+
+
 def test_a_step_that_was_applied_is_healthy() -> None:
     w = nn.Parameter(torch.ones(2))
     opt = st.wrap(torch.optim.SGD([w], lr=0.1))

@@ -10,9 +10,9 @@ from stablenum.diagnosis.diff.carrying import Weights, carried
 from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.compiled import compiled_errors, too_far
 from stablenum.diagnosis.diff.differences import Difference
-from stablenum.diagnosis.diff.doubts import doubts_of
+from stablenum.diagnosis.diff.doubts import doubts_of, unsure
 from stablenum.diagnosis.diff.frozen import OneSided, one_sided
-from stablenum.diagnosis.diff.locations import off_of, result_name, share_of
+from stablenum.diagnosis.diff.locations import off_of, share_of
 from stablenum.diagnosis.diff.optimizer_states import continued
 from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.recording import recorded, undisturbed
@@ -145,18 +145,8 @@ def _notes(comparison: Comparison, astray: list[str], *, complete: bool) -> tupl
     doubts = () if comparison.differing is None else doubts_of(comparison)
     tried = (_TRIED,) if comparison.weights.by_trial else ()
     compiled = tuple(_ASTRAY.format(side) for side in astray)
-    seen = (*compiled, *tried, *comparison.notes, *_unsure(comparison), *doubts)
+    seen = (*compiled, *tried, *comparison.notes, *unsure(comparison), *doubts)
     return seen if complete else (*seen, _REST)
-
-
-def _unsure(comparison: Comparison) -> tuple[str, ...]:
-    """Say which results rounding alone moves so far that their difference is not seen."""
-    pairs = [p for g in comparison.groups for p in g.pairs if p.allowed > _FAR and p.error > _SEEN]
-    if not pairs:
-        return ()
-    named = ", ".join(dict.fromkeys(result_name(p.left.kind, p.left.name) for p in pairs[:_MOST_NAMED]))
-    more = f" and {len(pairs) - _MOST_NAMED} more" if len(pairs) > _MOST_NAMED else ""
-    return (_UNSURE.format(named + more, f"{max(p.error for p in pairs):.2g}"),)
 
 
 def _in_order(found: Sequence[Found], alone: Sequence[OneSided]) -> tuple[Difference, ...]:
@@ -192,14 +182,6 @@ def _repro(comparison: Comparison, found: list[Found], alone: Sequence[OneSided]
 
 
 _PHASES = ("forward", "backward", "update")
-# Results that rounding moves further than this are named if they differ by more than that.
-_FAR, _SEEN = 1e-2, 1e-6
-_MOST_NAMED = 3
-_UNSURE = (
-    "Rounding in float64 alone moves {} by more than 1 % of the size, so that no difference there counts; "
-    "the largest is {} of the size. A quotient of numbers that are equal but for rounding does that, or a "
-    "choice between them."
-)
 _ASTRAY = (
     "What the compiler makes of the {} program is further off than the rounding of its operations explains: "
     "a fault of the compiler or of what it assumes."

@@ -10,11 +10,22 @@ import numpy as np
 from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.fingerprints import distance
 from stablenum.diagnosis.diff.frontier import Start
-from stablenum.diagnosis.diff.locations import location_of
+from stablenum.diagnosis.diff.locations import location_of, result_name
+from stablenum.diagnosis.diff.results import Group, Pair
 from stablenum.diagnosis.diff.sides import Side, arrays_of, measured
 from stablenum.diagnosis.replay.trace import Step, Value
 
-__all__ = ["doubts_of"]
+__all__ = ["doubts_of", "unsure"]
+
+# Results that rounding moves further than this are named if they differ by more than that.
+_FAR, _SEEN = 1e-2, 1e-6
+_NOTHING = 1e-9  # of the largest result of its kind: 0 but for rounding
+_MOST_NAMED = 3
+_UNSURE = (
+    "Rounding in float64 alone moves {} by more than 1 % of the size, so that no difference there counts; "
+    "the largest is {} of the size. A quotient of numbers that are equal but for rounding does that, or a "
+    "choice between them."
+)
 
 
 def doubts_of(comparison: Comparison) -> tuple[str, ...]:
@@ -114,3 +125,28 @@ def _first_other(side: Side, other: Side) -> Step | None:
 def _moved(side: Side, other: Side, value: int) -> bool:
     gap = distance(side.prints[value], other.prints[value])
     return not gap <= side.tolerance[value] + other.tolerance[value]
+
+
+# --- results that are not compared ---------------------------------------------------------------------------
+
+
+def unsure(comparison: Comparison) -> tuple[str, ...]:
+    """Say which results rounding alone moves so far that their difference is not seen."""
+    pairs = [p for g in comparison.groups for p in _moved_far(comparison, g)]
+    if not pairs:
+        return ()
+    named = ", ".join(dict.fromkeys(result_name(p.left.kind, p.left.name) for p in pairs[:_MOST_NAMED]))
+    more = f" and {len(pairs) - _MOST_NAMED} more" if len(pairs) > _MOST_NAMED else ""
+    return (_UNSURE.format(named + more, f"{max(p.error for p in pairs):.2g}"),)
+
+
+def _moved_far(comparison: Comparison, group: Group) -> list[Pair]:
+    """Return the results of a group that rounding moves far and that differ, but for those that are 0 but for
+    rounding, such as the gradient of a bias of keys."""
+    far = [p for p in group.pairs if p.allowed > _FAR and p.error > _SEEN]
+    if not far:
+        return []
+    sizes = {
+        id(p): max(float(np.abs(x).max(initial=0)) for x in comparison.arrays_of(p)) for p in group.pairs
+    }
+    return [p for p in far if sizes[id(p)] > _NOTHING * max(sizes.values()) or len(sizes) == 1]
