@@ -127,7 +127,7 @@ def _moved(side: Side, other: Side, value: int) -> bool:
     return not gap <= side.tolerance[value] + other.tolerance[value]
 
 
-# --- results that are not compared ---------------------------------------------------------------------------
+# --- results that are not compared ------------------------------------------------------------------------
 
 
 def unsure(comparison: Comparison) -> tuple[str, ...]:
@@ -150,3 +150,7 @@ def _moved_far(comparison: Comparison, group: Group) -> list[Pair]:
         id(p): max(float(np.abs(x).max(initial=0)) for x in comparison.arrays_of(p)) for p in group.pairs
     }
     return [p for p in far if sizes[id(p)] > _NOTHING * max(sizes.values()) or len(sizes) == 1]
+
+
+def _size(comparison: Comparison, pair: Pair) -> float:
+    return max(float(np.abs(x).max(initial=0)) for x in comparison.arrays_of(pair))
