@@ -439,8 +439,8 @@ class Guard:
             warn(
                 "The optimizer's state was loaded without the guard's. These rules start from scratch: "
                 f"{', '.join(lost)}. If the run had no guard before, nothing is lost. Otherwise save "
-                "opt.guard_state_dict() too, and call opt.load_guard_state_dict(): "
-                "torch.distributed.checkpoint and FSDP.optim_state_dict keep only what belongs to parameters.",
+                "opt.guard_state_dict() too, and call opt.load_guard_state_dict(): what "
+                "torch.distributed.checkpoint and FSDP.optim_state_dict keep belongs to parameters alone.",
                 StatisticsNotLoadedWarning,
             )
 
