@@ -56,6 +56,29 @@ def test_a_fused_projection_is_split() -> None:
         assert np.array_equal(found[f"{n}.kernel"], given["qkv.weight"][4 * i : 4 * i + 4].T)
 
 
+def test_a_bias_comes_from_where_its_matrix_does() -> None:
+    """A kernel's bias is as long as that of a matrix that is two on the right, and is added later there."""
+    left = [
+        use("up.weight", (16, 16, 3, 3), "conv", 0),
+        use("up.bias", (16,), "add", 1),
+        use("emb.weight", (16, 8), "matmul", 2),
+        use("emb.bias", (16,), "add", 3),
+    ]
+    right = [
+        use("up.kernel", (3, 3, 16, 16), "conv", 0),
+        use("scale.bias", (8,), "add", 1),
+        use("shift.bias", (8,), "add", 2),
+        use("scale.kernel", (8, 8), "matmul", 3),
+        use("shift.kernel", (8, 8), "matmul", 4),
+        use("up.bias", (16,), "add", 5),
+    ]
+    given, found = made(left, right)
+    assert np.array_equal(found["up.bias"], given["up.bias"])
+    for i, name in enumerate(("scale", "shift")):
+        assert np.array_equal(found[f"{name}.kernel"], given["emb.weight"][8 * i : 8 * i + 8].T)
+        assert np.array_equal(found[f"{name}.bias"], given["emb.bias"][8 * i : 8 * i + 8])
+
+
 def test_parts_may_be_of_unequal_sizes() -> None:
     left = [
         use(f"{n}_proj.weight", (size, 6), "matmul", i) for i, (n, size) in enumerate(zip("qkv", (6, 3, 3)))

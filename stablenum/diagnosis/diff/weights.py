@@ -12,6 +12,7 @@ from stablenum.diagnosis.diff.origins import Joined, Origin, Source
 from stablenum.diagnosis.diff.parameter_uses import Use
 from stablenum.diagnosis.diff.pieces import columns_apart, layers_apart, put_together, rows_apart
 from stablenum.diagnosis.diff.sequences import aligned, any_of
+from stablenum.diagnosis.diff.siblings import beside_their_matrices
 
 __all__ = [
     "Apart", "Revision", "UnmappedError", "WeightMap", "guessed", "is_stack", "numbered", "stacks_apart",
@@ -84,7 +85,7 @@ def guessed(
             rest_right.remove(use)
     if rest_right:
         raise UnmappedError(_message(rest_right, rest_left))
-    found = with_twins(origins, left)
+    found = beside_their_matrices(with_twins(origins, left), left)
     found = found if revised is None else revised(found)
     return WeightMap(_in_one_way(_as_they_lie(found) if alike else found))
 
