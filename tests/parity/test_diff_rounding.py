@@ -121,3 +121,20 @@ def test_values_that_choose_another_number_of_rows_do_not_end_the_comparison() -
     assert report.first.left is not None
     assert "eps" in report.first.left.code
     jax.clear_caches()
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e-3])
+def test_a_linear_system_is_solved_in_float64(shift: float) -> None:
+    square = (W @ W.T + np.eye(4)).astype(np.float32)
+    model = nn.ParameterDict({"a": nn.Parameter(torch.tensor(square))})
+
+    def loss_fn(x: Tensor) -> Tensor:
+        return torch.linalg.solve(model["a"], x.T).square().mean() + torch.linalg.slogdet(model["a"])[1]
+
+    def port(p: Any, x: Any) -> Any:
+        a = p["a"] + shift * jnp.eye(4)
+        return jnp.square(jnp.linalg.solve(a, x.T)).mean() + jnp.linalg.slogdet(p["a"])[1]
+
+    left = stablenum_torch.program(loss_fn, torch.tensor(X), model=model)
+    report = stablenum.diff(left, stablenum_jax.program(port, {"a": jnp.asarray(square)}, X))
+    assert report.ok == (shift == 0.0), str(report)

@@ -203,6 +203,18 @@ class _Player(Interpreter):
             if moves:
                 self.moving.update(range(before, len(self.trace.values)))
 
+    def _evaluate(self, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
+        if eqn.primitive.name != "custom_linear_solve":
+            return super()._evaluate(eqn, inputs, ctx)
+        # Its parts have a float64 form, and the whole has none: its functions are compiled for float32.
+        solve, lengths = eqn.params["jaxprs"].solve, eqn.params["const_lengths"]
+        begin = lengths.matvec + lengths.vecmat
+        given = [*inputs[begin : begin + lengths.solve], *inputs[sum(lengths) :]]
+        with context_of(eqn):
+            return self.run(
+                solve.jaxpr, [self.constant(c) for c in solve.consts], given, self.inside(eqn, ctx)
+            )
+
     def compute(self, eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> list[Any]:
         if not self.wide:
             return super().compute(eqn, inputs, params)
