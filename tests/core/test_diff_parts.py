@@ -66,7 +66,20 @@ def test_copies_of_a_round_number_tell_nothing() -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [1e-5, 0.1, 0.999, 3e-4, math.sqrt(2 / math.pi), 1 / math.sqrt(2), 1 / 7, math.log(2), 8**-0.5, 0.044715],
+    [
+        1e-5,
+        0.1,
+        0.999,
+        3e-4,
+        math.sqrt(2 / math.pi),
+        1 / math.sqrt(2),
+        1 / 7,
+        math.log(2),
+        8**-0.5,
+        0.044715,
+        0.5 * 17 * math.log(2 * math.pi),
+        1.5 * math.pi,
+    ],
 )
 def test_the_number_that_was_written_is_restored(number: float) -> None:
     assert exact_constant(float(np.float32(number))) == pytest.approx(number, rel=1e-15)

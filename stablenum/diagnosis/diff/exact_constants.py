@@ -7,8 +7,10 @@ a usual expression, that rounds to the same float32.
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -38,9 +40,8 @@ def exact_constant(x: float) -> float:
     if _rounds_to(short, x):
         return short
     size = abs(x)
-    found = next((c for c in _usual() if _rounds_to(c, size)), None)
-    if found is None:
-        found = next((c for c in _ratios(size) if _rounds_to(c, size)), None)
+    candidates = itertools.chain(_usual(), _multiples(size), _ratios(size))
+    found = next((c for c in candidates if _rounds_to(c, size)), None)
     return x if found is None else math.copysign(found, x)
 
 
@@ -71,6 +72,15 @@ def _usual() -> tuple[float, ...]:
         1.0507009873554805, 1.7580993408473766, 1.6732632423543772,
     ]  # fmt: skip
     return (*own, *(math.sqrt(c) for c in own), 2 * math.pi, 4 * math.pi)
+
+
+def _multiples(x: float) -> Iterator[float]:
+    """Yield the multiples of a half of usual numbers that may be meant: the densities of d normal variables
+    have d / 2 log 2 pi."""
+    for number in (math.log(2 * math.pi), math.log(2), math.pi):
+        halves = round(2 * x / number)
+        if 0 < halves < _LARGEST:
+            yield halves / 2 * number
 
 
 def _ratios(x: float) -> list[float]:
