@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from stablenum.files import write_text
 from stablenum.recovery.identifiers import shown_range
 from stablenum.recovery.settings import Response
 from stablenum.recovery.symptoms import Symptom
 
 __all__ = ["Ledger", "RecoveryEvent"]
-
-_logger = logging.getLogger("stablenum")
-_FILE = "recovery.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,36 +89,10 @@ class RecoveryEvent:
 
 
 class Ledger:
-    """The rewinds of a run so far, oldest first; ``recovery.json`` in the folder, if there is one."""
+    """The rewinds of a run so far, oldest first."""
 
     def __init__(self, events: Sequence[RecoveryEvent] = ()) -> None:
         self.events = list(events)
-
-    def write(self, folder: Path | None) -> None:
-        """Write the file; if that is not possible, a warning is logged."""
-        if folder is None:
-            return
-        plain = {"events": [event.to_dict() for event in self.events]}
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_text(folder / _FILE, json.dumps(plain, indent=1, default=str) + "\n")
-        except OSError as error:
-            _logger.warning(
-                "%s could not be written: %s. After a restart, the budget would be as before this rewind.",
-                folder / _FILE,
-                error,
-            )
-
-    @staticmethod
-    def text(folder: Path | None) -> str | None:
-        """Return what the file says; None if there is none."""
-        path = None if folder is None else folder / _FILE
-        return path.read_text(encoding="utf-8") if path is not None and path.exists() else None
-
-    def read(self, text: str | None) -> None:
-        """Take in what a file said."""
-        if text is not None:
-            self.events = [RecoveryEvent.from_dict(event) for event in json.loads(text)["events"]]
 
     def attempts_at(self, symptom: Symptom, forget_after: int) -> int:
         """Return how many attempts were made at the fault that a symptom belongs to."""

@@ -12,6 +12,7 @@ from stablenum.errors import RecoveryStopped, bad_type
 from stablenum.recovery.hooks import Easing, Hooks
 from stablenum.recovery.identifiers import Identifiers
 from stablenum.recovery.ledger import Ledger, RecoveryEvent
+from stablenum.recovery.ledger_file import events_in, text_in, write_events
 from stablenum.recovery.plan import Rewind, Stop, plan
 from stablenum.recovery.positions import position_of
 from stablenum.recovery.reports import stopped_report
@@ -184,7 +185,7 @@ class RecoveryLoop:
         self._snapshots.confirm_before(symptom.origin)
         # First, so that whatever fails from here on is in the budget of a restart.
         self._ledger.events.append(event)
-        self._ledger.write(self._folder)
+        write_events(self._folder, self.events)
         self._go_back_to(snapshot)
         if response.skip_data:
             # Whoever comes back here again leaves the same data out.
@@ -221,7 +222,7 @@ class RecoveryLoop:
         self._go_back_to(move.snapshot)
         self._position.go_to(move.snapshot.position)
         self._save(move.snapshot)  # what is newer there is not known to be good
-        self._ledger.write(self._folder)
+        write_events(self._folder, self.events)
         report = stopped_report(
             symptom, move, self.events, suspects=suspects, verdict=verdict, folder=self._folder
         )
@@ -288,8 +289,9 @@ class RecoveryLoop:
         snapshots = self._hooks.load()
         if not snapshots:
             return 0
-        # Ranks with other budgets would not stop together.
-        self._ledger.read(self._hooks.shared(self._ledger.text(self._folder)))
+        text = self._hooks.shared(text_in(self._folder))  # ranks with other budgets would not stop together
+        if text is not None:
+            self._ledger.events = events_in(text)
         self._snapshots.confirmed = snapshots[-1].course["confirmed"]
         for snapshot in snapshots:
             self._snapshots.add(snapshot)
