@@ -4,11 +4,12 @@ document.addEventListener("DOMContentLoaded", async () => {
   if (!box) return;
   const root = new URL(document.documentElement.dataset.content_root, document.baseURI);
   const list = new URL(box.dataset.list, root);
+  if (list.protocol === "file:") return; // a browser loads nothing for a page that is read from a disk
   let versions;
   try {
     versions = await (await fetch(list)).json();
   } catch {
-    return; // a copy that stands alone, or is read from a disk
+    return; // a copy that stands alone
   }
   const page = document.location.href.slice(root.href.length);
   const select = box.querySelector("select");
