@@ -109,7 +109,7 @@ class _Watcher:
         self.reproduced = True if session.plan.again else None
         self.growth, self.descent = Growth(), Descent()
         self.buffers, self.rates = Buffers(), Rates()
-        self.by_closure = False  # whether the step that runs computes its own gradients
+        self.by_closure = False  # whether the outermost step that runs computes its own gradients
         self.guarded = GuardedSteps(session)
         self.last_stepped: set[int] = set()  # the ids of the parameters of the last step
         self._named: dict[int, str] = {}
@@ -175,9 +175,8 @@ class _Watcher:
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.session.over:
             self.session.leave()
-        # A closure computes the gradients inside the step: those that are there now are of the step before.
-        self.by_closure = isinstance(optimizer, GuardedOptimizer) and _has_closure(args, kwargs)
-        self.look(self.check_gradients, optimizer, sys._getframe(1))
+        by_closure = isinstance(optimizer, GuardedOptimizer) and _has_closure(args, kwargs)
+        self.look(self.check_gradients, optimizer, sys._getframe(1), by_closure)
 
     @outside_graphs
     @transparent
@@ -206,10 +205,14 @@ class _Watcher:
             outer = outer.f_back
         return outer is not None
 
-    def check_gradients(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None:
-        """Check what an optimizer is about to use, unless it is a part of another one."""
+    def check_gradients(self, optimizer: torch.optim.Optimizer, frame: FrameType, by_closure: bool) -> None:
+        """Check what an optimizer is about to use, unless it is a part of another one.
+
+        A closure computes the gradients inside the step: those that are there now are of the step before.
+        """
         if self.inside_a_step(frame):
             return
+        self.by_closure = by_closure
         if optimizer not in self.optimizers:
             # Bounds and masks may be parameters, too.
             self.bad_from_the_start |= {id(p) for p in parameters_of(optimizer) if not finite(p)}
@@ -251,7 +254,6 @@ class _Watcher:
         """See whether a guard has skipped a bad step. One that it has applied all the same is a failure."""
         if self.by_closure:
             self.judge_gradients(optimizer)
-            self.by_closure = False
         applied = self.guarded.ended(optimizer)
         if applied is not None and self.broken_by(optimizer) is None:
             self.end(optimizer, *applied)

@@ -11,6 +11,7 @@ import torch
 
 import stablenum_torch
 from stablenum.commands.explain.courses import MOST_IN_A_ROW
+from stablenum_torch._step.guard import on_device_path
 from tests.torch.watched import Watching, assert_healthy, ended
 
 NAN = float("nan")
@@ -82,6 +83,29 @@ def test_a_bad_batch_in_a_closure_that_a_guard_skips_is_passed_by(
     session = watching(record=record)
     assert_healthy(session, closures(lambda i: i in (2, 5), norm=norm))
     assert session.outcome.harmless.startswith("the loss of step 2 is not finite")
+
+
+def test_bad_gradients_in_a_closure_are_seen_where_the_optimizer_skips_by_itself(watching: Watching) -> None:
+    """On a GPU the guard calls a fused optimizer in every step, whose own step begins inside the guard's."""
+
+    def run() -> None:
+        model = torch.nn.Linear(2, 1)
+        guard = stablenum_torch.wrap(torch.optim.SGD(model.parameters(), lr=0.01, fused=True), names=model)
+        for i in range(8):
+
+            def closure(i: int = i) -> torch.Tensor:
+                guard.zero_grad()
+                difference = model(torch.ones(1, 2)) * (0.0 if i >= 6 else 1.0)
+                loss = difference.square().sum().sqrt()
+                guard.backward(loss)
+                return loss
+
+            guard.step(closure)
+
+    with on_device_path():
+        session = ended(watching(record=True), run)
+    assert session.outcome.failure is not None
+    assert (session.outcome.failure.what, session.outcome.failure.step) == ("gradient", 6)
 
 
 def test_a_closure_after_which_the_guard_applies_nothing_is_a_failure(watching: Watching) -> None:
