@@ -56,7 +56,7 @@ def carried(left: Side, right: Program, weights: Weights) -> tuple[WeightMap, Ma
     plain, revised = found.made(), found.made(by_neighbours=True)
     guess = revised if _same(plain, revised) else better_of(left, right, revised, plain)
     others = list(found.others())
-    guess = max(guess, *others, key=numbered) if others else guess
+    guess = max([guess, *others], key=numbered)
     others = [m for m in others if not _same(m, guess)]
     mapped = settled(left, right, guess, found.uses[1], others)
     return mapped, mapped.of(arrays)

@@ -146,9 +146,7 @@ def _moved_far(comparison: Comparison, group: Group) -> list[Pair]:
     far = [p for p in group.pairs if p.allowed > _FAR and p.error > _SEEN]
     if not far:
         return []
-    sizes = {
-        id(p): max(float(np.abs(x).max(initial=0)) for x in comparison.arrays_of(p)) for p in group.pairs
-    }
+    sizes = {id(p): _size(comparison, p) for p in group.pairs}
     return [p for p in far if sizes[id(p)] > _NOTHING * max(sizes.values()) or len(sizes) == 1]
 
 

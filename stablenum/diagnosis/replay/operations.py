@@ -9,22 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
-    "ADVICE",
-    "ANSWERING",
-    "BOUNDARIES",
-    "CLIPPING",
-    "DEFAULT_AXIS",
-    "EXACT",
-    "INSIDE",
-    "MASKED",
-    "MATRICES",
-    "MOVING",
-    "OF_A_DISTRIBUTION",
-    "REMEDIES",
-    "ROWS",
-    "SELECTING",
-    "ZERO_WEIGHT",
-    "Remedy",
+    "ADVICE", "ANSWERING", "BOUNDARIES", "CLIPPING", "DEFAULT_AXIS", "EXACT", "INSIDE", "MASKED", "MATRICES",
+    "MOVING", "OF_A_DISTRIBUTION", "REMEDIES", "ROWS", "SELECTING", "ZERO_WEIGHT", "Remedy",
 ]  # fmt: skip
 
 # Operations that choose between values element by element; values that are not chosen get gradient 0.
