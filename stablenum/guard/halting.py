@@ -8,7 +8,7 @@ from stablenum.errors import NonFiniteError
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import Names, StepRecord, history, loss_was_given, metrics
-from stablenum.guard.reasons import Reason, explain_reason
+from stablenum.guard.reasons import SPIKES, Reason, explain_reason
 
 __all__ = ["check_halted", "first_bad_parameter"]
 
@@ -24,8 +24,8 @@ def check_halted(state: GuardState, names: Names | None = None, *, config: Guard
         return
     last, rows = metrics(state, names), history(state, names)
     skipped = state.nonfinite_in_a_row.tolist()
-    finite = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)  # also skipped, but not the reason for stopping
-    streak = [row for row in rows[-last["skipped_in_a_row"] :] if row["reason"] not in finite] or [last]
+    # Spikes were skipped too, but are not the reason for stopping.
+    streak = [row for row in rows[-last["skipped_in_a_row"] :] if row["reason"] not in SPIKES] or [last]
     first = streak[0]
     scales = [f"{row['loss_scale']:g}" for row in streak[-8:]]
     limit = ""

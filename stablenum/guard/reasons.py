@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ["APPLIED", "EXPLANATIONS", "Explanation", "Reason", "explain_reason"]
+__all__ = ["APPLIED", "EXPLANATIONS", "SPIKES", "Explanation", "Reason", "explain_reason"]
 
 
 class Reason(IntEnum):
@@ -34,6 +34,8 @@ class Reason(IntEnum):
 
 
 APPLIED = (Reason.OK, Reason.CLIPPED, Reason.SPIKE_CLIPPED)
+# Skipped though everything is finite.
+SPIKES = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)
 
 
 @dataclass(frozen=True, slots=True)

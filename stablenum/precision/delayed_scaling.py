@@ -13,7 +13,7 @@ from stablenum.arrays import at_least, at_most
 from stablenum.formats import FLOAT32_TINY, FORMATS
 from stablenum.settings_checks import check_choice, check_field
 
-__all__ = ["DelayedScaling", "DelayedScalingState"]
+__all__ = ["DelayedScaling", "DelayedScalingState", "fits_hardware"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
@@ -127,3 +127,15 @@ def _power_of_two_below(x: Array, *, xp: Namespace) -> Array:
     for k in (64, 32, 16, 8, 4, 2, 1):
         power = xp.where(power * 2.0 ** -(k - 1) > x, power * 2.0**-k, power)
     return power
+
+
+def fits_hardware(*sizes: int) -> bool:
+    """Return whether hardware multiplies 8-bit matrices of these sizes: multiples of 16 that are not 0.
+
+    With others, ``torch._scaled_mm`` raises, and XLA gave NaN on an H200.
+
+    Example:
+        >>> fits_hardware(32, 64), fits_hardware(32, 24), fits_hardware(0, 16)
+        (True, False, False)
+    """
+    return all(size > 0 and size % 16 == 0 for size in sizes)

@@ -24,6 +24,7 @@ from jax import lax
 from stablenum import DelayedScaling, DelayedScalingState
 from stablenum.errors import bad_field, bad_type
 from stablenum.formats import FORMATS
+from stablenum.precision.delayed_scaling import fits_hardware
 from stablenum.precision.rounding import round_to_nearest
 from stablenum.settings_checks import check_flag
 from stablenum_jax._precision.escalate import raised_format
@@ -260,12 +261,12 @@ def _product(how: _How, a: Array, b: Array, scale_a: Array, scale_b: Array, dims
 
 
 def _fits(a: Array, b: Array, contracted: tuple[Any, Any]) -> bool:
-    """Return whether the hardware multiplies 8-bit arrays of these sizes; XLA gave NaN for smaller ones."""
+    """Return whether the hardware multiplies 8-bit arrays of these sizes."""
     sizes = []
     for array, axes in zip((a, b), contracted, strict=True):
         of_sum = math.prod(array.shape[axis] for axis in axes)
         sizes += [of_sum, array.size // of_sum if of_sum else 0]
-    return all(size and size % 16 == 0 for size in sizes)
+    return fits_hardware(*sizes)
 
 
 def _amax(x: Array) -> Array:

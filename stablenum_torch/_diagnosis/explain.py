@@ -13,7 +13,7 @@ from stablenum.diagnosis.report.report import Report
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import Metrics
-from stablenum.guard.reasons import EXPLANATIONS, Reason
+from stablenum.guard.reasons import EXPLANATIONS, SPIKES
 from stablenum_torch._devices.generators import RngState
 from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._diagnosis.replay.replay import replay
@@ -53,7 +53,7 @@ def explain_step(
     begun = int(optimizer.guard_state.step) > 0
     last = optimizer.last
     scaled = begun and optimizer.config.loss_scale is not None
-    spike = begun and last["reason"] in (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)
+    spike = last["reason"] in SPIKES
     # Of several ranks, all must replay the step equally often.
     for beginning in beginnings[:1] if several_ranks() else beginnings:
         report = replay(
@@ -73,7 +73,7 @@ def _with_what_the_guard_saw(report: Report, optimizer: Guarded) -> Report:
     """Add what the guard measured: a replay without findings may have run only a part of the step."""
     notes = list(report.notes)
     reason = optimizer.last["reason"]
-    if reason in (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM):
+    if reason in SPIKES:
         notes.append(
             _SPIKE.format(reason.name, EXPLANATIONS[reason].what.removeprefix("the step was skipped: "))
         )

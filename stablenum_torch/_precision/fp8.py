@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from stablenum.formats import FORMATS
-from stablenum.precision.delayed_scaling import DelayedScaling, DelayedScalingState
+from stablenum.precision.delayed_scaling import DelayedScaling, DelayedScalingState, fits_hardware
 from stablenum_torch._precision.casts import dtype_of
 
 __all__ = ["EightBitProducts", "offers_native_products"]
@@ -157,8 +157,7 @@ class _RoundedGradient(torch.autograd.Function):
 def _fits(x: Tensor, weight: Tensor) -> bool:
     """Return whether the native product supports these sizes."""
     k = x.shape[-1]
-    rows = x.numel() // k if k else 0
-    return rows > 0 and all(size % 16 == 0 for size in (rows, *weight.shape))
+    return fits_hardware(x.numel() // k if k else 0, *weight.shape)
 
 
 class _NativeProduct(torch.autograd.Function):

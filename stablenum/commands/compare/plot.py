@@ -19,7 +19,7 @@ from stablenum.commands.compare.agreement import Trace
 from stablenum.commands.compare.backends import BACKENDS, REFERENCE
 from stablenum.commands.compare.runner import Result
 from stablenum.commands.compare.scenarios import Training
-from stablenum.guard.reasons import Reason
+from stablenum.guard.reasons import SPIKES, Reason
 
 __all__ = ["choose", "draw"]
 
@@ -39,7 +39,7 @@ _CAUSES = {
         (Reason.NAN_GRADIENT, Reason.INF_GRADIENT, Reason.NONFINITE_LOSS, Reason.FOUND_INF),
     ),
     "skipped: no loss scale can help": (_HOPELESS, (Reason.NOT_A_SCALE_PROBLEM,)),
-    "skipped: spike": (_SPIKE, (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)),
+    "skipped: spike": (_SPIKE, SPIKES),
     "applied: spike, shrunk": (_SHRUNK, (Reason.SPIKE_CLIPPED,)),
 }
 _LABEL_PANEL = ("loss", "gradient norm", "loss scale", "skipped so far")
