@@ -24,7 +24,7 @@ class Found:
         file: the path or the name of the file with that line.
         operation: the operation at fault, in the words of the framework or of the user.
         cause: a key of ``corpus.CAUSES``, or for the programs of ``silent`` a symptom.
-        said: what the tool printed, in a few words; it is kept with the result.
+        said: what the tool printed, in a few words; a result file leaves it out.
 
     Example:
         >>> Found(True, line=11, operation="sqrt").cause

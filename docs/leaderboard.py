@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from measured import table
+from measured import software, table
 
 from corpus.judging import COLUMNS, Score, score
 from corpus.labels import read
@@ -92,8 +92,8 @@ def _share(right: int, of: int) -> str:
 
 
 def _measured(entry: dict[str, Any]) -> str:
+    """With what an entry was measured, but for the version of the tool itself."""
     if "versions" not in entry:
         return ""
-    machine = f"{entry['machine']['cpu_count']} cores, {entry['machine']['architecture']}"
-    versions = ", ".join(f"{n} {version}" for n, version in entry["versions"].items() if n != entry["tool"])
-    return f"{machine}, Python {entry['python']}, {versions}."
+    versions = {name: version for name, version in entry["versions"].items() if name != entry["tool"]}
+    return f"{software({**entry, 'versions': versions})}."

@@ -30,9 +30,8 @@ def debug_nans_and_infs(task: Task) -> Found:
 
 
 def _raised(task: Task, *checks: Callable[[bool], AbstractContextManager[None]]) -> Found:
-    program = (
-        task.build() if task.is_step else None
-    )  # the arguments may hold NaN, which is not what is tested
+    # Built before the checks are on: the arguments may hold NaN, which is not what is tested.
+    program = task.build() if task.is_step else None
     with contextlib.ExitStack() as stack:
         for check in checks:
             stack.enter_context(check(True))

@@ -12,12 +12,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from corpus.case import Program
 from corpus.task import Found, Task
 
-__all__ = ["PACKAGE", "stablenum"]
+__all__ = ["PACKAGE", "PLACE", "replay", "stablenum"]
 
 PACKAGE = "stablenum"
-_PLACE = re.compile(r"([^\s:]+\.py):(\d+)")
+PLACE = re.compile(r"([^\s:]+\.py):(\d+)")
 
 
 def stablenum(task: Task) -> Found:
@@ -27,14 +28,18 @@ def stablenum(task: Task) -> Found:
     return _checked(task) if task.set == "silent" else _explained(task)
 
 
-def _replayed(task: Task) -> Found:
-    program = task.build()
+def replay(framework: str, program: Program) -> Any:
+    """The report of this framework's ``replay``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about the standard deviation of one item, for example
-        adapter = importlib.import_module(f"stablenum_{task.framework}")
-        report = adapter.replay(program.step, *program.args, **program.options)
+        adapter = importlib.import_module(f"stablenum_{framework}")
+        return adapter.replay(program.step, *program.args, **program.options)
+
+
+def _replayed(task: Task) -> Found:
+    report = replay(task.framework, task.build())
     said = str(report)
-    place = _PLACE.search(said)
+    place = PLACE.search(said)
     return Found(
         not report.ok,
         line=int(place[2]) if place else 0,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import re
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from corpus.case import Program, bad_line, build
+from corpus.case import bad_line, build
+from corpus.tools.ours import PLACE, replay
 
-__all__ = ["Outcome", "diagnose", "replay"]
-
-PLACE = re.compile(r"([^\s:]+\.py):(\d+)")
+__all__ = ["Outcome", "diagnose"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +28,6 @@ class Outcome:
     module: bool
     where: bool
     said: str
-
-
-def replay(framework: str, program: Program) -> Any:
-    """The report of this framework's ``replay``."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns about the standard deviation of one item, for example
-        adapter = importlib.import_module(f"stablenum_{framework}")
-        return adapter.replay(program.step, *program.args, **program.options)
 
 
 def diagnose(module: ModuleType, framework: str) -> Outcome:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from corpus.case import Program
+from corpus.plain import differentiated
+from corpus.plain import run_torch as run_step
 
 __all__ = ["plain", "run_jax", "run_torch"]
 
@@ -27,9 +29,7 @@ def run_torch(program: Program) -> tuple[bool, bool, bool]:
     """One step; the results are the loss, every gradient, every parameter and the model's buffers."""
     leaves = list(dict.fromkeys(_tensors(program)))
     before = [leaf.detach().clone() for leaf in leaves]
-    loss = program.step(*program.args)
-    if loss.requires_grad and not any(leaf.grad is not None for leaf in leaves):
-        (loss * program.options.get("loss_scale", 1.0)).backward()
+    loss = run_step(program)
     grads = [leaf.grad for leaf in leaves if leaf.grad is not None]
     finite = all(bool(torch.isfinite(t).all()) for t in [loss.detach(), *grads, *leaves])
     squares = sum((g.float() ** 2).sum() for g in grads)
@@ -60,25 +60,15 @@ def _tensors(program: Program) -> Iterator[torch.Tensor]:
 
 def run_jax(program: Program) -> tuple[bool, bool, bool]:
     """One step; the results are the loss and its gradient, or all results of a whole training step."""
-    options = program.options
-    scale, aux = options.get("loss_scale", 1.0), options.get("has_aux", False)
-    # One compilation instead of one for every operation.
-    shape = jax.eval_shape(program.step, *program.args)
-    scalar = aux or (hasattr(shape, "shape") and shape.shape == ())
-    if scalar and options.get("gradients") is not False:
-
-        def scaled(*args: Any) -> Any:
-            result = program.step(*args)
-            return (scale * result[0], result[1]) if aux else scale * result
-
-        result, grads = jax.jit(jax.value_and_grad(scaled, has_aux=aux))(*program.args)
-    else:
-        result, grads = jax.jit(program.step)(*program.args), ()
+    step = differentiated(program)
+    whole = step is program.step
+    made = jax.jit(step)(*program.args)  # one compilation instead of one for every operation
+    result, grads = (made, ()) if whole else made
     leaves = [x for x in jax.tree.leaves((result, grads)) if jnp.issubdtype(x.dtype, jnp.floating)]
     finite = all(bool(jnp.isfinite(x).all()) for x in leaves)
     with np.errstate(over="ignore"):
         squares = sum(float((jnp.asarray(g, jnp.float32) ** 2).sum()) for g in jax.tree.leaves(grads))
-    moved = not scalar and any(
-        not np.array_equal(a, b) for a, b in zip(jax.tree.leaves(program.args[0]), jax.tree.leaves(result[0]))
-    )
+    before, after = program.args[:1], result[:1] if whole and isinstance(result, tuple) else ()
+    pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after))
+    moved = any(not np.array_equal(a, b) for a, b in pairs)
     return finite, bool(np.isfinite(squares)), moved

@@ -25,7 +25,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from corpus.case import Program, build, modules
-from tests.corpus.diagnosing import compare, replay
+from corpus.tools.ours import replay
+from tests.corpus.diagnosing import compare
 from tests.corpus.running import plain
 
 __all__ = ["DEVICES", "Sharded", "diagnose_all", "sharded"]

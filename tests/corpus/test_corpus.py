@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from corpus.case import FRAMEWORKS, Program, bad_line, build, modules
+from corpus.tools.ours import PLACE, replay
 from stablenum.diagnosis import Cause
-from tests.corpus.diagnosing import PLACE, diagnose, replay
+from tests.corpus.diagnosing import diagnose
 from tests.corpus.running import plain
 from tests.selection import REPEATS, covering, one_in_three
 

@@ -16,9 +16,9 @@ from corpus.case import MARK
 from corpus.labels import FILE, collect, read
 from corpus.names import plain_name
 from corpus.task import ROOT
+from corpus.tools.ours import replay
 from stablenum.diagnosis import Cause
 from stablenum.diagnosis.checkup.symptoms import Symptom
-from tests.corpus.diagnosing import replay
 
 LABELS = read()
 FAILING = {name: label for name, label in LABELS.items() if label["kind"] == "failing"}
