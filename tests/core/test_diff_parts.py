@@ -79,6 +79,8 @@ def test_copies_of_a_round_number_tell_nothing() -> None:
         0.044715,
         0.5 * 17 * math.log(2 * math.pi),
         1.5 * math.pi,
+        math.pi / 5,
+        2 * math.pi / 360,
     ],
 )
 def test_the_number_that_was_written_is_restored(number: float) -> None:
@@ -96,6 +98,13 @@ def test_small_arrays_are_constants_and_large_ones_are_data() -> None:
     small, large = np.asarray([[0.1, 1.2]], np.float32), np.full(17, 0.1, np.float32)
     assert exact_constants(small).tolist() == [[0.1, 1.2]]
     assert exact_constants(large).tolist() == large.astype(np.float64).tolist()
+
+
+def test_of_a_buffer_all_numbers_are_restored_or_none() -> None:
+    table = np.linspace(0, 5, 8, dtype=np.float32)
+    measured = np.asarray([0.1, 0.837192643, 0.5], np.float32)
+    assert exact_constants(table, whole=True) == pytest.approx(np.arange(8) * 5 / 7, rel=1e-15)
+    assert exact_constants(measured, whole=True).tolist() == measured.astype(np.float64).tolist()
 
 
 # --- layouts -----------------------------------------------------------------------------------------------

@@ -497,6 +497,27 @@ def test_numbers_that_arrays_of_float32_hold_are_restored() -> None:
     assert stablenum.diff(a, b).ok
 
 
+def test_a_table_in_a_buffer_is_the_one_that_the_other_program_computes() -> None:
+    class Radial(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("centres", torch.linspace(0.0, 5.0, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.exp(-((x[..., None] - self.centres) ** 2)) * torch.cos(x * np.pi / 5)[..., None]
+
+    model = Radial()
+    left = stablenum_torch.program(lambda x: model(x), torch.from_numpy(X), model=model)
+
+    def radial(_: Any, x: Any) -> Any:
+        return (
+            jnp.exp(-jnp.square(x[..., None] - jnp.linspace(0.0, 5.0, 8))) * jnp.cos(np.pi / 5 * x)[..., None]
+        )
+
+    report = stablenum.diff(left, stablenum_jax.program(radial, {}, X), weights="as they are")
+    assert report.ok, str(report)
+
+
 def test_scalars_that_an_optimizer_reads_are_kept_in_float64() -> None:
     x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
     model = nn.Linear(5, 3, bias=False)

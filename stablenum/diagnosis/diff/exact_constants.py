@@ -40,14 +40,19 @@ def exact_constant(x: float) -> float:
     if _rounds_to(short, x):
         return short
     size = abs(x)
-    candidates = itertools.chain(_usual(), _multiples(size), _ratios(size))
+    candidates = itertools.chain(_usual(), _ratios(size), _roots(size), _multiples(size))
     found = next((c for c in candidates if _rounds_to(c, size)), None)
     return x if found is None else math.copysign(found, x)
 
 
-def exact_constants(array: Any) -> Any:
+def exact_constants(array: Any, *, whole: bool = False) -> Any:
     """Return the numbers of which a small array of float32 holds the roundings, in float64; of a larger
     array, its own numbers.
+
+    Args:
+        array: any array of real numbers.
+        whole: whether an array is left alone if only some of its numbers are usual ones. A buffer may hold
+            constants or what was measured, of which one in thirty looks like a usual number.
 
     Example:
         >>> exact_constants(np.asarray([0.1, 1.2], np.float32)).tolist()
@@ -56,7 +61,15 @@ def exact_constants(array: Any) -> Any:
     wide = np.asarray(array, np.float64)
     if wide.size > _MOST:
         return wide
-    return np.asarray([exact_constant(x) for x in wide.ravel().tolist()]).reshape(wide.shape)
+    exact = [exact_constant(x) for x in wide.ravel().tolist()]
+    if whole and not all(map(_is_usual, exact)):
+        return wide
+    return np.asarray(exact).reshape(wide.shape)
+
+
+def _is_usual(x: float) -> bool:
+    """Return whether a number is no float32, as most that are written are not, or a short one such as 0.5."""
+    return not _rounds_to(x, x) or x == float(f"{x:.{_DIGITS}g}")
 
 
 def _rounds_to(candidate: float, x: float) -> bool:
@@ -75,25 +88,22 @@ def _usual() -> tuple[float, ...]:
 
 
 def _multiples(x: float) -> Iterator[float]:
-    """Yield the multiples of a half of usual numbers that may be meant: the densities of d normal variables
-    have d / 2 log 2 pi."""
+    """Yield the multiples of usual numbers that may be meant, such as pi / 5 or d / 2 log 2 pi."""
     for number in (math.log(2 * math.pi), math.log(2), math.pi):
-        halves = round(2 * x / number)
-        if 0 < halves < _LARGEST:
-            yield halves / 2 * number
+        yield from (number * ratio for ratio in _ratios(x / number))
 
 
-def _ratios(x: float) -> list[float]:
-    """Return the square roots and ratios of small whole numbers that may be meant."""
-    found = []
-    for power in (1, 2):
-        y = x**power
-        for numerator in range(1, 17):
-            denominator = round(numerator / y) if y > 1e-9 else 0
-            if 0 < denominator < _LARGEST:
-                found.append((numerator / denominator) ** (1 / power))
-        for denominator in range(1, 17):
-            numerator = round(y * denominator)
-            if 0 < numerator < _LARGEST:
-                found.append((numerator / denominator) ** (1 / power))
-    return found
+def _roots(x: float) -> Iterator[float]:
+    """Yield the square roots of ratios of small whole numbers that may be meant."""
+    yield from map(math.sqrt, _ratios(x**2))
+
+
+def _ratios(x: float) -> Iterator[float]:
+    """Yield the ratios of small whole numbers near a number: one of the two is at most 16."""
+    for small in range(1, 17):
+        denominator = round(small / x) if x > 1e-9 else 0
+        if 0 < denominator < _LARGEST:
+            yield small / denominator
+        numerator = round(x * small)
+        if 0 < numerator < _LARGEST:
+            yield numerator / small

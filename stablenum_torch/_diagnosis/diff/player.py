@@ -279,16 +279,14 @@ class _Player(TorchDispatchMode):
         size = tensor.untyped_storage().nbytes() // tensor.element_size()
         whole = torch.as_strided(tensor, (size,), (1,), 0)
         base = whole.to(self._dtype(whole.dtype), copy=True)
-        if self._wide and whole.dtype == torch.float32 and not self._is_named(storage):
-            base.copy_(torch.as_tensor(exact_constants(base.cpu().numpy())))
+        roles = {role for place, (role, _) in self._tape.names.items() if place.storage == storage}
+        if self._wide and whole.dtype == torch.float32 and roles <= {"buffer"}:
+            base.copy_(torch.as_tensor(exact_constants(base.cpu().numpy(), whole=bool(roles))))
         for place, (_, name) in self._tape.names.items():
             if place.storage == storage and name in self._weights:
                 target = torch.as_strided(base, place.shape, place.strides, place.offset)
                 target.copy_(torch.as_tensor(self._weights[name]).reshape(place.shape))
         return base
-
-    def _is_named(self, storage: int) -> bool:
-        return any(place.storage == storage for place in self._tape.names)
 
     def _laid_out(self, tensor: Tensor, place: Place) -> Tensor:
         """Return a tensor of a storage in which the result lies where it was recorded."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from stablenum.diagnosis.diff.call_sites import CallSite, argument_site
+from stablenum.diagnosis.diff.exact_constants import exact_constants
 from stablenum.diagnosis.diff.play import Moments, Play, Visit
 from stablenum.interrupts import and_restore
 from stablenum.settings_checks import check_callable
@@ -93,10 +94,16 @@ class Program:
         self._begin_with: Callable[[Mapping[str, Tensor]], None] | None = None
 
     def parameters(self) -> Mapping[str, Any]:
-        """Return the parameters and buffers by name, as arrays of NumPy."""
+        """Return the parameters and buffers by name, as arrays of NumPy: of buffers that hold constants, the
+        numbers that were written."""
         found = self._found()
-        named = {**found.parameters, **found.buffers}
-        return {name: t.detach().cpu().double().numpy() for name, t in named.items() if t.is_floating_point()}
+        arrays = {name: _host(t) for name, t in found.parameters.items() if t.is_floating_point()}
+        buffers = {name: t for name, t in found.buffers.items() if t.is_floating_point()}
+        exact = {
+            name: exact_constants(_host(t), whole=True) if t.dtype == torch.float32 else _host(t)
+            for name, t in buffers.items()
+        }
+        return {**arrays, **exact}
 
     def record(self, steps: int) -> None:
         """Run the user's code, unless that has been done."""
