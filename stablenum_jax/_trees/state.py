@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,6 +15,7 @@ from stablenum_jax._trees.scale_reads import note_scale_read
 __all__ = [
     "GuardOptState",
     "find_guard",
+    "guard_leaves",
     "guard_state",
     "guards_in",
     "has_guard",
@@ -21,6 +23,7 @@ __all__ = [
     "is_guard",
     "is_inside_multisteps",
     "loss_scale",
+    "numbered_guards",
     "replace_guard",
 ]
 
@@ -69,6 +72,39 @@ def find_guard(opt_state: PyTree) -> GuardOptState:
 def guards_in(tree: PyTree) -> list[GuardOptState]:
     """Return the guards' states in a pytree, as nested tuples of bare arrays."""
     return [_plain(node) for node in jax.tree.leaves(tree, is_leaf=is_guard) if is_guard(node)]
+
+
+def numbered_guards(tree: PyTree) -> list[GuardOptState]:
+    """Return the guards' states in a pytree, with the positions among its leaves in place of the arrays; also
+    those in what ``nnx.jit`` passes on."""
+    found, at = [], 0
+    for node in jax.tree.leaves(tree, is_leaf=lambda x: is_guard(x) or _is_split(x)):
+        leaves, structure = jax.tree.flatten(node)
+        if is_guard(node) or _is_split(node):
+            numbered = jax.tree.unflatten(structure, range(at, at + len(leaves)))
+            found += guards_in(_merged(numbered) if _is_split(node) else numbered)
+        at += len(leaves)
+    return found
+
+
+def guard_leaves(tree: PyTree) -> frozenset[int]:
+    """Return the positions of the leaves that guards' states hold."""
+    return frozenset(i for guard in numbered_guards(tree) for i in jax.tree.leaves(guard))
+
+
+def _is_split(node: object) -> bool:
+    """Return whether a node is an object of flax.nnx that ``nnx.jit`` has split into structure and arrays. No
+    public name says so."""
+    return type(node).__name__ == "NodeStates" and type(node).__module__ == "flax.nnx.extract"
+
+
+def _merged(node: Any) -> Any:
+    """Return the object that was split; nothing for one that cannot be put together without the call's other
+    arguments, with which it shares arrays."""
+    try:
+        return sys.modules["flax.nnx"].merge(node.graphdef, *node.states)
+    except (ValueError, KeyError, TypeError):
+        return ()
 
 
 def replace_guard(opt_state: PyTree, guard: GuardOptState) -> PyTree:

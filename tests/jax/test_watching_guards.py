@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from flax import nnx
 
 import stablenum
 import stablenum_jax
@@ -49,6 +50,42 @@ def test_what_a_guard_skips_is_passed_by(session: Session, loss_known: bool) -> 
     session.outcome.exit_code = 0
     assert_healthy(session)
     assert "in call 2 (" in session.outcome.harmless
+
+
+def training_of_nnx(bad: tuple[int, ...], **settings: Any) -> Callable[[], None]:
+    def run() -> None:
+        model = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, stablenum_jax.guard(optax.sgd(0.01), **settings), wrt=nnx.Param)
+
+        @nnx.jit
+        def step(model: Any, optimizer: Any, x: jax.Array) -> jax.Array:
+            loss_fn = lambda model: jnp.sqrt(jnp.sum(model(x) ** 2))  # noqa: E731
+            loss, grads = stablenum_jax.value_and_grad(loss_fn, optimizer)(model)
+            optimizer.update(model, grads, value=loss)
+            return loss
+
+        for i in range(8):
+            step(model, optimizer, jnp.full(2, 0.0 if i in bad else 1.0))
+            stablenum_jax.metrics(optimizer)
+
+    return run
+
+
+@pytest.mark.parametrize(("settings", "said"), [({}, "in call 2 ("), ({"loss_scale": "dynamic"}, "")])
+def test_the_guard_is_seen_in_what_nnx_jit_passes_on(
+    session: Session, settings: dict[str, Any], said: str
+) -> None:
+    training_of_nnx((2, 5), **settings)()
+    session.outcome.exit_code = 0
+    assert_healthy(session)
+    assert said in session.outcome.harmless
+    assert bool(said) == bool(session.outcome.harmless)
+
+
+def test_skips_at_the_end_under_nnx_jit_are_a_failure(session: Session) -> None:
+    assert found(session, training_of_nnx((6, 7))).findings[0].operation == "sqrt"
+    assert session.outcome.failure is not None
+    assert session.outcome.failure.step == 6
 
 
 def test_a_skip_after_which_the_guard_applies_nothing_is_a_failure(session: Session) -> None:

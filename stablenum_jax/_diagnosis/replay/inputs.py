@@ -13,7 +13,7 @@ import numpy as np
 
 from stablenum_jax._diagnosis.replay.processes import gathered, spans_in
 from stablenum_jax._trees.leaves import is_floating
-from stablenum_jax._trees.state import is_guard
+from stablenum_jax._trees.state import guard_leaves, numbered_guards
 
 __all__ = ["Call", "Leaf", "at_hand", "call_of"]
 
@@ -64,7 +64,7 @@ def call_of(
     """
     tree = ([_split(a) for a in args], dict(kwargs))
     paths, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_empty)
-    guards = [path for path, node in _with_paths(tree, is_guard) if is_guard(node)]
+    guards = _in_guards(tree)
     fixed: list[Any] = []
     positions: list[int] = []
     leaves: list[Leaf] = []
@@ -77,7 +77,7 @@ def call_of(
         fixed.append(value)  # an array is replaced in rebuild
         if not _goes_in(value, differentiated and not _is_equinox(whole)):
             continue
-        guard = _in_guard(path, guards)
+        guard = guards.get(jax.tree_util.keystr(path), "")
         role = (
             "buffer" if rest else "state" if guard else _role(path, value, differentiated, whole, opt_state)
         )
@@ -134,16 +134,11 @@ def _role(path: tuple[Any, ...], value: Any, differentiated: bool, whole: Any, o
     return "input"
 
 
-def _with_paths(tree: Any, is_leaf: Callable[[Any], bool]) -> list[tuple[tuple[Any, ...], Any]]:
-    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
-
-
-def _in_guard(path: tuple[Any, ...], guards: Sequence[tuple[Any, ...]]) -> str:
-    within = next((path[len(g) :] for g in guards if path[: len(g)] == g), None)
-    if within is None:
-        return ""
-    names = [getattr(key, "name", "") for key in within]
-    return "scale" if names[:3] == ["guard", "loss_scale", "scale"] else "statistic"
+def _in_guards(tree: Any) -> dict[str, str]:
+    """Return what the arrays of guards are, by path: a loss scale or a statistic."""
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    scales = {i for g in numbered_guards(tree) for i in jax.tree.leaves(g.guard.loss_scale.scale)}
+    return {paths[i]: "scale" if i in scales else "statistic" for i in guard_leaves(tree)}
 
 
 def _is_optimizer_state(whole: Any) -> bool:

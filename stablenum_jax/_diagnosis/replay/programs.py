@@ -14,7 +14,7 @@ from stablenum_jax._diagnosis.replay.inputs import Call
 from stablenum_jax._diagnosis.replay.jax_internals import sub_jaxpr, with_own_lines_in_backward
 from stablenum_jax._step.scaled_loss import scaled_in_range
 from stablenum_jax._trees.leaves import is_floating
-from stablenum_jax._trees.state import is_guard
+from stablenum_jax._trees.state import guard_leaves
 
 __all__ = ["Program", "program_of"]
 
@@ -114,7 +114,8 @@ def _with_gradients(call: Call, data: list[Any], has_aux: bool, scaled: bool) ->
 def _arrays(title: str, tree: Any) -> list[tuple[str, Any]]:
     """Return the named arrays of a tree, except those of guards, whose statistics contain intended
     infinities."""
-    paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_guard)
+    own = guard_leaves(tree)
+    paths = [p for i, p in enumerate(jax.tree_util.tree_flatten_with_path(tree)[0]) if i not in own]
     names = [title + jax.tree_util.keystr(path).removesuffix(".value") for path, _ in paths]
     return [(name, x) for name, (_, x) in zip(names, paths, strict=True) if _is_array(x)]
 

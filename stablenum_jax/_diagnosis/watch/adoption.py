@@ -10,7 +10,7 @@ import jax
 from stablenum.diagnosis import Cause, Report
 from stablenum_jax._diagnosis.watch.calls import Call
 from stablenum_jax._diagnosis.watch.results import floating_leaves
-from stablenum_jax._trees.state import guards_in
+from stablenum_jax._trees.state import numbered_guards
 
 __all__ = ["Adoption", "matters"]
 
@@ -45,4 +45,4 @@ def matters(call: Call, report: Report) -> bool:
     """
     f = report.evidence.first
     fault = report.verdict.cause in _FAULTS and f is not None and (f.phase, f.kind) == ("forward", "nan")
-    return bool(fault and report.evidence.only_loss and not guards_in((call.args, call.kwargs)))
+    return bool(fault and report.evidence.only_loss and not numbered_guards((call.args, call.kwargs)))

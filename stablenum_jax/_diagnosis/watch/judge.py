@@ -24,7 +24,6 @@ from stablenum_jax._diagnosis.watch.origins import Origins
 from stablenum_jax._diagnosis.watch.programs import Program
 from stablenum_jax._diagnosis.watch.results import Suspicion, floating_leaves, metrics_among, named, suspicion
 from stablenum_jax._diagnosis.watch.sizes import carried, sizes_of
-from stablenum_jax._trees.state import is_guard
 
 __all__ = ["Judge"]
 
@@ -108,7 +107,7 @@ class Judge:
         doubt = Doubt(
             self.failure_of(call), report, lambda: any(course.good for course in self._courses.values())
         )
-        leaves = jax.tree.leaves(result, is_leaf=is_guard)
+        leaves = jax.tree.leaves(result)
         self._metrics += [(leaves[i], doubt) for i in sorted(metrics)]
         self._session.doubt(doubt)
 

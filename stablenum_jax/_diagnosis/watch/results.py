@@ -14,7 +14,7 @@ from jax.extend import core
 from stablenum.commands.explain.frames import raised_by_a_signal
 from stablenum_jax._diagnosis.replay.flags import flags_of
 from stablenum_jax._diagnosis.replay.jax_internals import any_equation, parts_of, scan_counts
-from stablenum_jax._trees.state import guards_in, is_guard
+from stablenum_jax._trees.state import GuardOptState, guard_leaves, numbered_guards
 
 __all__ = ["Suspicion", "floating_leaves", "mark", "metrics_among", "named", "suspicion", "without"]
 
@@ -71,17 +71,22 @@ def suspicion(result: Any, arguments: Any, *, derivative: bool = False) -> Suspi
 
 def _skipped(result: Any, arguments: Any) -> bool:
     """Return whether a guard skipped the step of this call, other than to lower its loss scale."""
-    guards = [g.guard for g in guards_in(result)]
+    guards = [g.guard for g in _guards_in(result)]
     if not guards:
         return False
-    before = [g.guard for g in guards_in(arguments)]
+    before = [g.guard for g in _guards_in(arguments)]
     counts = [sum(int(np.sum(g.nonfinite_in_a_row)) for g in some) for some in (before, guards)]
     return counts[1] > counts[0] and not any(np.any(np.asarray(g.loss_scale.scale) > 1.0) for g in guards)
 
 
+def _guards_in(tree: Any) -> list[GuardOptState]:
+    leaves = jax.tree.leaves(tree)
+    return [jax.tree.map(leaves.__getitem__, guard) for guard in numbered_guards(tree)]
+
+
 def named(result: Any, wanted: Collection[str]) -> frozenset[int]:
     """Return the positions of the leaves on whose path one of the names is a key or an attribute."""
-    paths, _ = jax.tree_util.tree_flatten_with_path(result, is_leaf=is_guard)
+    paths, _ = jax.tree_util.tree_flatten_with_path(result)
     return frozenset(i for i, (path, _) in enumerate(paths) if not _keys(path).isdisjoint(wanted))
 
 
@@ -93,7 +98,7 @@ def without(inner: Callable[..., Any], positions: Collection[int]) -> Callable[.
     """Return the function with zeros at these leaves of its result."""
 
     def rest(*args: Any, **kwargs: Any) -> Any:
-        leaves, structure = jax.tree.flatten(inner(*args, **kwargs), is_leaf=is_guard)
+        leaves, structure = jax.tree.flatten(inner(*args, **kwargs))
         kept = [jnp.zeros_like(leaf) if i in positions else leaf for i, leaf in enumerate(leaves)]
         return jax.tree.unflatten(structure, kept)
 
@@ -125,7 +130,7 @@ def metrics_among(
         for i, array in zip(at, arrays, strict=True):
             given[i] = array
         again, named = jax.tree.unflatten(structure, given)
-        results = jax.tree.leaves(inner(*again, **named), is_leaf=is_guard)
+        results = jax.tree.leaves(inner(*again, **named))
         return [results[i] for i in chosen]
 
     arrays = tuple(jnp.asarray(leaves[i]) for i in at)
@@ -195,7 +200,8 @@ def _is_floating(leaf: Any) -> bool:
 
 def floating_leaves(tree: Any) -> list[tuple[int, jax.Array]]:
     """Return the floating-point arrays outside guards, with their positions."""
-    leaves = enumerate(jax.tree.leaves(tree, is_leaf=is_guard))
+    own = guard_leaves(tree)
+    leaves = ((i, leaf) for i, leaf in enumerate(jax.tree.leaves(tree)) if i not in own)
     return [(i, leaf) for i, leaf in leaves if isinstance(leaf, jax.Array) and _is_floating(leaf)]
 
 
