@@ -54,6 +54,12 @@ class Hooks(Protocol):
     def rows(self) -> Sequence[StepRecord]:
         """Return the guard's history, oldest first."""
 
+    def counts(self) -> Any:
+        """Return an array of the fields of :class:`stablenum.recovery.pairing.Counts`, without a wait.
+
+        None if the guard gets the gradients of each step by themselves.
+        """
+
     def findings(self) -> list[Finding]:
         """Return what is not finite in the state."""
 

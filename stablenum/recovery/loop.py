@@ -13,6 +13,7 @@ from stablenum.recovery.hooks import Easing, Hooks
 from stablenum.recovery.identifiers import Identifiers
 from stablenum.recovery.ledger import Ledger, RecoveryEvent
 from stablenum.recovery.ledger_file import events_in, text_in, write_events
+from stablenum.recovery.pairing import Pairing
 from stablenum.recovery.plan import Rewind, Stop, plan
 from stablenum.recovery.positions import position_of
 from stablenum.recovery.reports import stopped_report
@@ -55,6 +56,7 @@ class RecoveryLoop:
         self._position = position_of(data, hooks.generators)
         self._predicate, self._explain = predicate, explain
         self._identifiers = Identifiers(identify, keep_batches=explain is not None)
+        self._pairing = Pairing()
         self._snapshots = Snapshots(policy.keep, policy.good_after)
         self._ledger = Ledger()
         self._watch = Watch(policy)
@@ -70,10 +72,20 @@ class RecoveryLoop:
         return self._ledger.events
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the guard's history with the identifier of each step's batch, where it is known."""
+        """Return the guard's history with the identifier of each step's batch; None where it is not known.
+
+        If the guard gets sums of the gradients of several batches, ``batch`` is the list of these batches.
+        """
         rows = self._hooks.rows()
-        last = rows[-1]["step"] if rows else 0
-        return [{**row, "batch": self._identifiers.of(self.step - (last - row["step"]))} for row in rows]
+        if self._handed_out:
+            self._pairing.count(self.step + 1, self._hooks.counts())  # the step may have been made
+        steps = self._pairing.steps(rows, self.step, under_way=self._handed_out)
+        return [{**row, "batch": self._batch_of(steps.get(row["step"]))} for row in rows]
+
+    def _batch_of(self, steps: tuple[int, ...] | None) -> Any:
+        if steps is None or not self._pairing.of_sums:
+            return None if steps is None else self._identifiers.of(steps[0])
+        return [self._identifiers.of(step) for step in steps]
 
     # --- what the user says --------------------------------------------------------------------
 
@@ -115,6 +127,7 @@ class RecoveryLoop:
         if not len(self._snapshots):
             if self.policy.audit:
                 self._watch.look(self._hooks.measures())
+            self._pairing.begin(self._hooks.rows(), self.step, self._hooks.counts())
             self._take_snapshot()
         if self._handed_out:  # the loop before was left with ``break``
             self._after_step(steps)
@@ -128,6 +141,7 @@ class RecoveryLoop:
     def _after_step(self, steps: int) -> None:
         self._handed_out = False
         self.step += 1
+        self._pairing.count(self.step, self._hooks.counts())
         last = self.step == steps
         if self._easing is not None and self.step >= self._easing.until:
             self._ease(None)
@@ -146,7 +160,9 @@ class RecoveryLoop:
             self._take_snapshot()
 
     def _symptoms(self, *, audit: bool) -> list[Symptom]:
-        found = self._watch.read(self._hooks.rows(), self.step)
+        rows = self._hooks.rows()
+        self._pairing.look(rows, self.step)
+        found = self._watch.read(rows, self.step)
         findings = self._hooks.findings()
         if audit and not findings:
             findings += self._watch.look(self._hooks.measures())
@@ -213,6 +229,7 @@ class RecoveryLoop:
         self._ease(None)
         self._hooks.restore(snapshot.state)
         self._snapshots.drop_from(snapshot.step + 1)
+        self._pairing.go_back_to(snapshot.step)
         self._set_course(snapshot.course)
         self.step = snapshot.step
 
@@ -297,4 +314,5 @@ class RecoveryLoop:
             self._snapshots.add(snapshot)
         self._go_back_to(snapshots[-1])
         self._position.go_to(snapshots[-1].position)
+        self._pairing.begin(self._hooks.rows(), self.step, self._hooks.counts())
         return self.step

@@ -66,6 +66,9 @@ class Hooks:
         """Return the guard's history."""
         return self._guarded.history()
 
+    def counts(self) -> None:
+        """Return None: the guard gets the gradients of each step."""
+
     def findings(self) -> list[Finding]:
         """Return the parameters and moments that are not finite."""
         guarded = self._guarded

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
 import stablenum
 from stablenum.checkpoints.finiteness import listed
@@ -26,7 +27,7 @@ from stablenum_jax._recovery.snapshot_folder import SnapshotFolder
 from stablenum_jax._recovery.together import Processes
 from stablenum_jax._step.readout import history
 from stablenum_jax._step.run_log import write_logs
-from stablenum_jax._trees.state import find_guard
+from stablenum_jax._trees.state import find_guard, multisteps_around_guard
 
 __all__ = ["JaxHooks"]
 
@@ -99,6 +100,19 @@ class JaxHooks:
         self._check_alive()
         return history(self.state)
 
+    def counts(self) -> jax.Array | None:
+        """Return how far a guard inside ``optax.MultiSteps`` is: (3,) int32, the fields of ``Counts``.
+
+        None elsewhere. Inside two of them it is not known which gradients make a sum, and None as well: the
+        loop then finds that rows and steps do not match.
+        """
+        around = multisteps_around_guard(self.state)
+        if len(around) != 1:
+            return None
+        (sums,) = jax.tree.leaves(around[0].gradient_step)
+        (summed,) = jax.tree.leaves(around[0].mini_step)
+        return _stacked(self._check_alive(), sums, summed)
+
     def findings(self) -> list[Finding]:
         """Return what is not finite in the state.
 
@@ -166,3 +180,9 @@ class JaxHooks:
     def load(self) -> list[Snapshot]:
         """Return the snapshots on the disk that all processes have, oldest first."""
         return [] if self._spilled is None else self._spilled.load()
+
+
+@jax.jit
+def _stacked(*counts: jax.Array) -> jax.Array:
+    """Return a copy, which outlives the state when that is donated to a step."""
+    return jnp.stack(counts)

@@ -179,7 +179,13 @@ class Recovery:
         return self._loop.resume()
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the guard's history with the identifier of each step's batch as ``batch``."""
+        """Return the guard's history with the identifier of each step's batch as ``batch``.
+
+        With a guard inside ``optax.MultiSteps``, ``batch`` is the list of the batches whose gradients were
+        summed for the row, or that of the one batch that was skipped by itself. It is None for rows from
+        before the recovery or a restart, for sums that began more than 1024 steps ago, and where there are
+        not as many rows as batches.
+        """
         return self._loop.history()
 
     def report(self, text: str, origin: int | None = None) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "is_guard",
     "is_inside_multisteps",
     "loss_scale",
+    "multisteps_around_guard",
     "numbered_guards",
     "replace_guard",
 ]
@@ -121,11 +122,17 @@ def replace_guard(opt_state: PyTree, guard: GuardOptState) -> PyTree:
 
 def is_inside_multisteps(opt_state: PyTree) -> bool:
     """Return whether the guard is inside a ``MultiSteps``, which calls it once in several steps."""
+    return bool(multisteps_around_guard(opt_state))
+
+
+def multisteps_around_guard(opt_state: PyTree) -> list[Any]:
+    """Return the states of ``MultiSteps`` that the guard is inside of, the outermost first."""
 
     def around(node: object) -> bool:
         return isinstance(node, optax.MultiStepsState) and has_guard(node) == 1
 
-    return any(map(around, jax.tree.leaves(opt_state, is_leaf=around)))
+    found = [node for node in jax.tree.leaves(opt_state, is_leaf=around) if around(node)]
+    return [part for node in found for part in (node, *multisteps_around_guard(node.inner_opt_state))]
 
 
 def injects_hyperparams(node: object) -> bool:

@@ -74,6 +74,9 @@ class TorchHooks:
     def rows(self) -> Sequence[StepRecord]:
         return self._opt.history()
 
+    def counts(self) -> None:
+        """Return None: the guard gets the gradients of each step."""
+
     def findings(self) -> list[Finding]:
         return self._search.findings()
 

@@ -217,8 +217,11 @@ class Recovery:
         self._loop.report(text, origin)
 
     def history(self) -> list[dict[str, Any]]:
-        """Return what ``opt.history()`` returns, with the identifier of each step's batch under ``"batch"``;
-        None where it is not known any more. Reading it waits for the device."""
+        """Return what ``opt.history()`` returns, with the identifier of each step's batch under ``"batch"``.
+
+        It is None for rows from before the recovery or a restart, and where there are not as many rows as
+        batches, as when gradients are accumulated over several of them. Reading it waits for the device.
+        """
         return self._loop.history()
 
 

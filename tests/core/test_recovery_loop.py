@@ -86,6 +86,9 @@ class Training:
     def rows(self) -> Any:
         return self.record[-128:]
 
+    def counts(self) -> Any:
+        return None
+
     def findings(self) -> list[Finding]:
         if math.isfinite(self.weight):
             return []
@@ -475,6 +478,37 @@ def test_the_history_names_the_batches() -> None:
     assert [row["batch"][-1] for row in loop.history()] == list("0120120")
     _, loop = run(4, data=[0.0, 1.0, 2.0])
     assert loop.history()[-1]["batch"] == {"epoch": 1, "batch": 0}
+
+
+def test_the_history_names_the_batches_in_the_middle_of_a_step_too() -> None:
+    training = Training()
+    loop = RecoveryLoop(POLICY, training, targets)
+    for batch in loop.batches(8):
+        before = [row["batch"]["batch"] for row in loop.history()]
+        training.train(batch)
+        after = [row["batch"]["batch"] for row in loop.history()]
+        assert (before, after) == (list(range(loop.step)), list(range(loop.step + 1)))
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_the_history_names_no_batch_where_rows_and_batches_do_not_match(every: int) -> None:
+    training = Training()
+    loop = RecoveryLoop(POLICY, training, targets)
+    for batch in loop.batches(60):
+        if not (20 <= loop.step < 40) or loop.step % every == 0:
+            training.train(batch)
+    named = [None if row["batch"] is None else row["batch"]["batch"] for row in loop.history()]
+    assert named == [*range(20), *[None] * len(range(20 + -20 % every, 40, every)), *range(40, 60)]
+
+
+def test_the_history_names_the_batches_of_a_guard_that_has_stepped_before() -> None:
+    training = Training()
+    for number in range(200):
+        training.train(targets(number))
+    loop = RecoveryLoop(POLICY, training, targets)
+    _train(training, loop, 3)
+    named = [row["batch"] for row in loop.history()]
+    assert named == [None] * 125 + [{"epoch": 0, "batch": number} for number in range(3)]
 
 
 def test_the_report_replays_the_first_skipped_step() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 import subprocess
@@ -267,6 +268,64 @@ def test_history_has_the_identifiers_of_batches() -> None:
     recovery = run(20, identify=lambda batch: float(batch[0].sum()))
     batches = [row["batch"] for row in recovery.history()]
     assert batches == [float(INPUTS[n % 16].sum()) for n in range(20)]
+
+
+def of_sums(number: int, bad: frozenset[int] = frozenset(), **options: Any) -> stablenum_jax.Recovery:
+    """Train with a guard inside ``MultiSteps``, which sums up three batches; some batches are NaN."""
+    tx = optax.MultiSteps(optax.chain(stablenum_jax.guard(), optax.sgd(0.1)), 3).gradient_transformation()
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state: Any, batch: Any) -> Any:
+        params, opt_state = state
+        loss, grads = jax.value_and_grad(lambda p: ((p["w"] - batch) ** 2).sum())(params)
+        return stablenum_jax.step(tx, params, opt_state, grads, value=loss)
+
+    def batch_at(n: int) -> Any:
+        return jnp.asarray(math.nan if n in bad else float(n % 2))
+
+    params = {"w": jnp.zeros(2)}
+    recovery = stablenum_jax.Recovery((params, tx.init(params)), POLICY, data=batch_at, **options)
+    for batch in recovery.batches(number):
+        recovery.state = step(recovery.state, batch)
+    return recovery
+
+
+def numbers(recovery: stablenum_jax.Recovery) -> list[list[int]]:
+    return [[place["batch"] for place in row["batch"]] for row in recovery.history()]
+
+
+def test_a_row_of_a_guard_inside_multisteps_names_the_batches_of_its_sum() -> None:
+    assert numbers(of_sums(11)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+
+
+def test_a_batch_that_is_skipped_by_itself_is_in_no_sum() -> None:
+    recovery = of_sums(13, frozenset({0, 5}))
+    assert numbers(recovery) == [[0], [1, 2, 3], [5], [4, 6, 7], [8, 9, 10]]
+    assert [row["applied"] for row in recovery.history()] == [False, True, False, True, True]
+
+
+def test_sums_are_named_after_a_rewind_too() -> None:
+    seen: list[int] = []
+
+    def once_at_25() -> str | None:
+        seen.append(1)
+        return "seen" if len(seen) == 5 else None
+
+    recovery = of_sums(30, predicate=once_at_25)
+    (event,) = recovery.events
+    assert event.to_step == 10
+    # 11 to 24 and 100 more are left out.
+    assert numbers(recovery)[2:5] == [[6, 7, 8], [9, 125, 126], [127, 128, 129]]
+
+
+def test_a_guard_around_multisteps_has_a_row_for_each_batch() -> None:
+    tx = stablenum_jax.guard(optax.MultiSteps(optax.sgd(0.1), 3))
+    params = {"w": jnp.zeros(2)}
+    recovery = stablenum_jax.Recovery((params, tx.init(params)), POLICY, data=lambda n: jnp.asarray(float(n)))
+    for batch in recovery.batches(7):
+        params, opt_state = recovery.state
+        recovery.state = stablenum_jax.step(tx, params, opt_state, {"w": batch * params["w"]}, value=batch)
+    assert [row["batch"]["batch"] for row in recovery.history()] == list(range(7))
 
 
 def test_a_run_goes_on_from_the_step_where_it_was() -> None:
