@@ -6,16 +6,36 @@ import os
 from bisect import bisect_left
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stablenum.guard.reasons import APPLIED, Reason
 from stablenum.runlog.lines import FORMAT, Step, Update, is_header, parsed
 
-__all__ = ["NotALogError", "Run", "RunReader", "read_run"]
+__all__ = ["NotALogError", "Run", "RunReader", "Undone", "read_run"]
 
 
 class NotALogError(ValueError):
     """A file is not the log of a run, or one of a later format."""
+
+
+class Undone(NamedTuple):
+    """A step that the run took and did not keep, because it went back to an earlier one.
+
+    Attributes:
+        step: its number.
+        loss: as in ``Run``.
+        grad_norm: as in ``Run``.
+        reason: its reason.
+        worst: as in ``Run``.
+        restarted: whether the run was started again at an earlier step; otherwise it was rewound.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    reason: Reason
+    worst: int
+    restarted: bool
 
 
 class Run:
@@ -35,6 +55,7 @@ class Run:
         headers: each header with the number of the first step after it.
         restarts: the first step of each later start of the run.
         rewinds: the first step after each return to an earlier one in which the run had not ended.
+        undone: the steps that were taken before the run went back, in the order of the log.
         unreadable: how many lines were not readable.
     """
 
@@ -52,6 +73,7 @@ class Run:
         self.headers: list[tuple[int, Mapping[str, Any]]] = []
         self.restarts: list[int] = []
         self.rewinds: list[int] = []
+        self.undone: list[Undone] = []
         self.unreadable = 0
         self._waiting: list[Mapping[str, Any]] = []  # headers before their first step
 
@@ -80,7 +102,7 @@ class Run:
     def _add_step(self, step: Step) -> None:
         started = self._begin(step.step) if self._waiting else False
         if self.steps and step.step <= self.steps[-1]:
-            self._go_back_to(step.step)
+            self._go_back_to(step.step, restarted=started)
             if not started:
                 self.rewinds.append(step.step)
         self.steps.append(step.step)
@@ -108,9 +130,20 @@ class Run:
         self._waiting = []
         return started
 
-    def _go_back_to(self, step: int) -> None:
-        """Drop the steps from this one on, which are taken again."""
+    def _go_back_to(self, step: int, *, restarted: bool) -> None:
+        """Move the steps from this one on, which are taken again, to those that were undone."""
         first = bisect_left(self.steps, step)
+        self.undone += [
+            Undone(*values, restarted)
+            for values in zip(
+                self.steps[first:],
+                self.loss[first:],
+                self.grad_norm[first:],
+                self.reason[first:],
+                self.worst[first:],
+                strict=True,
+            )
+        ]
         columns: tuple[list[Any], ...] = (
             self.steps,
             self.loss,

@@ -321,6 +321,57 @@ def test_pointing_at_a_restart_says_so(opened, tmp_path):
     expect(page.locator(".tip")).to_contain_text("started again")
 
 
+def rewound(path: Path) -> Run:
+    """Steps 60 to 89 were undone; of these, the loss rose from 70 on, and 80 to 89 were skipped."""
+    bad = {
+        "loss": math.nan,
+        "grad_norm": math.nan,
+        "reason": Reason.NONFINITE_LOSS,
+        "worst": Worst(1, "head"),
+    }
+    rows = [record(i, loss=3.0 - i / 100 if i < 70 else i / 2) for i in range(80)]
+    file = begun(path)
+    file.write([*rows, *(record(i, **bad) for i in range(80, 90))])
+    file.write([record(i, loss=2.4 - i / 100) for i in range(60, 100)])
+    return read_run(path)
+
+
+# How many grey pixels there are, to the left and to the right of step 82.
+GREY = """() => {
+  const { data, width } = (PIXELS)();
+  const count = [0, 0];
+  for (let i = 0; i < data.length; i += 4) {
+    const grey = data[i + 3] === 255 && [data[i], data[i + 1], data[i + 2]].every((value) => value === 0x9a);
+    count[Number((i / 4) % width > 0.83 * width)] += grey;
+  }
+  return count;
+}""".replace("PIXELS", PIXELS)
+
+
+def test_steps_that_were_undone_are_grey_and_can_be_pointed_at(opened, tmp_path):
+    page = opened(rewound(tmp_path / "run.jsonl"))
+    expect(page.locator("#legend")).to_contain_text(
+        "100 steps · 0 skipped · 30 steps undone by a rewind, of which 10 were skipped"
+    )
+    expect(page.locator("figure", has_text="Loss").first).to_contain_text("grey: undone")
+    line, ticks = page.evaluate(GREY)
+    assert line > 100
+    assert ticks > 50
+    point_at(page, plot(page, "Loss"), 85 / 99)
+    tip = page.locator(".tip")
+    expect(tip).to_contain_text("loss 1.55")
+    expect(tip).to_contain_text("before the run went back: loss not finite")
+    expect(tip).to_contain_text("worst parameter: head, skipped for NONFINITE_LOSS")
+    point_at(page, plot(page, "Loss"), 75 / 99)
+    expect(tip).to_contain_text("before the run went back: loss 37.5, gradient norm 0.5")
+
+
+def test_nothing_is_grey_where_nothing_was_undone(opened, tmp_path):
+    page = opened(short(tmp_path / "run.jsonl"))
+    assert page.evaluate(GREY) == [0, 0]
+    expect(page.locator("figure").first).not_to_contain_text("undone")
+
+
 def test_a_skip_is_found_among_many_steps(opened, tmp_path):
     """At 100 steps in a pixel, the pointer cannot hit the one that was skipped."""
     run = read_run(long_log(tmp_path / "run.jsonl", 100_000))

@@ -231,6 +231,9 @@ def test_a_run_that_goes_back_takes_the_steps_again(path):
     assert run.loss[80:] == [5.0] * 10 + [6.0] * 30
     assert (run.rewinds, run.restarts) == ([80], [])
     assert steps_in(path) == [*range(100), *range(80, 120)]
+    assert [step.step for step in run.undone] == list(range(80, 100))
+    assert run.undone[0].loss == pytest.approx(1 / 81)
+    assert run.undone[0][2:] == (80.0, Reason.OK, 0, False)
 
 
 def test_a_step_that_comes_out_as_before_after_others_that_do_not_is_written(path):
@@ -258,6 +261,7 @@ def test_a_run_goes_on_in_its_log(path):
     assert run.steps == list(range(130))
     assert run.loss[90:] == [7.0] * 40
     assert (run.restarts, run.rewinds) == ([90], [])
+    assert [(step.step, step.restarted) for step in run.undone] == [(n, True) for n in range(90, 100)]
     assert len(run.headers) == 2
     assert steps_in(path) == [*range(100), *range(90, 130)]
 

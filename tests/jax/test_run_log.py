@@ -238,6 +238,8 @@ def test_the_steps_that_a_recovery_undoes_are_logged(path):
     assert run.rewinds != []
     assert run.steps == list(range(60))
     assert run.skipped == []
+    undone = [step.reason for step in run.undone]
+    assert undone.count(stablenum.Reason.NONFINITE_LOSS) >= POLICY.skips_in_a_row
 
 
 def test_a_log_that_is_dropped_writes_the_rest(path):

@@ -43,6 +43,15 @@ def test_a_page_is_written_beside_the_log(log):
     assert "ClipByGlobalNorm(max_norm=1.0)" in page
 
 
+def test_steps_that_were_undone_are_counted(log):
+    begun(log).write([record(0, loss=1.0)])
+    code, text = report(log)
+    assert (code, text.split(": ")[1]) == (
+        0, "run.jsonl (1 steps, 0 skipped; 3 steps undone by a restart, of which 1 was skipped)"
+    )  # fmt: skip
+    assert "3 steps undone by a restart, of which 1 was skipped" in on_terminal(log, 150)
+
+
 def test_the_page_goes_where_it_is_asked_to(log, tmp_path):
     code, text = report(log, "--html", tmp_path / "page.html")
     assert code == 0

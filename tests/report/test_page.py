@@ -101,6 +101,44 @@ def test_restarts_and_rewinds_are_told(tmp_path):
     ]
 
 
+def went_back(path: Path) -> Run:
+    """Steps 6 to 9 are undone, of which 8 and 9 were skipped; then 7 is undone again."""
+    bad = {
+        "reason": Reason.NONFINITE_LOSS,
+        "loss": math.nan,
+        "grad_norm": math.nan,
+        "worst": Worst(1, "head"),
+    }
+    file = begun(path)
+    file.write([record(i, **(bad if i >= 8 else {})) for i in range(10)])
+    file.write([record(i, loss=1.0) for i in (6, 7)])
+    file.write([record(i, loss=0.5) for i in range(7, 12)])
+    return read_run(path)
+
+
+def test_steps_that_were_undone_are_in_the_page(tmp_path):
+    run = went_back(tmp_path / "run.jsonl")
+    (stored,) = data(run)["runs"]
+    undone = stored["undone"]
+    assert undone["count"] == 4
+    assert list(array("i", b64decode(undone["steps"]))) == [6, 7, 8, 9]
+    assert column(undone["loss"], 4) == pytest.approx([2.0, 1.0, math.nan, math.nan], nan_ok=True)
+    assert list(b64decode(undone["reason"])) == [Reason.OK] * 2 + [Reason.NONFINITE_LOSS] * 2
+    assert "5 steps undone by a rewind, of which 2 were skipped" in summary(run)
+    assert "0 skipped" in summary(run)
+    table = skips_table([run])
+    assert '<tr class="undone"><td><code>NONFINITE_LOSS</code> (undone)</td>' in table
+    assert '<td class="number">2</td><td class="number">8</td><td class="number">9</td>' in table
+    assert "worst of skipped steps, also undone ones" in worst_table([run])
+    assert "<code>head</code>" in worst_table([run])
+
+
+def test_steps_that_were_undone_by_a_restart_are_counted_by_themselves(tmp_path):
+    path = log_of(tmp_path / "run.jsonl", [record(i) for i in range(10)])
+    begun(path).write([record(9, loss=1.0)])
+    assert "1 step undone by a restart, of which 0 were skipped" in summary(read_run(path))
+
+
 # --- thresholds --------------------------------------------------------------------------------------------
 
 

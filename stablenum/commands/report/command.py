@@ -10,6 +10,7 @@ from rich.console import Console
 
 from stablenum.commands.outputs import check_target, write
 from stablenum.commands.report.page import as_html, is_own
+from stablenum.commands.report.undone import undone_phrases
 from stablenum.commands.report.watch import watched
 from stablenum.files import write_text
 from stablenum.runlog.reading import NotALogError, Run, RunReader, read_run
@@ -100,4 +101,5 @@ def _rename(runs: list[Run], logs: list[Path]) -> None:
 
 
 def _about(run: Run) -> str:
-    return f"{run.name} ({len(run):,} steps, {len(run.skipped):,} skipped)"
+    counts = f"{len(run):,} steps, {len(run.skipped):,} skipped"
+    return f"{run.name} ({'; '.join([counts, *undone_phrases(run)])})"

@@ -28,7 +28,8 @@ _CONTROLS = """<div id="controls">
 <output id="range"></output></div>"""
 _HELP = """<p class="soft hint">Drag across a plot to zoom, double-click to see the whole run,
 or use the keys <kbd>+</kbd> <kbd>-</kbd> <kbd>←</kbd> <kbd>→</kbd> <kbd>0</kbd> on the plots.
-A <span class="tick">tick</span> at the top is a skipped step: point at it to see why.</p>"""
+A <span class="tick">tick</span> at the top is a skipped step: point at it to see why.
+What is grey was undone: the run went back and took these steps again.</p>"""
 _FOOT = """<footer>Written by <code>stablenum report</code>.
 Plots by <a href="https://github.com/leeoniya/uPlot">uPlot</a>.</footer></main>"""
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stablenum.commands.report.thresholds import thresholds
+from stablenum.commands.report.undone import one_at_each_step
 from stablenum.guard.reasons import APPLIED, EXPLANATIONS, Reason
 from stablenum.runlog.reading import Run
 
@@ -57,8 +58,21 @@ def _run(run: Run) -> dict[str, Any]:
             "largest": [_finite(update.largest) for update in run.updates],
             "names": [update.parameter for update in run.updates],
         },
+        "undone": _undone(run),
         "starts": [{"step": step, "what": "started again"} for step in run.restarts]
         + [{"step": step, "what": "went back to this step"} for step in run.rewinds],
+    }
+
+
+def _undone(run: Run) -> dict[str, Any]:
+    steps = one_at_each_step(run)
+    return {
+        "count": len(steps),
+        "steps": _base64(array("i", [step.step for step in steps])),
+        "loss": _column([step.loss for step in steps]),
+        "norm": _column([step.grad_norm for step in steps]),
+        "reason": _base64(array("B", [step.reason for step in steps])),
+        "worst": _base64(array("i", [step.worst for step in steps])),
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from stablenum.commands.report.undone import skipped_undone, undone_phrases
 from stablenum.guard.reasons import EXPLANATIONS, Reason
 from stablenum.runlog.reading import Run
 
@@ -21,6 +22,7 @@ def summary(run: Run) -> str:
     parts = [
         _counted(len(run), "step"),
         f"{len(run.skipped):,} skipped",
+        *undone_phrases(run),
         f"started {_moment(header)}",
         str(header.get("framework", "")),
     ]
@@ -44,7 +46,7 @@ def _times(n: int) -> str:
 
 
 def skips_table(runs: Sequence[Run]) -> str:
-    """Return a table of the skipped steps by reason; a sentence if there are none."""
+    """Return a table of the skipped steps by reason, undone ones apart; a sentence if there are none."""
     rows = [row for run in runs for row in _skips(run, named=len(runs) > 1)]
     if not rows:
         return "<p>No step was skipped.</p>"
@@ -57,15 +59,26 @@ def _skips(run: Run, *, named: bool) -> Iterator[str]:
     steps: dict[Reason, list[int]] = {}
     for i in run.skipped:
         steps.setdefault(run.reason[i], []).append(run.steps[i])
+    undone: dict[Reason, list[int]] = {}
+    for step in skipped_undone(run):
+        undone.setdefault(step.reason, []).append(step.step)
+    yield from _by_reason(run, steps, named=named)
+    yield from _by_reason(run, undone, named=named, undone=True)
+
+
+def _by_reason(
+    run: Run, steps: Mapping[Reason, Sequence[int]], *, named: bool, undone: bool = False
+) -> Iterator[str]:
     for reason, at in sorted(steps.items(), key=lambda item: -len(item[1])):
         what, remedy = (escape(text) for text in (EXPLANATIONS[reason].what, EXPLANATIONS[reason].remedy))
         cells = [
             f"<td>{escape(run.name)}</td>" if named else "",
-            f"<td><code>{reason.name}</code></td>",
-            *(f'<td class="number">{number:,}</td>' for number in (len(at), at[0], at[-1])),
+            f"<td><code>{reason.name}</code>{' (undone)' if undone else ''}</td>",
+            *(f'<td class="number">{number:,}</td>' for number in (len(at), min(at), max(at))),
             f'<td class="remedy">{what}.<br><span class="soft">{remedy}.</span></td>',
         ]
-        yield f"<tr>{''.join(cells)}</tr>"
+        row = '<tr class="undone">' if undone else "<tr>"
+        yield f"{row}{''.join(cells)}</tr>"
 
 
 def worst_table(runs: Sequence[Run]) -> str:
@@ -74,15 +87,16 @@ def worst_table(runs: Sequence[Run]) -> str:
     if not rows:
         return "<p>No parameter is named in the log.</p>"
     run = "<th>run</th>" if len(runs) > 1 else ""
+    undone = ", also undone ones" if any(map(skipped_undone, runs)) else ""
     share = '<th colspan="2">had the largest norm, in so many of the applied steps</th>'
-    head = f"<tr>{run}<th>parameter</th>{share}<th>worst of skipped steps</th></tr>"
+    head = f"<tr>{run}<th>parameter</th>{share}<th>worst of skipped steps{undone}</th></tr>"
     return _table(head, rows)
 
 
 def _worst(run: Run, *, named: bool) -> Iterator[str]:
     names = list(run.names)
     skipped = set(run.skipped)
-    faulty = Counter(run.worst[i] for i in skipped)
+    faulty = Counter(run.worst[i] for i in skipped) + Counter(step.worst for step in skipped_undone(run))
     largest = Counter(worst for i, worst in enumerate(run.worst) if i not in skipped)
     applied = max(1, len(run) - len(skipped))
     order = sorted(range(len(names)), key=lambda k: (-largest[k] - faulty[k], names[k]))

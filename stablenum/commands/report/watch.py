@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from stablenum.commands.report.undone import undone_phrases
 from stablenum.guard.reasons import APPLIED
 from stablenum.runlog.reading import Run, RunReader
 
@@ -51,7 +52,8 @@ def shown(run: Run, width: int) -> RenderableType:
 def _headline(run: Run) -> Text:
     text = Text(f"{run.name}: step {run.steps[-1]:,}", style="bold")
     skipped = len(run.skipped)
-    return text.append(f", {skipped:,} of {len(run):,} skipped", style="red" if skipped else "green")
+    text.append(f", {skipped:,} of {len(run):,} skipped", style="red" if skipped else "green")
+    return text.append("".join(f"; {phrase}" for phrase in undone_phrases(run)), style="red")
 
 
 def _courses(run: Run, bars: int) -> Table:

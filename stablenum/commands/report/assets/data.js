@@ -19,6 +19,15 @@ function column(stored, count) {
   return out;
 }
 
+function undoneOf({ count, steps, reason, worst, loss, norm }) {
+  const undone = {
+    steps: decoded(steps, Int32Array), reason: decoded(reason, Uint8Array), worst: decoded(worst, Int32Array),
+    loss: column(loss, count), norm: column(norm, count), skips: [],
+  };
+  for (let i = 0; i < count; i++) if (!DATA.reasons[undone.reason[i]].applied) undone.skips.push(i);
+  return undone;
+}
+
 function stepsOf(run) {
   if ("base64" in run.steps) return decoded(run.steps.base64, Int32Array);
   return Int32Array.from({ length: run.count }, (_, i) => run.steps.from + i);
@@ -33,6 +42,7 @@ const RUNS = DATA.runs.map((run) => {
     name: run.name, names: run.names, starts: run.starts, shown: true, steps: stepsOf(run), reason, skips,
     worst: decoded(run.worst, Int32Array), loss: column(run.loss, count), norm: column(run.norm, count),
     threshold: column(run.threshold, count), scale: column(run.scale, count), updates: run.updates,
+    undone: undoneOf(run.undone),
   };
 });
 
@@ -72,7 +82,8 @@ function positionOf(run, step) {
   return at >= 0 && run.steps[at] === step ? at : -1;
 }
 
-const AXIS = union(RUNS.map((run) => run.steps));
+const UNDONE = RUNS.some((run) => run.undone.steps.length > 0);
+const AXIS = union(RUNS.flatMap((run) => (UNDONE ? [run.steps, run.undone.steps] : [run.steps])));
 const UPDATE_AXIS = union(RUNS.map((run) => run.updates.steps));
 const FIRST = AXIS[0] ?? 0;
 const LAST = Math.max(AXIS[AXIS.length - 1] ?? 1, FIRST + 1);

@@ -14,11 +14,17 @@ const WIDTH = AXIS.length > 5000 ? 1 : 1.5; // a dense line is drawn much faster
 
 const SCALED = RUNS.some((run) => run.scale.some((value) => value !== 1));
 
+// What was undone is drawn first, below the rest.
+function undone(name) {
+  const line = { of: (run) => run.undone[name], at: (run) => run.undone.steps, what: "undone", colour: "undone", gaps: true };
+  return UNDONE ? [line] : [];
+}
+
 const PLOTS = [
-  { name: "Loss", lines: [{ of: (run) => run.loss }], log: isWide("loss") },
+  { name: "Loss", lines: [...undone("loss"), { of: (run) => run.loss }], log: isWide("loss") },
   {
     name: "Gradient norm", log: true,
-    lines: [{ of: (run) => run.norm }, { of: (run) => run.threshold, dash: [6, 4], what: "clip threshold", colour: "ink" }],
+    lines: [...undone("norm"), { of: (run) => run.norm }, { of: (run) => run.threshold, dash: [6, 4], what: "clip threshold", colour: "ink" }],
   },
   { name: "Loss scale", log: true, base: 2, lines: [{ of: (run) => run.scale, stepped: true }], only: SCALED },
   {
@@ -32,7 +38,7 @@ const PLOTS = [
 function isWide(name) {
   let least = Infinity, most = 0;
   for (const run of RUNS) {
-    for (const value of run[name]) {
+    for (const value of [run[name], run.undone[name]].flatMap((values) => Array.from(values))) {
       if (value <= 0) return false;
       if (Number.isFinite(value)) { least = Math.min(least, value); most = Math.max(most, value); }
     }
@@ -48,13 +54,13 @@ function byLine(plot, make) {
 function dataOf(plot) {
   const axis = plot.sparse ? UPDATE_AXIS : AXIS;
   const columns = byLine(plot, (run, r, line) =>
-    along(axis, plot.sparse ? run.updates.steps : run.steps, line.of(run), plot.log));
+    along(axis, line.at?.(run) ?? (plot.sparse ? run.updates.steps : run.steps), line.of(run), plot.log));
   return [axis, ...columns];
 }
 
 function seriesOf(plot) {
   return byLine(plot, (run, r, line) => ({
-    label: `${run.name} ${line.what ?? plot.name}`, scale: "y", show: run.shown, spanGaps: true,
+    label: `${run.name} ${line.what ?? plot.name}`, scale: "y", show: run.shown, spanGaps: !line.gaps,
     stroke: () => line.colour ? colour(line.colour) : colourOf(r), width: line.dash ? 1 : WIDTH, dash: line.dash, alpha: RUNS.length > 1 ? 0.75 : 1,
     paths: line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
     points: line.dash || line.stepped ? { show: false } : {},
@@ -71,14 +77,18 @@ function marks(u) {
   let row = 0;
   RUNS.forEach((run, r) => {
     if (!run.shown) return;
-    u.ctx.fillStyle = RUNS.length > 1 ? colourOf(r) : colour("bad");
-    let last = -Infinity;
-    for (const i of run.skips) {
-      const x = Math.round(u.valToPos(run.steps[i], "x", true));
-      if (x === last || x < left || x > left + width) continue;
-      last = x;
-      u.ctx.fillRect(x - ratio, top + row * TICK * ratio, 2 * ratio, (TICK - 1) * ratio);
-    }
+    const ticks = ({ steps, skips }, style) => {
+      u.ctx.fillStyle = style;
+      let last = -Infinity;
+      for (const i of skips) {
+        const x = Math.round(u.valToPos(steps[i], "x", true));
+        if (x === last || x < left || x > left + width) continue;
+        last = x;
+        u.ctx.fillRect(x - ratio, top + row * TICK * ratio, 2 * ratio, (TICK - 1) * ratio);
+      }
+    };
+    ticks(run.undone, colour("undone"));
+    ticks(run, RUNS.length > 1 ? colourOf(r) : colour("bad"));
     row += 1;
     u.ctx.strokeStyle = colour("soft");
     u.ctx.setLineDash([3 * ratio, 3 * ratio]);
@@ -145,6 +155,9 @@ function frame(plot) {
   caption.append(Object.assign(document.createElement("b"), { textContent: plot.name }));
   for (const line of plot.lines.filter((line) => line.dash)) {
     caption.append(Object.assign(document.createElement("span"), { className: "soft", textContent: `dashed: ${line.what}` }));
+  }
+  if (plot.lines.some((line) => line.gaps)) {
+    caption.append(Object.assign(document.createElement("span"), { className: "soft", textContent: "grey: undone" }));
   }
   const label = document.createElement("label");
   const box = Object.assign(document.createElement("input"), { type: "checkbox", checked: plot.log });

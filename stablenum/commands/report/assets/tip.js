@@ -21,7 +21,7 @@ function pointed(u) {
 
 function skipNear(u, left) {
   let [found, nearest] = [undefined, NEAR];
-  for (const run of RUNS.filter((run) => run.shown)) {
+  for (const run of RUNS.filter((run) => run.shown).flatMap((run) => [run, run.undone])) {
     const at = before(run.skips.length ? skipSteps(run) : [], u.posToVal(left, "x"));
     for (const k of [at, at + 1]) {
       if (k < 0 || k >= run.skips.length) continue;
@@ -43,11 +43,13 @@ function described(step, plot) {
   RUNS.forEach((run, r) => {
     if (!run.shown) return;
     const i = positionOf(run, step);
-    if (i < 0 && !(plot.sparse && run.updates.steps.includes(step))) return;
+    const gone = positionOf(run.undone, step);
+    if (i < 0 && gone < 0 && !(plot.sparse && run.updates.steps.includes(step))) return;
     if (RUNS.length > 1) parts.push(line("div", run.name, `name run-${r % 8}`));
     if (i >= 0) parts.push(...ofStep(run, i));
     parts.push(...ofUpdate(run, step));
     for (const start of run.starts.filter((start) => start.step === step)) parts.push(line("div", start.what));
+    if (gone >= 0) parts.push(...ofUndone(run, gone));
   });
   return parts;
 }
@@ -63,6 +65,14 @@ function ofStep(run, i) {
   if (reason.name !== "OK") out.unshift(line("div", `${reason.name}: ${reason.what}`, reason.applied ? "" : "bad"));
   if (worst) out.push(line("div", `worst parameter: ${worst}`, "soft"));
   return out;
+}
+
+function ofUndone(run, i) {
+  const { reason, loss, norm, worst } = run.undone;
+  const { name, what, applied } = DATA.reasons[reason[i]];
+  const at = worst[i] < 0 ? "" : `, worst parameter: ${run.names[worst[i]]}`;
+  const why = applied ? "" : `, skipped for ${name}: ${what}`;
+  return [line("div", `before the run went back: loss ${number(loss[i])}, gradient norm ${number(norm[i])}${at}${why}`, "undone")];
 }
 
 function ofUpdate(run, step) {
