@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 import stablenum
 
 __all__ = ["app_of"]
+
+_UsageError: Any = typer.BadParameter.__base__  # of click, which newer versions of typer contain
 
 
 def app_of(*commands: Callable[..., None]) -> typer.Typer:
@@ -23,8 +27,31 @@ def app_of(*commands: Callable[..., None]) -> typer.Typer:
     )
     app.callback()(_root)
     for command in commands:
-        app.command()(command)
+        app.command(cls=_Command)(command)
     return app
+
+
+class _Command(TyperCommand):
+    """A command that says of an unknown option how a script gets it, if it runs a script with arguments."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)  # parsing takes them out of the list
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            option = getattr(error, "option_name", None)  # that of an option that there is not
+            if option is not None and any(parameter.name == "arguments" for parameter in self.params):
+                error.message += f". Arguments of the script go after '--'{_example(ctx, given, option)}"
+            raise
+
+
+def _example(ctx: Any, given: list[str], option: str) -> str:
+    """Return the command line with ``--`` before the option, if that stands after the script."""
+    places = [i for i, part in enumerate(given) if part.split("=")[0] == option]
+    if not places or places[0] == 0:
+        return "."
+    changed = [*given[: places[0]], "--", *given[places[0] :]]
+    return f": {ctx.command_path} {shlex.join(changed)}"
 
 
 def _version(wanted: bool) -> None:

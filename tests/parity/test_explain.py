@@ -359,6 +359,30 @@ def test_a_usage_error_is_exit_code_2(arguments, said):
     assert said in " ".join((result.output + result.stderr).split())
 
 
+@pytest.mark.parametrize("command", ["explain", "checkup"])
+@pytest.mark.parametrize(
+    ("arguments", "example"),
+    [
+        (["train.py", "--name", "my run"], " -- --name 'my run'"),
+        (["train.py", "--name=x", "--seed", "1"], " -- --name=x --seed 1"),
+        (["--seed", "1", "train.py", "-zx"], None),
+        (["--name", "x", "train.py"], None),
+    ],
+)
+def test_an_unknown_option_may_be_one_of_the_script(command, arguments, example):
+    result = CliRunner().invoke(cli.app("explain", "checkup"), [command, *arguments], prog_name="stablenum")
+    said = " ".join((result.output + result.stderr).split())
+    assert result.exit_code == 2
+    assert "No such option" in said
+    assert "Arguments of the script go after '--'" in said
+    assert f"'--': stablenum {command} train.py{example}" in said if example else "'--'." in said
+
+
+def test_other_commands_have_no_script_whose_options_there_could_be():
+    result = CliRunner().invoke(cli.app("report", "check"), ["report", "run.jsonl", "--name"])
+    assert "the script" not in result.output + result.stderr
+
+
 def test_it_needs_neither_plots_nor_data_sets(monkeypatch, capsys):
     find = importlib.util.find_spec
     absent = ("matplotlib", "sklearn", "ml_dtypes")
