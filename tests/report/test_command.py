@@ -85,8 +85,6 @@ def test_a_log_is_never_the_target(log, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("gone.jsonl", None, "gone.jsonl cannot be read"),
-        ("empty.jsonl", "", "empty.jsonl is not the log of a run: it is empty"),
         ("notes.jsonl", "notes\n", "notes.jsonl is not the log of a run: its first line is not the header"),
         ("later.jsonl", '{"stablenum_log":2}\n', "later.jsonl has format 2"),
     ],
@@ -101,6 +99,32 @@ def test_what_cannot_be_read_is_a_usage_error(log, name, content, why, options):
         assert code == 2
         assert why in text
     assert sorted(p.suffix for p in log.parent.iterdir() if p.suffix == ".html") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("gone.jsonl", "Invalid value for LOG: {path} cannot be read: there is no such file."),
+        ("empty.jsonl", "Invalid value for LOG: {path} is not the log of a run: it is empty"),
+        ("gone/run.jsonl", "Invalid value for LOG: {path} cannot be read: there is no folder {path.parent}."),
+        (".", "Invalid value for LOG: {path} cannot be read: it is a folder. Name the log in it."),
+    ],
+)
+def test_the_argument_is_named_that_is_wrong(log, tmp_path, name, why):
+    path = tmp_path / name
+    (tmp_path / "empty.jsonl").write_text("")
+    for arguments in ((path,), (log, path), (path, "--html", tmp_path / "page.html")):
+        assert report(*arguments)[0] == 2
+        assert why.format(path=path) in report(*arguments)[1]
+    if "/" in name or name == ".":
+        assert why.format(path=path) in report(path, "--watch")[1]
+
+
+def test_a_folder_that_cannot_be_written_to_is_not_the_logs_fault(log, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != log.parent)
+    code, text = report(log)
+    assert code == 2
+    assert f"--html: the folder {log.parent} cannot be written to." in text
 
 
 def test_a_folder_that_is_not_there_is_found_before_the_logs_are_read(log, tmp_path):
@@ -154,7 +178,7 @@ def test_the_terminal_shows_the_last_steps_and_the_skips(tmp_path):
 
 
 def test_the_terminal_shows_a_run_without_steps_and_without_numbers(tmp_path):
-    assert on_terminal(log_of(tmp_path / "a.jsonl", [])).strip() == "a.jsonl: no step yet"
+    assert on_terminal(log_of(tmp_path / "a.jsonl", [])).startswith("a.jsonl: no step yet")
     bad = record(0, loss=math.nan, grad_norm=math.nan, reason=Reason.NONFINITE_LOSS)
     text = on_terminal(log_of(tmp_path / "b.jsonl", [bad]))
     assert "not finite" in text
@@ -187,6 +211,50 @@ def test_a_run_that_goes_on_is_followed_until_it_is_interrupted(tmp_path, monkey
     assert rounds == [1.0] * 4
     for step in (9, 19, 29):
         assert f"run.jsonl: step {step}" in text
+
+
+@pytest.mark.parametrize("content", [None, "", '{"stablenum_log":1,'])
+def test_a_run_that_has_not_begun_is_waited_for(tmp_path, monkeypatch, content):
+    path, rounds = tmp_path / "run.jsonl", []
+    if content is not None:
+        path.write_text(content)
+
+    def sleep(seconds: float) -> None:
+        rounds.append(seconds)
+        if len(rounds) == 2:
+            path.unlink(missing_ok=True)
+            begun(path)
+        if len(rounds) == 3:
+            begun(path).write([record(0), record(1)])
+        if len(rounds) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    code, text = report(path, "--watch")
+    assert code == 0, text
+    assert f"Waiting for the log {path} to begin; Ctrl-C ends this." in text
+    assert text.count("Waiting") == 1
+    assert "run.jsonl: step 1, 0 of 2 skipped" in text
+    assert len(rounds) == 5
+
+
+def test_the_first_step_is_waited_for(tmp_path, monkeypatch):
+    def sleep(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    begun(tmp_path / "run.jsonl")
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    code, text = report(tmp_path / "run.jsonl", "--watch")
+    assert (code, text) == (0, "run.jsonl: no step yet. Waiting for the first ones; Ctrl-C ends this.")
+
+
+def test_ctrl_c_ends_the_waiting_too(tmp_path, monkeypatch):
+    def sleep(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    code, text = report(tmp_path / "run.jsonl", "--watch")
+    assert (code, text) == (0, f"Waiting for the log {tmp_path}/run.jsonl to begin; Ctrl-C ends this.")
 
 
 def test_ctrl_c_ends_the_command(log):

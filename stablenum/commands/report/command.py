@@ -11,7 +11,7 @@ from rich.console import Console
 from stablenum.commands.outputs import check_target, write
 from stablenum.commands.report.page import as_html, is_own
 from stablenum.commands.report.undone import undone_phrases
-from stablenum.commands.report.watch import watched
+from stablenum.commands.report.watch import begun, watched
 from stablenum.files import write_text
 from stablenum.runlog.reading import NotALogError, Run, RunReader, read_run
 
@@ -40,6 +40,9 @@ def report(
     if watch:
         _watch(logs, html)
         return
+    check_target("--html", html)
+    for path in logs:
+        _check_log(path)
     target = _target(logs, html)
     runs = [_read(path) for path in logs]
     _rename(runs, logs)
@@ -52,17 +55,33 @@ def _watch(logs: list[Path], html: Path | None) -> None:
         raise typer.BadParameter("--watch shows one run; name one log.", param_hint="LOG")
     if html is not None:
         raise typer.BadParameter("--watch writes no page; leave one of the two out.", param_hint="--html")
+    _check_folder(logs[0])
+    console = Console()
     try:
-        watched(RunReader(logs[0]), Console())
+        if begun(logs[0], console):
+            watched(RunReader(logs[0]), console)
     except (OSError, NotALogError) as error:
         raise _unreadable(logs[0], error) from error
+
+
+def _check_log(path: Path) -> None:
+    _check_folder(path)
+    if not path.exists():
+        raise _unreadable(path, "there is no such file.")
+
+
+def _check_folder(path: Path) -> None:
+    if path.is_dir():
+        raise _unreadable(path, "it is a folder. Name the log in it.")
+    if not path.parent.is_dir():
+        raise _unreadable(path, f"there is no folder {path.parent}.")
 
 
 def _target(logs: list[Path], html: Path | None) -> Path:
     """Return where the page goes. A file by the default name is replaced only if it is such a page."""
     log = logs[0]
     target = log.with_name(f"{log.name.removesuffix('.jsonl')}.html") if html is None else html
-    check_target("--html", target)
+    check_target("--html", target)  # the folder of the log may not be one to write to
     if target.resolve() in [path.resolve() for path in logs]:
         raise typer.BadParameter(f"{target} is a log; name another file.", param_hint="--html")
     if html is None and target.exists() and not _is_own(target):
@@ -88,7 +107,7 @@ def _read(path: Path) -> Run:
         raise _unreadable(path, error) from error
 
 
-def _unreadable(path: Path, error: Exception) -> typer.BadParameter:
+def _unreadable(path: Path, error: Exception | str) -> typer.BadParameter:
     message = str(error) if isinstance(error, NotALogError) else f"{path} cannot be read: {error}"
     return typer.BadParameter(message, param_hint="LOG")
 

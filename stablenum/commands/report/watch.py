@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,12 +18,38 @@ from stablenum.commands.report.undone import undone_phrases
 from stablenum.guard.reasons import APPLIED
 from stablenum.runlog.reading import Run, RunReader
 
-__all__ = ["shown", "watched"]
+__all__ = ["begun", "shown", "watched"]
 
 _EVERY = 1.0  # seconds
 _ROWS = 8
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDE = 30.0
+
+
+def begun(path: Path, console: Console) -> bool:
+    """Wait for the log of a run to begin; return whether it has: Ctrl-C ends the waiting.
+
+    Raises:
+        OSError: the log is there and cannot be read.
+    """
+    try:
+        if not _has_begun(path):
+            console.print(Text(f"Waiting for the log {path} to begin; Ctrl-C ends this."), soft_wrap=True)
+        while not _has_begun(path):
+            time.sleep(_EVERY)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def _has_begun(path: Path) -> bool:
+    """Return whether the first line is there, or something that is not the beginning of a log."""
+    try:
+        with path.open("rb") as file:
+            first = file.readline()
+    except FileNotFoundError:
+        return False
+    return first.endswith(b"\n") or not b"{".startswith(first[:1])
 
 
 def watched(reader: RunReader, console: Console) -> None:
@@ -44,7 +71,7 @@ def watched(reader: RunReader, console: Console) -> None:
 def shown(run: Run, width: int) -> RenderableType:
     """Return what the terminal shows of a run."""
     if not len(run):
-        return Text(f"{run.name}: no step yet")
+        return Text(f"{run.name}: no step yet. Waiting for the first ones; Ctrl-C ends this.")
     bars = max(16, min(64, width - 40))
     return Group(_headline(run), _courses(run, bars), _last(run), _skips(run))
 
