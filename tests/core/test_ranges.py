@@ -270,7 +270,25 @@ def test_lost_updates_suggest_float32_weights():
     made = report(("update", "m", [1e-5] * 9 + [1.0]))
     for name in ("float16", "bfloat16"):
         assert made.verdicts[name].lost == 0.9
+        assert made.verdicts[name].holds_weights is False
         assert f"keep the weights in float32: 90.0% of the updates are lost in {name}" in made.verdict
+
+
+@pytest.mark.parametrize(("lost", "holds"), [(9, True), (10, False), (380, False)])
+def test_a_format_that_loses_updates_works_only_with_float32_weights(lost, holds):
+    gradient = RangeRow(kind="gradient", module="m", elements=1000, amax=0.5, amin=0.5, histogram={-1: 1000})
+    update = RangeRow(kind="update", module="m", elements=1000, lost={"float16": lost, "bfloat16": lost})
+    made = RangeReport([gradient, update], ["float16", "bfloat16"])
+    for name, scale in (("bfloat16", "without a loss scale"), ("float16", "with scale 2^15")):
+        verdict = made.verdicts[name]
+        assert (verdict.works, verdict.holds_weights) == (True, holds)
+        only = f" only with the weights in float32 ({lost / 10}% of the updates are lost in {name}),"
+        assert verdict.sentence == f"{name} works{'' if holds else only} {scale}."
+
+
+def test_without_updates_nothing_is_said_of_the_weights():
+    gradient = RangeRow(kind="gradient", module="m", elements=1000, amax=0.5, amin=0.5, histogram={-1: 1000})
+    assert RangeReport([gradient], ["bfloat16"]).verdicts["bfloat16"].holds_weights is None
 
 
 def test_without_gradients_there_is_no_scale():

@@ -20,7 +20,7 @@ FLUSHED_LIMIT_8_BIT = 1e-2
 # Small activations may become 0 (a softmax makes many). This is reported from this fraction of a module's
 # values on.
 FORWARD_LIMIT = 0.1
-# If a larger fraction of the updates is lost, the weights should stay in float32.
+# If this fraction of the updates or more is lost, the weights should stay in float32.
 LOST_LIMIT = 0.01
 # The caps of Gemma 2 (arXiv 2408.00118) for attention logits and final logits.
 SOFT_CAP, FINAL_SOFT_CAP = 50, 30
@@ -59,9 +59,12 @@ class FormatVerdict:
 
     Attributes:
         format: the name of the format.
-        works: whether everything can be computed in the format: nothing is NaN or overflows, and with
-            ``loss_scale`` less than 1e-3 of the gradients become 0. For an 8-bit format, whether it can hold
-            the tensors that it is meant for, with one scale per tensor.
+        works: whether everything can be computed in the format, with the weights in float32 unless
+            ``holds_weights``: nothing is NaN or overflows, and with ``loss_scale`` less than 1e-3 of the
+            gradients become 0. For an 8-bit format, whether it can hold the tensors that it is meant for,
+            with one scale per tensor.
+        holds_weights: whether the weights can be kept in the format as well: less than 1 % of the updates are
+            lost. None if no updates were measured.
         loss_scale: the recommended loss scale, a power of two; None if no gradients were measured, or all are
             0.
         flushed_before: the fraction of the gradients that become 0 without a scale, among those of
@@ -75,6 +78,7 @@ class FormatVerdict:
 
     format: str
     works: bool
+    holds_weights: bool | None
     loss_scale: float | None
     flushed_before: float | None
     flushed_after: float | None
@@ -130,6 +134,7 @@ def judge(name: str, rows: Sequence[RangeRow]) -> FormatVerdict:
     facts: dict[str, Any] = {
         "format": name,
         "works": works,
+        "holds_weights": None if lost is None else lost < LOST_LIMIT,
         "loss_scale": None if k is None else 2.0**k,
         "flushed_before": before,
         "flushed_after": after,
@@ -261,6 +266,8 @@ def _percent(share: float) -> str:
 def _sentence(fmt: Format, rows: Sequence[RangeRow], facts: dict[str, Any], k: int | None) -> str:
     after, troubles = facts["flushed_after"], facts["troubles"]
     parts = []
+    works = f"{fmt.name} works{_only_with_wide_weights(facts)}"
+    on_updates = []  # in the same clause
     if after is not None and after >= FLUSHED_LIMIT:
         other = "bfloat16" if fmt.name != "bfloat16" else "float32"
         where = _names(t for t in troubles if t.what == "flushed" and t.kind in BACKWARD)
@@ -268,12 +275,14 @@ def _sentence(fmt: Format, rows: Sequence[RangeRow], facts: dict[str, Any], k: i
             f"{fmt.name} loses gradients: no loss scale brings the flushed fraction below {FLUSHED_LIMIT:g} "
             f"({_percent(after)} at 2^{k}, most in {where}); use {other}"
         )
+        on_updates = _on_updates(facts)
     elif k is None:
         parts.append(f"{fmt.name} holds all measured values (no gradients)")
+        on_updates = _on_updates(facts)
     elif k == 0 and FORMATS[fmt.name].smallest_normal <= FLOAT32_TINY:
-        parts.append(f"{fmt.name} works without a loss scale")
+        parts.append(f"{works} without a loss scale")
     else:
-        parts.append(f"{fmt.name} works with scale 2^{k}")
+        parts.append(f"{works} with scale 2^{k}")
         saved = [t for t in troubles if t.what == "saved"]
         if saved:
             parts.append(
@@ -293,7 +302,7 @@ def _sentence(fmt: Format, rows: Sequence[RangeRow], facts: dict[str, Any], k: i
     gone = [t for t in troubles if t.what == "flushed" and t.kind in FORWARD]
     if gone:
         parts.append(f"small activations or weights of {_names(gone)} become 0")
-    return "; ".join(parts + _on_updates(facts)) + "."
+    return "; ".join(parts + on_updates) + "."
 
 
 def _sentence_8_bit(fmt: Format, rows: Sequence[RangeRow], facts: dict[str, Any]) -> str:
@@ -309,8 +318,14 @@ def _sentence_8_bit(fmt: Format, rows: Sequence[RangeRow], facts: dict[str, Any]
     return sentence + "."
 
 
+def _only_with_wide_weights(facts: dict[str, Any]) -> str:
+    """Return what limits "works", where it is limited."""
+    return f" only with the weights in float32 ({_losses(facts)})," if facts["holds_weights"] is False else ""
+
+
 def _on_updates(facts: dict[str, Any]) -> list[str]:
-    lost = facts["lost"]
-    if lost is None or lost < LOST_LIMIT:
-        return []
-    return [f"keep the weights in float32: {_percent(lost)} of the updates are lost in {facts['format']}"]
+    return [f"keep the weights in float32: {_losses(facts)}"] if facts["holds_weights"] is False else []
+
+
+def _losses(facts: dict[str, Any]) -> str:
+    return f"{_percent(facts['lost'])} of the updates are lost in {facts['format']}"
