@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from stablenum.guard.halting import first_bad_parameter
 from stablenum.guard.readout import Metrics
-from stablenum.guard.reasons import explain_reason
+from stablenum.guard.reasons import EXPLANATIONS, Reason, explain_reason
 
 __all__ = ["SkipLog"]
 
@@ -20,12 +20,14 @@ _logger = logging.getLogger("stablenum")
 class SkipLog:
     """Logs a warning at 3 skipped steps in a row, and again at 30, 300, 3000...
 
-    After a message, further runs of skips are not mentioned for 1000 steps before they reach 30.
+    After a message, further runs of skips are not mentioned for 1000 steps before they reach 30. The likely
+    cause and the remedy are in the first message about each reason.
     """
 
     def __init__(self) -> None:
         self._next = _FIRST
         self._in_a_row = self._step = self._quiet_until = 0
+        self._explained: dict[Reason, int] = {}  # and in the message about which step
 
     def after_step(self, in_a_row: int, step: int, last: Callable[[], Metrics]) -> None:
         """Log a warning if one is due.
@@ -37,6 +39,7 @@ class SkipLog:
         """
         if step < self._step:  # another run, with a new state
             self._quiet_until = 0
+            self._explained.clear()
         if in_a_row < self._in_a_row:  # steps were applied in between
             self._next = _FIRST
         self._in_a_row, self._step = in_a_row, step
@@ -45,12 +48,18 @@ class SkipLog:
         while self._next <= in_a_row:
             self._next *= 10
         self._quiet_until = step + _QUIET
-        _logger.warning(_message(last()))
+        _logger.warning(self._message(last()))
 
+    def _message(self, last: Metrics) -> str:
+        n, step = last["skipped_in_a_row"], last["step"]
+        return (
+            f"{n} steps in a row were skipped, up to step {step}. {first_bad_parameter(last)} "
+            f"At step {step} {self._explanation(last['reason'], step)} Loss scale: {last['loss_scale']:g}."
+        )
 
-def _message(last: Metrics) -> str:
-    n, step = last["skipped_in_a_row"], last["step"]
-    return (
-        f"{n} steps in a row were skipped, up to step {step}. {first_bad_parameter(last)} "
-        f"At step {step} {explain_reason(last['reason'])} Loss scale: {last['loss_scale']:g}."
-    )
+    def _explanation(self, reason: Reason, step: int) -> str:
+        before = self._explained.setdefault(reason, step)
+        if before == step:
+            return explain_reason(reason)
+        what = EXPLANATIONS[reason].what
+        return f"{what} ({reason.name}; for cause and remedy see the message at step {before})."

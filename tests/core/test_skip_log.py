@@ -71,3 +71,32 @@ def test_the_message_names_the_parameter_the_reason_and_the_remedy(caplog):
     )
     assert "a gradient holds NaN" in message
     assert "Remedy: " in message
+
+
+def test_the_advice_is_given_once_for_each_reason(caplog):
+    log = SkipLog()
+    steps_with_a_message(caplog, "b" * 30 + "g" * 1000, log=log)
+    numpy, config = BACKENDS["numpy"], GuardConfig()
+    run, state = numpy.prepare(config), numpy.init(config, 2)
+    for step in range(2100):
+        bad = step >= 2000
+        _, state = run(state, numpy.observe([1.0, 2.0], loss=math.nan if bad else 0.5))
+        last = metrics(state, NAMES)
+        log.after_step(last["skipped_in_a_row"], 1031 + step, lambda last=last: last)
+    advised, short, other, other_short = (record.getMessage() for record in caplog.records)
+    assert "Likely cause: " in advised
+    assert "Likely cause: " in other
+    assert short == (
+        "30 steps in a row were skipped, up to step 29. First bad parameter: head.weight (gradient norm nan, "
+        "loss 0.5). At step 29 the step was skipped: a gradient holds NaN (NAN_GRADIENT; for cause and "
+        "remedy see the message at step 2). Loss scale: 1."
+    )
+    assert "(NONFINITE_LOSS; for cause and remedy see the message at step 2002)" in other_short
+    assert "All gradients were finite (gradient norm 2.23607, loss nan)" in other_short
+
+
+def test_another_training_gets_the_advice_again(caplog):
+    log = SkipLog()
+    for pattern in ("g" * 50 + "bbb", "gbbb"):
+        steps_with_a_message(caplog, pattern, log=log)
+    assert [("Remedy: " in record.getMessage()) for record in caplog.records] == [True, True]
