@@ -12,12 +12,17 @@ from enum import IntEnum
 __all__ = ["APPLIED", "EXPLANATIONS", "SPIKES", "Explanation", "Reason", "explain_reason"]
 
 
+_NUMBERS = tuple("bcdeEfFgGnoxX%")  # the formats of numbers, by their last letter
+
+
 class Reason(IntEnum):
     """What happened to a step. ``OK``, ``CLIPPED`` and ``SPIKE_CLIPPED`` were applied, the others were not.
 
+    A reason is a whole number, and JSON has it as one; it is printed by its name.
+
     Example:
-        >>> Reason(3).name
-        'INF_GRADIENT'
+        >>> str(Reason(3)), Reason(3) == 3
+        ('INF_GRADIENT', True)
     """
 
     OK = 0
@@ -31,6 +36,12 @@ class Reason(IntEnum):
     SPIKE_GRAD_NORM = 8
     SPIKE_CLIPPED = 9
     NOT_A_SCALE_PROBLEM = 10
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __format__(self, spec: str) -> str:
+        return format(int(self) if spec[-1:] in _NUMBERS else self.name, spec)
 
 
 APPLIED = (Reason.OK, Reason.CLIPPED, Reason.SPIKE_CLIPPED)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -103,3 +105,19 @@ def test_a_loss_at_the_edge_of_float32_is_a_loss_that_was_given(backend, loss):
     assert history(state)[0]["loss"] == metrics(state)["loss"]
     _, state = backend.run(GuardConfig(), [backend.observe([1.0])])
     assert math.isnan(metrics(state)["loss"])
+
+
+def test_a_reason_is_printed_by_its_name_and_stays_a_number():
+    reason = Reason.NONFINITE_LOSS
+    assert (str(reason), f"{reason}", f"{reason:>16}", f"{reason!s}") == (
+        "NONFINITE_LOSS",
+        "NONFINITE_LOSS",
+        "  NONFINITE_LOSS",
+        "NONFINITE_LOSS",
+    )
+    assert "%s %d" % (reason, reason) == "NONFINITE_LOSS 4"  # noqa: UP031
+    assert (f"{reason:d}", f"{reason:03d}", f"{reason:.1f}", f"{reason:n}") == ("4", "004", "4.0", "4")
+    assert (reason == 4, reason + 0, hash(reason), int(np.asarray(reason))) == (True, 4, hash(4), 4)
+    assert json.dumps({"reason": reason}) == '{"reason": 4}'
+    assert pickle.loads(pickle.dumps(reason)) is reason
+    assert repr(reason) == "<Reason.NONFINITE_LOSS: 4>"
