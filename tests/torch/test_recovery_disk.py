@@ -145,6 +145,7 @@ def events_on_disk(folder: Path) -> int:
     return len(json.loads(ledger.read_text())["events"]) if ledger.exists() else 0
 
 
+@pytest.mark.timeout(1800)  # each killed process has imported torch
 @pytest.mark.parametrize("kills", [2, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_run_killed_while_it_writes_goes_on_to_the_same_end(kills: int, tmp_path: Path) -> None:
     moments = random.Random(kills)
