@@ -24,7 +24,8 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(PACKAGE) ## Run unstable trainings on every backend and show that they agree
-	$(BIN)/stablenum compare --jobs 2 --plot demo-results.png --json demo-results.json
+	$(BIN)/stablenum compare --jobs 2 --json demo-results.json --html demo-results.html
+	@echo "demo-results.html"
 
 # One after the other even under `make -j`; the first failure ends it.
 check: ## Check style, types and import contracts, then run the tests (what CI runs)
@@ -78,7 +79,7 @@ bench-all: $(STAMP) ## Every measurement of the documentation
 	$(BIN)/python -m benchmarks
 
 clean: ## Remove the virtual environment and everything that was built
-	rm -rf $(VENV) docs/_build demo-results.png demo-results.json
+	rm -rf $(VENV) docs/_build demo-results.json demo-results.html
 
 # A stamp is written last, so an interrupted installation is begun again.
 $(PACKAGE): pyproject.toml $(CONSTRAINTS)

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import stablenum.losses
 import stablenum.numerics
 from stablenum import GuardConfig, cli
-from stablenum.commands.compare import SCENARIOS
+from stablenum.commands.compare import BACKENDS, SCENARIOS
 from stablenum.diagnosis import Cause
 from stablenum.rules.clipping import CLIP_RULES
 from stablenum.rules.loss_scale import LOSS_SCALES
@@ -213,10 +213,12 @@ def test_the_rule_tables_need_a_measurement_of_every_rule(made_with, tmp_path):
 def test_the_table_of_the_demo_is_that_of_the_built_in_scenarios():
     page = (DOCS / "compare.md").read_text(encoding="utf-8")
     table = page[page.index("## What `make demo` prints") :]
-    rows = re.findall(r"^(\S+) +\w+ +(\w+) +(\d+) +(\d+) +\d/6 +yes", table, re.MULTILINE)
+    rows = re.findall(r"^(\S+) +\w+ +(\w+) +(\d+) +(\d+) +(\d)/6 +yes", table, re.MULTILINE)
     assert [name for name, *_ in rows] == list(SCENARIOS)
-    for name, guarded, steps, skipped in rows:
+    for name, guarded, steps, skipped, backends in rows:
         expected = SCENARIOS[name].expected
+        able = [b for b in BACKENDS.values() if b.why_not(SCENARIOS[name], brief=True) is None]
+        assert int(backends) == len(able)
         assert guarded == expected.guarded
         assert expected.skips is None or int(skipped) == expected.skips
         assert int(steps) <= SCENARIOS[name].steps or expected.rewinds  # steps are made again

@@ -64,7 +64,7 @@ def test_a_release_needs_its_version_in_changelog_and_citation(check: Any, tmp_p
 
 def test_the_licence_of_what_is_not_ours_is_the_one_in_its_file() -> None:
     assert PROJECT["license"] == "Apache-2.0 AND MIT"
-    script = (ROOT / "stablenum/commands/report/assets/uplot.js").read_text(encoding="utf-8")
+    script = (ROOT / "stablenum/commands/run_plots/assets/uplot.js").read_text(encoding="utf-8")
     kept = (ROOT / "LICENSES" / "MIT-uPlot.txt").read_text(encoding="utf-8")
     start = kept.index("The MIT License")
     assert kept[start:].strip() in script

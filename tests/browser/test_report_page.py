@@ -31,7 +31,7 @@ PIXELS = """() => {
   return copy.getImageData(0, 0, canvas.width, canvas.height);
 }"""
 FITS = """() => [...document.querySelectorAll(".uplot")].every(
-  (e) => e.clientWidth === document.getElementById("plots").clientWidth)"""
+  (e) => e.clientWidth === document.querySelector(".plots").clientWidth)"""
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def short(path: Path, steps: int = 200, **changes: Any) -> Run:
 def shown(page: Any) -> tuple[float, float]:
     return tuple(
         page.evaluate(
-            "[0, 1].map((k) => document.getElementById('range').textContent"
+            "[0, 1].map((k) => document.querySelector('.range').textContent"
             ".replaceAll(',', '').match(/\\d+/g)[k]).map(Number)"
         )
     )
@@ -98,7 +98,7 @@ def test_a_run_is_drawn_and_described(opened, tmp_path):
     names = page.locator("figcaption b").all_inner_texts()
     assert names == ["Loss", "Gradient norm", "Loss scale", "Update, relative to the parameters"]
     expect(page.locator("canvas")).to_have_count(4)
-    expect(page.locator("#legend label")).to_contain_text("200 steps · 1 skipped")
+    expect(page.locator(".legend label")).to_contain_text("200 steps · 1 skipped")
     expect(page.get_by_role("heading", name="Settings and versions")).to_be_visible()
     assert shown(page) == (0, 199)
 
@@ -116,7 +116,7 @@ def test_a_line_is_on_the_canvas(opened, tmp_path):
     }}"""
     found, width = page.evaluate(count)
     assert found > width / 2
-    page.locator("#legend input").uncheck()
+    page.locator(".legend input").uncheck()
     page.wait_for_function(f"({count})()[0] === 0")
 
 
@@ -141,7 +141,7 @@ def test_a_run_of_few_steps_opens(opened, tmp_path, steps):
     path = begun(tmp_path / "run.jsonl").path
     log_of(path, [record(i) for i in range(steps)])
     page = opened(read_run(path))
-    expect(page.locator("#legend label")).to_contain_text(f"{steps} step")
+    expect(page.locator(".legend label")).to_contain_text(f"{steps} step")
     page.get_by_role("button", name="Zoom in").click()
 
 
@@ -232,7 +232,7 @@ def test_buttons_and_keys_zoom_and_move(opened, tmp_path):
     assert shown(page) == (100, 199)  # the end
     click("Zoom out")
     assert shown(page) == (0, 199)
-    page.locator("#plots").focus()
+    page.locator(".plots").focus()
     page.keyboard.press("+")
     assert shown(page) == (50, 149)
     page.keyboard.press("ArrowLeft")
@@ -350,7 +350,7 @@ GREY = """() => {
 
 def test_steps_that_were_undone_are_grey_and_can_be_pointed_at(opened, tmp_path):
     page = opened(rewound(tmp_path / "run.jsonl"))
-    expect(page.locator("#legend")).to_contain_text(
+    expect(page.locator(".legend")).to_contain_text(
         "100 steps · 0 skipped · 30 steps undone by a rewind, of which 10 were skipped"
     )
     expect(page.locator("figure", has_text="Loss").first).to_contain_text("grey: undone")

@@ -8,6 +8,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -202,6 +203,7 @@ def test_numpy_runs_with_every_backend() -> None:
         (["--config", "nonesuch.toml"], "cannot read nonesuch.toml: No such file"),
         (["--json", "no/such/folder/x.json"], "does not exist"),
         (["--plot", "."], "is a folder; name a file"),
+        (["--html", "no/such/folder/x.html"], "does not exist"),
         (["--jobs", "0"], "Invalid value for '--jobs'"),
     ],
 )
@@ -521,8 +523,9 @@ def test_a_run_of_all_does_not_compile_the_same_rules_twice(
     out = tmp_path / "out.json"
     result = compare(*asked, "--json", out)
     assert result.exit_code == 0, result.output
-    assert "agc, zclip: not on torch-compiled, because all-rules compiles the same rules." in plain(result)
-    assert "level-shift: not on torch-compiled, because long-zeros compiles the same" in plain(result)
+    assert "agc, zclip, level-shift: not on torch-compiled, because all-rules compiles the same" in plain(
+        result
+    )
     document = strict(out.read_text())
     assert [list(s["guarded"]) for s in document["scenarios"]] == [["numpy"]] * 3
     # By name it is run.
@@ -607,8 +610,8 @@ def test_a_step_on_zero_gradients_is_no_skip(name: str) -> None:
 
 @pytest.mark.usefixtures("liar")
 def test_a_disagreement_is_shown_and_exits_1(tmp_path: Path) -> None:
-    out, figure = tmp_path / "out.json", tmp_path / "out.png"
-    result = compare("--scenario", "single-inf", "--json", out, "--plot", figure, *FAST)
+    out, figure, page = tmp_path / "out.json", tmp_path / "out.png", tmp_path / "out.html"
+    result = compare("--scenario", "single-inf", "--json", out, "--plot", figure, "--html", page, *FAST)
     assert result.exit_code == 1
     expected = "single-inf, torch-foreach, step 7, loss_scale: numpy has 1, torch-foreach has 2"
     assert expected in plain(result)
@@ -617,6 +620,13 @@ def test_a_disagreement_is_shown_and_exits_1(tmp_path: Path) -> None:
     assert document["ok"] is False
     assert document["scenarios"][0]["guarded"]["torch-foreach"]["disagreement"] == expected
     assert figure.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    html = page.read_text(encoding="utf-8")
+    assert f'<td class="no" title="{expected}">✗ disagrees</td>' in html
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html)
+    (runs,) = strict(data)["scenarios"]
+    assert [run["name"] for run in runs] == [
+        "with the guard, numpy", "with the guard, torch-foreach", "without a guard",
+    ]  # fmt: skip
 
 
 def test_json_is_strict_and_complete_and_the_plot_is_a_png(tmp_path: Path) -> None:
@@ -636,6 +646,29 @@ def test_json_is_strict_and_complete_and_the_plot_is_a_png(tmp_path: Path) -> No
     assert list(empty["left_out"]) == ["torch-foreach"]
     assert figure.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png"]
+
+
+def test_the_page_has_every_verdict_and_says_what_was_left_out(tmp_path: Path) -> None:
+    page = tmp_path / "out.html"
+    names = ["single-inf", "bce-saturated", "empty-tree"]
+    asked = [part for name in names for part in ("--scenario", name)]
+    result = compare(*asked, "--html", page, *FAST)
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1] == f"wrote {page}"
+    html = page.read_text(encoding="utf-8")
+    assert re.findall(r'<a href="#scenario-\d">([^<]+)</a>', html) == names
+    assert html.count("✓</span>") == 2
+    why = "torch.optim rejects an empty parameter list"
+    assert f'<td class="soft" title="{why}">–</td>' in html
+    assert f"empty-tree: not on torch-foreach, because {why}." in html
+    for name in names:
+        assert SCENARIOS[name].about in html
+    assert "Skipped: steps 20 to 21, 40 (<code>NONFINITE_LOSS</code>" in html
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html)
+    for runs in strict(data)["scenarios"]:
+        assert [(run["name"], run.get("bare", False)) for run in runs] == [
+            ("with the guard", False), ("without a guard", True),
+        ]  # fmt: skip
 
 
 def test_wall_times_are_rounded_to_milliseconds() -> None:

@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -444,23 +444,36 @@ def without_one_part(stream: Stream) -> Iterator[tuple[str, GuardConfig]]:
 
 
 def test_rules_skipped_under_compile_are_compiled_in_another_stream() -> None:
-    compiled = BACKENDS["torch-compiled"]
-    spared = [s for s in SCENARIOS.values() if isinstance(s, Stream) and s.compiled_in is not None]
-    assert len(spared) == 18
-    for stream in spared:
-        assert compiled.why_not(stream, brief=True) == f"{stream.compiled_in} compiles the same rules"
-        assert compiled.why_not(stream) is None
-        other = SCENARIOS[stream.compiled_in]
-        assert compiled.why_not(other, brief=True) is None
-        assert rules_of(stream) <= rules_of(other), stream.name
-        assert other.tensors == stream.tensors, stream.name
+    spared = [s for s in SCENARIOS.values() if s.compiled_in is not None]
+    assert len(spared) == 34
+    for scenario in spared:
+        other = SCENARIOS[scenario.compiled_in]
+        for name, backend in BACKENDS.items():
+            why = f"{scenario.compiled_in} compiles the same rules"
+            whole = name in ("torch-compiled", "jax-jit")
+            assert backend.why_not(scenario, brief=True) == (why if whole else None)
+            assert backend.why_not(scenario) is None
+            assert backend.why_not(other, brief=True) is None
+        assert rules_of(scenario) <= rules_of(other), scenario.name
         # The rate and eps are constants of the program, and a momentum of 0 leaves operations out.
-        assert other.optimizer.name == stream.optimizer.name, stream.name
-        assert bool(other.optimizer.momentum) >= bool(stream.optimizer.momentum), stream.name
+        assert other.optimizer.name == scenario.optimizer.name, scenario.name
+        assert bool(other.optimizer.momentum) >= bool(scenario.optimizer.momentum), scenario.name
 
 
-def rules_of(stream: Stream) -> set[type]:
-    guard = stream.guard
+def test_every_rule_is_compiled_in_a_run_of_all_scenarios() -> None:
+    compiled = [s for s in SCENARIOS.values() if BACKENDS["torch-compiled"].why_not(s, brief=True) is None]
+    all_rules = set().union(*map(rules_of, SCENARIOS.values()))
+    assert set().union(*map(rules_of, compiled)) == all_rules
+    assert {s.optimizer.name for s in compiled} == {s.optimizer.name for s in SCENARIOS.values()}
+    assert dtypes_of(compiled) == dtypes_of(SCENARIOS.values())
+
+
+def dtypes_of(scenarios: Iterable[Stream | Training]) -> set[str]:
+    return {tensor.dtype for s in scenarios if isinstance(s, Stream) for tensor in s.tensors}
+
+
+def rules_of(scenario: Stream | Training) -> set[type]:
+    guard = scenario.guard
     return {type(rule) for rule in (*guard.clip_rules, guard.spike, guard.loss_scale) if rule is not None}
 
 

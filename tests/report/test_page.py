@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from stablenum import Reason
-from stablenum.commands.report import page
 from stablenum.commands.report.page import as_html
-from stablenum.commands.report.page_data import payload
 from stablenum.commands.report.tables import settings_table, skips_table, summary, worst_table
-from stablenum.commands.report.thresholds import thresholds
+from stablenum.commands.run_plots.page_data import in_script, plotted, plotted_run
+from stablenum.commands.run_plots.script import PARTS, asset
+from stablenum.commands.run_plots.thresholds import thresholds
 from stablenum.guard.readout import Worst
 from stablenum.runlog.lines import Update
 from stablenum.runlog.reading import Run, read_run
@@ -32,7 +32,7 @@ def run_of(path: Path, *args: Any, **kwargs: Any) -> Run:
 
 
 def data(*runs: Run) -> dict[str, Any]:
-    return json.loads(payload(runs))
+    return json.loads(in_script(plotted([plotted_run(run) for run in runs])))
 
 
 def column(stored: dict[str, Any], count: int) -> list[float]:
@@ -259,7 +259,7 @@ def test_the_page_holds_the_licence_of_the_library_that_draws(tmp_path):
 
 
 def test_the_library_that_draws_is_as_it_was_released():
-    _, code = page._asset("uplot.js").split("*/\n", 1)
+    _, code = asset("uplot.js").split("*/\n", 1)
     digest = hashlib.sha256(code.encode()).hexdigest()
     assert digest == "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"  # uPlot 1.6.32
 
@@ -274,5 +274,5 @@ def test_the_policy_of_the_page_allows_its_own_script_alone(tmp_path):
 
 def test_the_own_script_is_left_out_of_no_page(tmp_path):
     html = as_html([run_of(tmp_path, [record(0)])])
-    for name in page.SCRIPTS:
-        assert page._asset(f"{name}.js") in html
+    for name in PARTS:
+        assert asset(f"{name}.js") in html

@@ -45,7 +45,7 @@ class Trace:
         backend: the name of the backend.
         rows: the steps; empty for a plain run.
         norms: the norms of all gradients, step by step; only for runs on NumPy.
-        path: for a guarded stream, the parameters after each step.
+        path: for a guarded stream, and one without a guard on NumPy, the parameters after each step.
         guard: the guard's state at the end, as plain values; empty for a plain run.
         losses: for a plain run of a model, the losses, step by step.
         warnings: the adapter's warnings.

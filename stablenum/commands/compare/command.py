@@ -20,6 +20,7 @@ from stablenum.commands.compare.scenario_file import read_scenario_file, with_gu
 from stablenum.commands.compare.scenarios import Scenario
 from stablenum.commands.outputs import check_target, write
 from stablenum.commands.quiet import without_log
+from stablenum.files import write_text
 
 __all__ = ["compare"]
 
@@ -46,6 +47,10 @@ def compare(
     plot: Annotated[
         Path | None, typer.Option(help="Draw loss, gradient norm, loss scale and skips (PNG).")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write a self-contained page with verdicts and plots of all scenarios."),
+    ] = None,
 ) -> None:
     """Run unstable trainings without and with the guard on every backend, and compare step by step.
 
@@ -68,7 +73,7 @@ def compare(
             missing = f" (absent: {' and '.join(b.missing)} not installed)" if b.missing else ""
             console.print(f"backend {b.name}: {b.about}{missing}", markup=False, highlight=False)
         return
-    for option, path in (("--json", json), ("--plot", plot)):
+    for option, path in (("--json", json), ("--plot", plot), ("--html", html)):
         check_target(option, path)
     begin = time.perf_counter()
     # Scenarios requested by name run on every backend.
@@ -87,6 +92,11 @@ def compare(
 
         write(plot, lambda path: draw(choose(results, scenario or ()), path), "--plot")
         console.print(f"wrote {plot}", style="dim", markup=False, highlight=False)
+    if html is not None:
+        from stablenum.commands.compare.page import as_html
+
+        write(html, lambda path: write_text(path, as_html(results, backends, absent, unfit)), "--html")
+        console.print(f"wrote {html}", style="dim", markup=False, highlight=False)
     if not all(result.ok for result in results):
         raise typer.Exit(1)
 

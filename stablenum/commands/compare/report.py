@@ -18,7 +18,7 @@ from stablenum.commands.compare.backends import REFERENCE, Backend
 from stablenum.commands.compare.runner import Result
 from stablenum.commands.compare.scenarios import Outcome, Scenario, Stream, Training
 
-__all__ = ["list_table", "print_report", "to_json"]
+__all__ = ["list_table", "notes", "print_report", "problems", "summary", "to_json"]
 
 _STYLES = {
     Outcome.SURVIVES: "green",
@@ -65,11 +65,11 @@ def print_report(
         console.print()
         console.print(_accuracy_table(accuracies, console.width))
     console.print()
-    for line in _notes(results, absent, unfit or {}):
+    for line in notes(results, absent, unfit or {}):
         console.print(line, style="dim", markup=False, highlight=False)
-    for line in _problems(results):
+    for line in problems(results):
         console.print(line, style="bold red", markup=False, highlight=False)
-    console.print(_summary(results, backends), markup=False, highlight=False)
+    console.print(summary(results, backends), markup=False, highlight=False)
 
 
 def _table(title: str, width: int) -> Table:
@@ -152,9 +152,10 @@ def _percent(trace: Trace | None) -> str:
     return "" if trace is None or trace.score is None else f"{100 * trace.score:.1f} %"
 
 
-def _notes(
+def notes(
     results: Sequence[Result], absent: Mapping[str, list[str]], unfit: Mapping[str, str]
 ) -> Iterable[str]:
+    """Yield what was left out, and why."""
     by_reason: dict[tuple[str, str], list[str]] = {}  # the scenarios for each pair of backends and reason
     for result in results:
         for reason in dict.fromkeys(result.left_out.values()):
@@ -169,7 +170,8 @@ def _notes(
         yield f"left out: {alike}. {reason}"
 
 
-def _problems(results: Sequence[Result]) -> Iterable[str]:
+def problems(results: Sequence[Result]) -> Iterable[str]:
+    """Yield every disagreement and every unexpected outcome."""
     for result in results:
         for comparison in result.comparisons.values():
             if comparison.disagreement is not None:
@@ -178,7 +180,8 @@ def _problems(results: Sequence[Result]) -> Iterable[str]:
             yield f"Unexpected outcome: {surprise}"
 
 
-def _summary(results: Sequence[Result], backends: Sequence[Backend]) -> str:
+def summary(results: Sequence[Result], backends: Sequence[Backend]) -> str:
+    """Return what was found, in one line."""
     n = f"{len(results)} scenario{'s' if len(results) != 1 else ''}"
     names = ", ".join(b.name for b in backends)
     if len(backends) == 1:

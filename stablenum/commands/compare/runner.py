@@ -20,7 +20,16 @@ from stablenum.commands.compare.scenarios.stream_data import scaled_gradients, s
 from stablenum.commands.compare.scenarios.training_data import batch_at, data_of, initial_params
 from stablenum.errors import NonFiniteError, RecoveryStopped
 
-__all__ = ["Result", "moved", "outcome_of", "run_guarded", "run_plain", "run_scenario", "steps_of"]
+__all__ = [
+    "Result",
+    "distances",
+    "moved",
+    "outcome_of",
+    "run_guarded",
+    "run_plain",
+    "run_scenario",
+    "steps_of",
+]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Tick: TypeAlias = Callable[[], None]
@@ -197,6 +206,8 @@ def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -
         last = run.last
         if plain:
             trace.losses.append(float(last.get("loss", math.nan)))
+            if training is None and backend.name == REFERENCE:
+                trace.path.append(run.params())
         else:
             trace.rows.append(_row(last))
             if run.norms is not None:
@@ -280,6 +291,19 @@ def moved(trace: Trace) -> list[float]:
     pairs = zip(trace.start, trace.params, strict=True)
     away = [q.astype(np.float64) - p.astype(np.float64) for p, q in pairs]
     return [float(np.sqrt(np.mean(a * a))) if a.size else 0.0 for a in away]
+
+
+def distances(trace: Trace) -> list[float]:
+    """Return how far the parameters are from their start after each step, as a root mean square."""
+    start = _flat(trace.start)
+    if not start.size:
+        return [0.0] * len(trace.path)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return [float(np.sqrt(np.mean((_flat(params) - start) ** 2))) for params in trace.path]
+
+
+def _flat(params: Sequence[Array]) -> Array:
+    return np.concatenate([np.zeros(0), *(p.astype(np.float64).ravel() for p in params)])
 
 
 def _moved(trace: Trace) -> float:

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from stablenum.commands.outputs import check_target, write
 from stablenum.commands.report.page import as_html, is_own
-from stablenum.commands.report.undone import undone_phrases
 from stablenum.commands.report.watch import begun, watched
+from stablenum.commands.run_plots.undone import undone_phrases
 from stablenum.files import write_text
 from stablenum.runlog.reading import NotALogError, Run, RunReader, read_run
 

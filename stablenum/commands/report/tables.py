@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from stablenum.commands.report.undone import skipped_undone, undone_phrases
+from stablenum.commands.run_plots.undone import skipped_undone, undone_phrases
 from stablenum.guard.reasons import EXPLANATIONS, Reason
 from stablenum.runlog.reading import Run
 

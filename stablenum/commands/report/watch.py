@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from stablenum.commands.report.undone import undone_phrases
+from stablenum.commands.run_plots.undone import undone_phrases
 from stablenum.guard.reasons import APPLIED
 from stablenum.runlog.reading import Run, RunReader
 

@@ -50,11 +50,9 @@ class Backend:
             brief: whether to leave out a scenario if another one covers the same rules, see
                 ``Stream.compiled_in``.
         """
-        if not isinstance(scenario, Stream):
-            return None
-        if self.framework == "torch" and not scenario.tensors:
+        if self.framework == "torch" and isinstance(scenario, Stream) and not scenario.tensors:
             return "torch.optim rejects an empty parameter list"
-        if brief and self.mode == "compiled" and scenario.compiled_in is not None:
+        if brief and self.mode in _COMPILED and scenario.compiled_in is not None:
             return f"{scenario.compiled_in} compiles the same rules"
         return None
 
@@ -70,6 +68,7 @@ def _backend(name: str, framework: str, mode: str, about: str, *needs: str) -> B
     return Backend(name=name, about=about, framework=framework, module=module, mode=mode, needs=needs)
 
 
+_COMPILED = ("compiled", "jit")  # the modes of backends that compile the whole step
 _TORCH, _JAX = ("torch", "stablenum_torch"), ("jax", "optax", "stablenum_jax")
 REFERENCE = "numpy"
 BACKENDS: dict[str, Backend] = {

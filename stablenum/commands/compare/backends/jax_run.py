@@ -184,8 +184,12 @@ def _differentiation(adapter: Any, setup: Setup) -> Any:
         # An escalating guard requires a policy even if its ladder is not used. The ladder is not used here,
         # because the loss function casts by itself.
         policy = "float32" if setup.guard is not None and setup.guard.escalate is not None else None
-        return lambda params, opt_state, batch: adapter.value_and_grad(loss_of, opt_state, policy=policy)(
-            params, *batch
+        # In the eager run too: the guard's step is compared, and without jit differentiation takes ten times
+        # as long.
+        return jax.jit(
+            lambda params, opt_state, batch: adapter.value_and_grad(loss_of, opt_state, policy=policy)(
+                params, *batch
+            )
         )
     loss_as_cast, policy = loss_function(setup.training, None), f"params=float32,compute={ladder[0]}"
 

@@ -192,7 +192,7 @@ _SPIKES = (
         "SpikeGuard skips all spikes of norm and loss, even soon after a larger one, and a NaN.",
         SpikeGuard(),
         Expected(plain=DIES, guarded=SURVIVES, skips=6),
-        compiled_in="long-zeros",
+        compiled_in="all-rules",
     ),
     _masked(
         "spike-clip",
@@ -222,7 +222,7 @@ _SPIKES = (
         optimizer=_SGD,
         guard=GuardConfig(spike="skip"),
         most_moved=0.6,
-        compiled_in="long-zeros",
+        compiled_in="all-rules",
         expected=Expected(plain=FAILS, guarded=SURVIVES, skips=9),
     ),
     Stream(
@@ -238,7 +238,7 @@ _SPIKES = (
         optimizer=_SGD,
         guard=GuardConfig(clip=AutoClip(quantile=0.9), spike="skip"),
         most_moved=0.2,
-        compiled_in="long-zeros",
+        compiled_in="all-rules",
         expected=Expected(plain=FAILS, guarded=SURVIVES, skips=1),
     ),
     Stream(
@@ -265,6 +265,7 @@ _SPIKES = (
             spike="skip",
         ),
         most_moved=0.035,
+        compiled_in="all-rules",
         expected=Expected(plain=FAILS, guarded=SURVIVES, skips=1, final_loss_scale=2.0**17),
     ),
 )
@@ -281,6 +282,7 @@ _LOSS_SCALES = (
         events=(Event(step=120, until="end", tensor="all", factor=1000.0),),
         optimizer=OptimizerSpec(name="sgd", lr=0.3),
         guard=GuardConfig(loss_scale=LogMaxLossScale()),
+        compiled_in="all-rules",
         expected=Expected(plain=SURVIVES, guarded=SURVIVES, skips=8, final_loss_scale=8.0),
         tolerance=_HALF_TOLERANCE,
     ),
@@ -319,6 +321,7 @@ _LOSS_SCALES = (
         guard=GuardConfig(
             loss_scale=DynamicLossScale(init_scale=2.0**12, min_scale=2.0**6), max_skips_in_a_row=30
         ),
+        compiled_in="bad-200",
         expected=Expected(plain=DIES, guarded=STOPS, skips=30, final_loss_scale=2.0**6),
     ),
     Stream(
@@ -331,6 +334,7 @@ _LOSS_SCALES = (
         guard=GuardConfig(
             loss_scale=DynamicLossScale(hysteresis=2, hysteresis_refill="growth", growth_interval=60)
         ),
+        compiled_in="bad-200",
         expected=Expected(plain=DIES, guarded=SURVIVES, skips=4, final_loss_scale=2.0**15),
     ),
 )

@@ -45,6 +45,7 @@ STREAMS: tuple[Stream, ...] = (
         steps=200,
         optimizer=_ADAM,
         guard=GuardConfig(clip=5.0),
+        compiled_in="all-zero",
         expected=Expected(plain=SURVIVES, guarded=SURVIVES, skips=0),
         tolerance=_ADAM_TOLERANCE,
     ),
@@ -55,7 +56,7 @@ STREAMS: tuple[Stream, ...] = (
         seed=1,
         events=(Event(step=20, tensor=1, value=INF),),
         optimizer=_MOMENTUM,
-        compiled_in="first-step-bad",
+        compiled_in="clip-rules",
         expected=Expected(plain=DIES, guarded=SURVIVES, skips=1),
     ),
     Stream(
@@ -75,6 +76,7 @@ STREAMS: tuple[Stream, ...] = (
         seed=3,
         events=(Event(step=0, until=1, tensor=0, value=NAN, everywhere=True),),
         optimizer=_MOMENTUM,
+        compiled_in="clip-rules",
         expected=Expected(plain=DIES, guarded=SURVIVES, skips=2),
     ),
     Stream(
@@ -84,7 +86,7 @@ STREAMS: tuple[Stream, ...] = (
         seed=4,
         events=(Event(step=10, until=12, tensor="loss", value=NAN),),
         guard=GuardConfig(loss_scale="dynamic"),
-        compiled_in="hysteresis",
+        compiled_in="bad-200",
         expected=Expected(plain=SURVIVES, guarded=SURVIVES, skips=3, final_loss_scale=2.0**16),
     ),
     Stream(
@@ -104,7 +106,7 @@ STREAMS: tuple[Stream, ...] = (
         seed=6,
         events=(Event(step=9, tensor=0, value=INF), Event(step=20, tensor=0, value=INF)),
         guard=GuardConfig(loss_scale=DynamicLossScale(growth_interval=10)),
-        compiled_in="hysteresis",
+        compiled_in="bad-200",
         expected=Expected(plain=DIES, guarded=SURVIVES, skips=2, final_loss_scale=2.0**17),
     ),
     Stream(
@@ -115,6 +117,7 @@ STREAMS: tuple[Stream, ...] = (
         seed=7,
         events=tuple(Event(step=s, tensor=0, value=INF) for s in (5, 15, 25, 26, 40)),
         guard=GuardConfig(loss_scale=DynamicLossScale(hysteresis=2)),
+        compiled_in="bad-200",
         expected=Expected(plain=DIES, guarded=SURVIVES, skips=5, final_loss_scale=2.0**15),
     ),
     Stream(
@@ -125,6 +128,7 @@ STREAMS: tuple[Stream, ...] = (
         magnitude=1e20,
         guard=GuardConfig(clip=1.0),
         plain_clip=1.0,
+        compiled_in="clip-rules",
         expected=Expected(plain=STALLS, guarded=SURVIVES, skips=0),
     ),
     Stream(
@@ -134,7 +138,7 @@ STREAMS: tuple[Stream, ...] = (
         magnitude=1e-30,
         start=0.0,
         guard=GuardConfig(clip=1.0),
-        compiled_in="huge-1e20",
+        compiled_in="clip-rules",
         expected=Expected(plain=SURVIVES, guarded=SURVIVES, skips=0),
     ),
     Stream(
@@ -210,7 +214,7 @@ STREAMS: tuple[Stream, ...] = (
         seed=16,
         magnitude=1e-50,
         optimizer=_ADAM,
-        compiled_in="clean",
+        compiled_in="all-zero",
         expected=Expected(plain=SURVIVES, guarded=SURVIVES, skips=0),
         tolerance=_ADAM_TOLERANCE,
     ),
@@ -222,7 +226,7 @@ STREAMS: tuple[Stream, ...] = (
         seed=16,
         magnitude=1e-50,
         optimizer=OptimizerSpec(name="adam", lr=1e-3, eps=0.0),
-        compiled_in="clean",
+        compiled_in="all-zero",
         expected=Expected(plain=DIES, guarded=DIES, skips=0),
         tolerance=_ADAM_TOLERANCE,
     ),
@@ -235,6 +239,7 @@ STREAMS: tuple[Stream, ...] = (
         tensors=_tensors("float16", "float16", "float16"),
         magnitude=1e-50,
         optimizer=_ADAM,
+        compiled_in="single-nan",
         expected=Expected(plain=DIES, guarded=DIES, skips=0),
         tolerance=_half_tolerance(2e-2),
     ),

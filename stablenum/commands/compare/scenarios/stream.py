@@ -154,8 +154,8 @@ class Stream:
         plain_clip: the norm at which the framework's own function clips in the run without a guard.
         most_moved: a run fails if at the end a tensor is further than this from its start, as a root mean
             square over its elements. (A finite spike makes no NaN; it does harm by moving parameters.)
-        compiled_in: another scenario for which torch.compile traces the same rules. A run of all scenarios
-            does not run this one on ``torch-compiled``, where tracing takes nearly all of the time.
+        compiled_in: another scenario whose compiled step has the same rules. A run of all scenarios does not
+            run this one on ``torch-compiled`` and ``jax-jit``, where compiling takes nearly all of the time.
         expected, tolerance: what is checked.
 
     Raises:

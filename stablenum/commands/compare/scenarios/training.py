@@ -72,7 +72,7 @@ class Training:
     """A model and batches, with the same numbers for every backend. Each backend differentiates the model.
 
     Args:
-        name, about, steps, seed: as in :class:`Stream`.
+        name, about, steps, seed, compiled_in: as in :class:`Stream`.
         model: one of :data:`MODELS`.
         depth: the number of layers of the model ``"deep"``.
         compute: the dtype of the forward and backward pass; parameters are float32. A guard that escalates
@@ -95,6 +95,7 @@ class Training:
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     guard: GuardConfig = field(default_factory=GuardConfig)
     goal: Goal
+    compiled_in: str | None = None
     expected: Expected = field(default_factory=Expected)
     tolerance: Tolerance = field(default_factory=Tolerance)
 

@@ -1,7 +1,7 @@
 // Which steps are shown: the same in all plots.
 
 const VIEW = { least: FIRST, most: LAST };
-const RANGE = document.getElementById("range");
+const RANGE = PAGE.querySelector(".range");
 
 function show(least, most) {
   const width = Math.min(LAST - FIRST, Math.max(2, most - least));
@@ -12,6 +12,7 @@ function show(least, most) {
 }
 
 function tell() {
+  if (RANGE === null) return;
   const [least, most] = [Math.ceil(VIEW.least), Math.floor(VIEW.most)];
   RANGE.textContent = `steps ${least.toLocaleString("en")} to ${most.toLocaleString("en")}`;
 }
@@ -38,7 +39,9 @@ const ACTIONS = {
 };
 const KEYS = { "+": "in", "=": "in", "-": "out", 0: "all", ArrowLeft: "back", ArrowRight: "on" };
 
-for (const [id, action] of Object.entries(ACTIONS)) document.getElementById(id).addEventListener("click", action);
+for (const button of PAGE.querySelectorAll("button[data-action]")) {
+  button.addEventListener("click", ACTIONS[button.dataset.action]);
+}
 ROOT.addEventListener("keydown", (event) => {
   const action = event.ctrlKey || event.metaKey || event.altKey ? undefined : KEYS[event.key];
   if (action === undefined) return;

@@ -45,7 +45,7 @@ function described(step, plot) {
     const i = positionOf(run, step);
     const gone = positionOf(run.undone, step);
     if (i < 0 && gone < 0 && !(plot.sparse && run.updates.steps.includes(step))) return;
-    if (RUNS.length > 1) parts.push(line("div", run.name, `name run-${r % 8}`));
+    if (RUNS.length > 1) parts.push(line("div", run.name, `name ${run.bare ? "bare" : `run-${r % 8}`}`));
     if (i >= 0) parts.push(...ofStep(run, i));
     parts.push(...ofUpdate(run, step));
     for (const start of run.starts.filter((start) => start.step === step)) parts.push(line("div", start.what));
@@ -55,11 +55,13 @@ function described(step, plot) {
 }
 
 function ofStep(run, i) {
+  if (run.bare) return ofBareStep(run, i);
   const reason = DATA.reasons[run.reason[i]];
   const worst = run.worst[i] < 0 ? "" : run.names[run.worst[i]];
   const clipped = reason.applied && run.norm[i] > run.threshold[i] ? ` (clipped at ${short(run.threshold[i])})` : "";
   const facts = [`gradient norm ${number(run.norm[i])}${clipped}`];
   if (!Number.isNaN(run.loss[i]) || reason.name === "NONFINITE_LOSS") facts.unshift(`loss ${number(run.loss[i])}`);
+  if (run.moved.length > 0) facts.push(`distance from the start ${number(run.moved[i])}`);
   if (SCALED) facts.push(`loss scale ${number(run.scale[i])}`);
   const out = facts.map((text) => line("div", text));
   if (reason.name !== "OK") out.unshift(line("div", `${reason.name}: ${reason.what}`, reason.applied ? "" : "bad"));
@@ -73,6 +75,12 @@ function ofUndone(run, i) {
   const at = worst[i] < 0 ? "" : `, worst parameter: ${run.names[worst[i]]}`;
   const why = applied ? "" : `, skipped for ${name}: ${what}`;
   return [line("div", `before the run went back: loss ${number(loss[i])}, gradient norm ${number(norm[i])}${at}${why}`, "undone")];
+}
+
+function ofBareStep(run, i) {
+  const facts = Number.isNaN(run.loss[i]) ? [] : [`loss ${number(run.loss[i])}`];
+  if (run.moved.length > 0) facts.push(`distance from the start ${number(run.moved[i])}`);
+  return facts.map((text) => line("div", text));
 }
 
 function ofUpdate(run, step) {

@@ -1,18 +1,20 @@
 // One plot below the other, drawn by uPlot, over the same steps.
 
-const ROOT = document.getElementById("plots");
+const ROOT = PAGE.querySelector(".plots");
 const STYLE = getComputedStyle(document.documentElement);
 const COLOURS = new Map(); // of the theme: to ask for a style takes time
 function colour(name) {
   if (!COLOURS.has(name)) COLOURS.set(name, STYLE.getPropertyValue(`--${name}`).trim());
   return COLOURS.get(name);
 }
-const colourOf = (r) => colour(`run-${r % 8}`);
-const HEIGHT = 210;
+const colourOf = (r) => colour(RUNS[r].bare ? "bad" : `run-${r % 8}`);
+const GUARDED = RUNS.filter((run) => !run.bare);
+const HEIGHT = Number(ROOT.dataset.height ?? 210);
+const KEY = `steps ${PAGE.id ?? ""}`; // zoomed and pointed at together
 const TICK = 8;
 const WIDTH = AXIS.length > 5000 ? 1 : 1.5; // a dense line is drawn much faster by the width of a pixel
 
-const SCALED = RUNS.some((run) => run.scale.some((value) => value !== 1));
+const SCALED = GUARDED.some((run) => run.scale.some((value) => value !== 1));
 
 // What was undone is drawn first, below the rest.
 function undone(name) {
@@ -25,6 +27,10 @@ const PLOTS = [
   {
     name: "Gradient norm", log: true,
     lines: [...undone("norm"), { of: (run) => run.norm }, { of: (run) => run.threshold, dash: [6, 4], what: "clip threshold", colour: "ink" }],
+  },
+  {
+    name: "Distance from the start", log: true, lines: [{ of: (run) => run.moved }],
+    only: RUNS.some((run) => run.moved.length > 0),
   },
   { name: "Loss scale", log: true, base: 2, lines: [{ of: (run) => run.scale, stepped: true }], only: SCALED },
   {
@@ -61,7 +67,8 @@ function dataOf(plot) {
 function seriesOf(plot) {
   return byLine(plot, (run, r, line) => ({
     label: `${run.name} ${line.what ?? plot.name}`, scale: "y", show: run.shown, spanGaps: !line.gaps,
-    stroke: () => line.colour ? colour(line.colour) : colourOf(r), width: line.dash ? 1 : WIDTH, dash: line.dash, alpha: RUNS.length > 1 ? 0.75 : 1,
+    stroke: () => line.colour ? colour(line.colour) : colourOf(r), width: line.dash ? 1 : WIDTH,
+    dash: line.dash ?? (run.bare ? [5, 4] : undefined), alpha: RUNS.length > 1 ? 0.75 : 1,
     paths: line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
     points: line.dash || line.stepped ? { show: false } : {},
   }));
@@ -88,7 +95,7 @@ function marks(u) {
       }
     };
     ticks(run.undone, colour("undone"));
-    ticks(run, RUNS.length > 1 ? colourOf(r) : colour("bad"));
+    ticks(run, GUARDED.length > 1 ? colourOf(r) : colour("bad"));
     row += 1;
     u.ctx.strokeStyle = colour("soft");
     u.ctx.setLineDash([3 * ratio, 3 * ratio]);
@@ -124,10 +131,10 @@ function axes() {
 function make(plot) {
   plot.u?.destroy();
   plot.u = new uPlot({
-    width: widthNow(), height: HEIGHT, legend: { show: false },
+    width: widthNow(plot), height: HEIGHT, legend: { show: false },
     cursor: {
       drag: { x: true, y: false }, points: { size: 7 },
-      sync: { key: "steps", scales: ["x", null], filters: { pub: (type) => type.startsWith("mouse")
+      sync: { key: KEY, scales: ["x", null], filters: { pub: (type) => type.startsWith("mouse")
         && type !== "mousedown" && type !== "mouseup" } },
     },
     scales: {
@@ -145,15 +152,19 @@ function make(plot) {
   plot.u.setScale("x", { min: VIEW.least, max: VIEW.most });
 }
 
-function widthNow() {
-  return Math.max(240, ROOT.clientWidth);
+function widthNow(plot) {
+  return Math.max(240, plot.place.clientWidth);
+}
+
+function isKnown(line) {
+  return RUNS.some((run) => line.of(run).some(Number.isFinite));
 }
 
 function frame(plot) {
   const figure = document.createElement("figure");
   const caption = document.createElement("figcaption");
   caption.append(Object.assign(document.createElement("b"), { textContent: plot.name }));
-  for (const line of plot.lines.filter((line) => line.dash)) {
+  for (const line of plot.lines.filter((line) => line.dash && isKnown(line))) {
     caption.append(Object.assign(document.createElement("span"), { className: "soft", textContent: `dashed: ${line.what}` }));
   }
   if (plot.lines.some((line) => line.gaps)) {

@@ -1,10 +1,8 @@
-for (const plot of PLOTS) {
-  frame(plot);
-  make(plot);
-}
+for (const plot of PLOTS) frame(plot); // first all places: side by side, each has a part of the width
+for (const plot of PLOTS) make(plot);
 tell();
 
-for (const box of document.querySelectorAll("#legend input")) {
+for (const box of PAGE.querySelectorAll(".legend input")) {
   box.addEventListener("change", () => {
     const r = Number(box.dataset.run);
     RUNS[r].shown = box.checked;
@@ -14,11 +12,11 @@ for (const box of document.querySelectorAll("#legend input")) {
   });
 }
 
-let width = widthNow();
+let width = ROOT.clientWidth;
 new ResizeObserver(() => {
-  if (widthNow() === width) return;
-  width = widthNow();
-  for (const plot of PLOTS) plot.u.setSize({ width, height: HEIGHT });
+  if (ROOT.clientWidth === width) return;
+  width = ROOT.clientWidth;
+  for (const plot of PLOTS) plot.u.setSize({ width: widthNow(plot), height: HEIGHT });
 }).observe(ROOT);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   COLOURS.clear();

@@ -1,4 +1,4 @@
-"""The steps of runs as JSON, which the script of the page reads."""
+"""The steps of runs as JSON, which the script of a page reads."""
 
 from __future__ import annotations
 
@@ -7,48 +7,51 @@ import math
 import sys
 from array import array
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stablenum.commands.report.thresholds import thresholds
-from stablenum.commands.report.undone import one_at_each_step
+from stablenum.commands.run_plots.thresholds import thresholds
+from stablenum.commands.run_plots.undone import one_at_each_step
 from stablenum.guard.reasons import APPLIED, EXPLANATIONS, Reason
 from stablenum.runlog.reading import Run
 
-__all__ = ["payload"]
+__all__ = ["column", "in_script", "plotted", "plotted_run"]
 
 _FEW = 8  # a column that changes more seldom than once in so many steps is stored by its changes
 
 
-def payload(runs: Sequence[Run]) -> str:
-    """Return strict JSON that can stand in a script element.
+def plotted(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what is drawn in one set of plots; each run is as :func:`plotted_run` returns it.
 
     Columns are numbers in base64, or their changes: 100,000 steps take some 2 MB, and a browser reads them
     in milliseconds.
     """
-    data = {
-        "runs": [_run(run) for run in runs],
-        "reasons": {
-            int(reason): {
-                "name": reason.name,
-                "what": EXPLANATIONS[reason].what,
-                "applied": reason in APPLIED,
-            }
-            for reason in Reason
-        },
+    return {"runs": list(runs), "reasons": _reasons()}
+
+
+def _reasons() -> dict[int, dict[str, Any]]:
+    return {
+        int(reason): {"name": reason.name, "what": EXPLANATIONS[reason].what, "applied": reason in APPLIED}
+        for reason in Reason
     }
-    return _in_script(json.dumps(data, allow_nan=False, separators=(",", ":")))
 
 
-def _run(run: Run) -> dict[str, Any]:
+def in_script(data: Any) -> str:
+    """Return strict JSON in which nothing can end a script element or begin a comment."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
+
+
+def plotted_run(run: Run) -> dict[str, Any]:
+    """Return the steps of a run."""
     return {
         "name": run.name,
         "count": len(run),
         "steps": _steps(run.steps),
-        "loss": _column(run.loss),
-        "norm": _column(run.grad_norm),
-        "threshold": _column(thresholds(run)),
-        "scale": _column(run.loss_scale),
+        "loss": column(run.loss),
+        "norm": column(run.grad_norm),
+        "threshold": column(thresholds(run)),
+        "scale": column(run.loss_scale),
         "reason": _base64(array("B", run.reason)),
         "worst": _base64(array("i", run.worst)),
         "names": list(run.names),
@@ -69,8 +72,8 @@ def _undone(run: Run) -> dict[str, Any]:
     return {
         "count": len(steps),
         "steps": _base64(array("i", [step.step for step in steps])),
-        "loss": _column([step.loss for step in steps]),
-        "norm": _column([step.grad_norm for step in steps]),
+        "loss": column([step.loss for step in steps]),
+        "norm": column([step.grad_norm for step in steps]),
         "reason": _base64(array("B", [step.reason for step in steps])),
         "worst": _base64(array("i", [step.worst for step in steps])),
     }
@@ -82,7 +85,7 @@ def _steps(steps: Sequence[int]) -> dict[str, Any]:
     return {"base64": _base64(array("i", steps))}
 
 
-def _column(values: Sequence[float]) -> dict[str, Any]:
+def column(values: Sequence[float]) -> dict[str, Any]:
     """Return a column as float32 numbers, or as its changes: a position, and the value from there on."""
     changes = [i for i, value in enumerate(values) if i == 0 or not _same(value, values[i - 1])]
     if _FEW * len(changes) <= len(values):
@@ -102,8 +105,3 @@ def _base64(column: array[Any]) -> str:
     if sys.byteorder == "big":
         column.byteswap()
     return b64encode(column.tobytes()).decode()
-
-
-def _in_script(text: str) -> str:
-    """Return JSON in which nothing can end a script element or begin a comment."""
-    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")

@@ -1,7 +1,5 @@
 // The steps of all runs on one axis. A value that a run does not have, or that is not finite, is null.
 
-const DATA = JSON.parse(document.getElementById("data").textContent);
-
 function decoded(text, Kind) {
   const raw = atob(text);
   const bytes = new Uint8Array(raw.length);
@@ -39,9 +37,11 @@ const RUNS = DATA.runs.map((run) => {
   const skips = [];
   for (let i = 0; i < count; i++) if (!DATA.reasons[reason[i]].applied) skips.push(i);
   return {
-    name: run.name, names: run.names, starts: run.starts, shown: true, steps: stepsOf(run), reason, skips,
+    name: run.name, names: run.names, starts: run.starts, bare: run.bare ?? false, shown: true,
+    steps: stepsOf(run), reason, skips,
     worst: decoded(run.worst, Int32Array), loss: column(run.loss, count), norm: column(run.norm, count),
     threshold: column(run.threshold, count), scale: column(run.scale, count), updates: run.updates,
+    moved: run.moved ? column(run.moved, count) : [],
     undone: undoneOf(run.undone),
   };
 });
