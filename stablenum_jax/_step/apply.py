@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -29,7 +29,11 @@ PyTree: TypeAlias = Any
 
 
 def apply_multiplier(
-    config: stablenum.GuardConfig, updates: PyTree, paths: Iterable[Path], decision: stablenum.Decision
+    config: stablenum.GuardConfig,
+    updates: PyTree,
+    paths: Sequence[Path],
+    decision: stablenum.Decision,
+    shapes: Sequence[tuple[int, ...]],
 ) -> PyTree:
     """Return the gradients that the optimizer receives in an applied step.
 
@@ -41,6 +45,7 @@ def apply_multiplier(
         updates: the gradients; returned unchanged if no setting changes gradients.
         paths: the paths of the watched gradients, in the order of their norms.
         decision: contains the multiplier, and the units' multipliers if a rule clips units.
+        shapes: the shapes of the whole gradients, which say what a unit is; a device may have parts of them.
     """
     if not config.changes_gradients:
         return updates
@@ -56,7 +61,8 @@ def apply_multiplier(
         if path not in place or not is_measurable(path, leaf):
             return leaf
         changed = jnp.asarray(leaf)
-        for factor in _factors(config, decision, place[path], changed, powers if shrinks else None):
+        i = place[path]
+        for factor in _factors(config, decision, i, changed, shapes[i], powers if shrinks else None):
             changed = times(changed, factor)
         if config.max_value is not None:
             changed = _clamp(changed, config.max_value)
@@ -70,6 +76,7 @@ def _factors(
     decision: stablenum.Decision,
     i: int,
     leaf: Array,
+    whole: tuple[int, ...],
     powers: Callable[[int], list[Array]] | None,
 ) -> list[Array]:
     """Return the factors on the i-th gradient, to be applied in this order: one per unit, one per tensor, or
@@ -77,7 +84,7 @@ def _factors(
     bits = jnp.finfo(leaf.dtype).bits
     of_units = decision.unit_multipliers[i] if decision.unit_multipliers else None
     if config.unit_rule is not None and of_units is not None and of_units.shape[0]:
-        axes = config.unit_rule.unit_axes(leaf.shape, default="last")
+        axes = config.unit_rule.unit_axes(whole, default="last")
         by_unit = config.unit_rule.unit_shape(leaf.shape, axes)
         return [part.reshape(by_unit) for part in (*_powers(decision.unit_shifts[i], bits), of_units)]
     all_of_them = [*([] if powers is None else powers(bits)), decision.multiplier]

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.sharding import PartitionSpec
 
 import stablenum
 from stablenum.user_warnings import warn
@@ -66,6 +67,7 @@ class Captured(NamedTuple):
             no gradient; None if the guard sees arrays other than the caller's.
         weights: the parameters at these paths; () if no rule looks at them, None if the guard sees
             parameters other than the caller's.
+        specs: how the parameters at these paths are divided; () if it is not known.
     """
 
     config: stablenum.GuardConfig
@@ -73,6 +75,7 @@ class Captured(NamedTuple):
     paths: tuple[Path, ...]
     source: tuple[int, ...] | None
     weights: tuple[Any, ...] | None
+    specs: tuple[PartitionSpec, ...]
 
 
 class _Call(NamedTuple):
@@ -295,7 +298,7 @@ def _capture(call: _Call, params: PyTree, opt_state: PyTree) -> Captured:
                 tuple(-1 if leaf is None else place[id(leaf)] for leaf in seen.gradients) if same else None
             )
             weights = seen.weights if all(id(leaf) in own_weights for leaf in seen.weights) else None
-            found.append(Captured(reached.config, reached.axis_name, seen.paths, source, weights))
+            found.append(Captured(reached.config, reached.axis_name, seen.paths, source, weights, seen.specs))
 
     jax.eval_shape(probe, [leaves[i] for i in traced])
     if not found:
@@ -330,6 +333,7 @@ def _watched(grads: PyTree, seen: Captured) -> Watched:
         gradients=tuple(None if i < 0 else leaves[i][1] for i in source),
         weights=seen.weights or (),
         others=tuple(leaves[i][1] for i in measured if i not in taken),
+        specs=seen.specs,
     )
 
 

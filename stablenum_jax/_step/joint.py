@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 import stablenum
 from stablenum.exact_sums import COLUMNS, Sums, add, as_columns, counted_once, from_columns, norms
@@ -17,6 +18,7 @@ from stablenum.guard.ranks import Ranks
 from stablenum.guard.recorder import recorded_loss
 from stablenum.rules.clipping import Units
 from stablenum.wide import Wide, join
+from stablenum_jax._step.joint_units import UnitLayout, joined_units, units_row
 from stablenum_jax._step.measure_elements import Elements
 from stablenum_jax._step.over_axes import AxisName, contributions, gathered, is_first_copy, joint_columns
 
@@ -50,33 +52,48 @@ class Measured(NamedTuple):
 
 
 def over_devices(
-    config: stablenum.GuardConfig, seen: Measured, leaves: Sequence[Any], axis_name: AxisName
+    config: stablenum.GuardConfig,
+    seen: Measured,
+    leaves: Sequence[Any],
+    axis_name: AxisName,
+    *,
+    specs: Sequence[PartitionSpec] = (),
+    layouts: Sequence[UnitLayout | None] = (),
 ) -> Measured:
     """Return what all devices along the axes measured together, the same on each of them.
 
     This is one collective of float32 numbers from each device: its norm (two numbers), its worst parameter,
     its loss, and whether something else is not finite; three more for what is counted of elements,
-    ``COLUMNS`` more for exact norms; and, if a rule needs the norms of single parameters, two per parameter,
-    or ``COLUMNS`` with exact norms.
+    ``COLUMNS`` more for exact norms; if a rule needs the norms of single parameters, two per parameter, or
+    ``COLUMNS`` with exact norms; and if a rule clips units, three per unit of the device's part of a divided
+    gradient.
 
     Args:
         config: the guard's settings.
         seen: what this device measured.
         leaves: the gradients, of which :func:`jax.shard_map` may know that several devices have copies.
         axis_name: the axes.
+        specs: the gradients' specs; () if they are not known.
+        layouts: how the units of each gradient lie, if a rule needs them.
     """
     each = config.needs_single_norms
-    parts = Wide(seen.norms.value * contributions(leaves, axis_name), seen.norms.power)
+    parts = Wide(seen.norms.value * contributions(leaves, axis_name, specs), seen.norms.power)
     row = {"own": _own(seen, parts)}
     if seen.elements is not None:
         row["elements"] = jnp.stack(seen.elements)
     if seen.sums is not None:
-        sums = counted_once(seen.sums, jnp.stack(is_first_copy(leaves, axis_name)), xp=jnp)
+        sums = counted_once(seen.sums, jnp.stack(is_first_copy(leaves, axis_name, specs)), xp=jnp)
         row["sums"] = as_columns(sums if each else add(sums, xp=jnp), xp=jnp).ravel()
     elif each:
         row["norms"] = jnp.concatenate([parts.value, _float32(parts.power)])
-    joint = _joint(_gathered(row, axis_name), zeros=jnp.zeros(parts.value.shape, jnp.float32))
-    return joint._replace(units=seen.units)  # whole, and the same on all devices
+    of_units = None if seen.units is None else units_row(seen.units, layouts)
+    if of_units is not None:
+        row["units"] = of_units
+    rows = _gathered(row, axis_name)
+    joint = _joint(rows, zeros=jnp.zeros(parts.value.shape, jnp.float32))
+    if seen.units is None or of_units is None:
+        return joint._replace(units=seen.units)  # whole, and the same on all devices
+    return joint._replace(units=joined_units(rows["units"], seen.units, layouts, axis_name))
 
 
 def _own(seen: Measured, parts: Wide) -> Array:

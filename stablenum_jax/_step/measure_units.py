@@ -14,30 +14,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-import stablenum
 from stablenum.rules.clipping import Units
 from stablenum.wide import STEP, Wide, join, recorded
 from stablenum_jax._step.measure import SMALL, ordinary_norms, power_of_two, split, with_room
 from stablenum_jax._trees.leaves import real_parts
 
-__all__ = ["leaf_and_unit_norms", "unit_axes"]
+__all__ = ["leaf_and_unit_norms"]
 
 Array: TypeAlias = jax.Array
 Axes: TypeAlias = tuple[int, ...]
-
-
-def unit_axes(
-    rule: stablenum.AdaptiveGradClip, names: Sequence[str], leaves: Sequence[Any]
-) -> list[Axes | None]:
-    """Return, for each leaf, the axes that a unit extends over, None if the rule does not apply to it.
-
-    Raises:
-        ValueError: a pattern of the rule matches no name.
-    """
-    return [
-        rule.unit_axes(jnp.shape(leaf), default="last") if included and leaf is not None else None
-        for included, leaf in zip(rule.included(names), leaves, strict=True)
-    ]
 
 
 def leaf_and_unit_norms(

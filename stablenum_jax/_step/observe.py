@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
 import stablenum
 from stablenum.exact_sums import add, norms
@@ -20,10 +21,12 @@ from stablenum.rules.clipping import Units
 from stablenum.wide import Wide, times_scale
 from stablenum_jax._step.exact import leaf_sums
 from stablenum_jax._step.joint import Measured, over_devices
+from stablenum_jax._step.joint_units import UnitLayout, own_factors, unit_layouts
 from stablenum_jax._step.measure import leaf_norms
 from stablenum_jax._step.measure_elements import Elements, elements, largest_element
-from stablenum_jax._step.measure_units import leaf_and_unit_norms, unit_axes
-from stablenum_jax._step.over_axes import AxisName, check_bound, is_copied, is_first_copy
+from stablenum_jax._step.measure_units import leaf_and_unit_norms
+from stablenum_jax._step.over_axes import AxisName, check_bound, is_first_copy, names_of
+from stablenum_jax._step.specs import check_axes, whole_shape
 from stablenum_jax._trees.names import Path, path_name
 
 __all__ = ["Watched", "judge", "judge_finiteness"]
@@ -39,12 +42,30 @@ class Watched(NamedTuple):
         gradients: None for a missing gradient.
         weights: the parameters; () if no rule compares gradients with them.
         others: gradients that the guard does not see; only their finiteness counts.
+        specs: how gradient and weights of each parameter are divided over mesh axes; () if it is not known.
     """
 
     paths: tuple[Path, ...]
     gradients: tuple[Any, ...]
     weights: tuple[Any, ...] = ()
     others: tuple[Any, ...] = ()
+    specs: tuple[PartitionSpec, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters' names."""
+        return [path_name(path) for path in self.paths]
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the whole gradients, of which this device may have parts; () for a missing one."""
+        shapes = [() if leaf is None else jnp.shape(leaf) for leaf in self.gradients]
+        if not self.specs:
+            return shapes
+        return [
+            () if leaf is None else whole_shape(shape, spec)
+            for leaf, shape, spec in zip(self.gradients, shapes, self.specs, strict=True)
+        ]
 
 
 def judge(
@@ -69,13 +90,16 @@ def judge(
             multipliers contain only clipping.
 
     Raises:
-        ValueError: the state has the statistics of other rules than those of ``config``; ``axis_name`` names
-            axes that are not bound.
+        ValueError: the state has the statistics of other rules than those of ``config``; ``axis_name`` or a
+            spec names axes that are not bound; units are to be clipped of which it is not known where they
+            are.
     """
     scale = state.loss_scale.scale if unscaled else None
     check_made_for(config, state, _first_state(config))
-    seen = _observe(config, watched, loss=loss, axis_name=axis_name, scale=scale)
+    layouts = _layouts(config, watched, axis_name)
+    seen = _observe(config, watched, loss=loss, axis_name=axis_name, scale=scale, layouts=layouts)
     decision, after = _decide(config, state, seen)
+    decision = _own_part(decision, layouts)
     if scale is not None:
         decision = decision._replace(
             multiplier=decision.multiplier * scale,
@@ -97,11 +121,38 @@ def judge_finiteness(
     The micro-batches of a ``MultiSteps`` around the guard are noisier than their mean, so rules fitted to the
     mean do not apply to them. The next state is used only if the step is skipped.
     """
+    if axis_name is not None:
+        check_bound(axis_name)
+    watched = watched._replace(specs=())  # they are those of the gradients that the guard will get
     bare = dataclasses.replace(config, clip=None, spike=None)
     plain = state._replace(clip=(), spike=())
     seen = _observe(bare, watched, loss=loss, axis_name=axis_name, scale=None, measure_extremes=False)
     decision, after = _decide(bare, plain, seen)
     return decision, after._replace(clip=state.clip, spike=state.spike)
+
+
+def _layouts(
+    config: stablenum.GuardConfig, watched: Watched, axis_name: AxisName | None
+) -> list[UnitLayout | None]:
+    """Check axes and specs, and return how the units of each gradient lie; [] if no rule clips units."""
+    if axis_name is not None:
+        check_bound(axis_name)
+        seen = (watched.gradients, watched.weights) if watched.specs else ()
+        check_axes(watched.names if seen else (), watched.specs, *seen, joined=names_of(axis_name))
+    if config.unit_rule is None:
+        return []
+    return unit_layouts(config.unit_rule, watched.names, watched.gradients, watched.specs, axis_name)
+
+
+def _own_part(decision: stablenum.Decision, layouts: Sequence[UnitLayout | None]) -> stablenum.Decision:
+    """Return the decision with the factors on the units of this device only."""
+    if not any(layout is not None and layout.is_divided for layout in layouts):
+        return decision
+    own = [
+        tuple(own_factors(*one) for one in zip(factors, layouts, strict=True))
+        for factors in (decision.unit_multipliers, decision.unit_shifts)
+    ]
+    return decision._replace(unit_multipliers=own[0], unit_shifts=own[1])
 
 
 def _decide(
@@ -131,19 +182,18 @@ def _observe(
     axis_name: AxisName | None,
     scale: Array | None,
     measure_extremes: bool = True,
+    layouts: Sequence[UnitLayout | None] = (),
 ) -> stablenum.Observation:
     """Measure everything that the config's rules need. ``scale`` is what the gradients have already been
     divided by.
 
     Without ``measure_extremes`` the extremes are 0, which is enough for a step that is skipped.
     """
-    if axis_name is not None:
-        check_bound(axis_name)
-    seen = _norms(config, watched, axis_name)._replace(loss=loss)
+    seen = _norms(config, watched, layouts, axis_name)._replace(loss=loss)
     if measure_extremes and config.needs:
         seen = seen._replace(elements=_elements(config, watched, axis_name, scale))
     if axis_name is not None:
-        seen = over_devices(config, seen, watched.gradients, axis_name)
+        seen = over_devices(config, seen, watched.gradients, axis_name, specs=watched.specs, layouts=layouts)
     elif seen.sums is not None:
         seen = seen._replace(total=norms(add(seen.sums, xp=jnp), xp=jnp))
     elements = seen.elements or Elements(*[jnp.zeros((), jnp.float32)] * 3)
@@ -164,19 +214,20 @@ def _observe(
     )
 
 
-def _norms(config: stablenum.GuardConfig, watched: Watched, axis_name: AxisName | None) -> Measured:
+def _norms(
+    config: stablenum.GuardConfig,
+    watched: Watched,
+    layouts: Sequence[UnitLayout | None],
+    axis_name: AxisName | None,
+) -> Measured:
     """Measure the norms of all gradients, and those of units if a rule needs them."""
     n = len(watched.gradients)
     exact = config.exact_norms and n > 0
     leaves: Sequence[Any] = [*watched.gradients, *watched.others]
     units = None
     if config.unit_rule is not None:
-        names = [path_name(path) for path in watched.paths]
-        axes = unit_axes(config.unit_rule, names, watched.gradients)
-        if axis_name is not None:
-            _check_units_are_whole(names, watched.gradients, axes, axis_name)
         extra = [None] * len(watched.others)
-        found, by_unit = _with_units(leaves, [*watched.weights, *extra], [*axes, *extra], axis_name)
+        found, by_unit = _with_units(leaves, [*watched.weights, *extra], [*layouts, *extra], axis_name)
         units = Units(*(part[:n] for part in by_unit))
     else:
         found = leaf_norms(watched.others if exact else leaves)
@@ -193,43 +244,32 @@ def _norms(config: stablenum.GuardConfig, watched: Watched, axis_name: AxisName 
 
 
 def _with_units(
-    leaves: Sequence[Any], weights: Sequence[Any], axes: Sequence[Any], axis_name: AxisName | None
+    leaves: Sequence[Any],
+    weights: Sequence[Any],
+    layouts: Sequence[UnitLayout | None],
+    axis_name: AxisName | None,
 ) -> tuple[Wide, Units]:
     """Return the norms of leaves and of units.
 
-    Over mesh axes, leaves without units are measured by themselves: a sharded one would make the condition
-    under which all are measured again, and so the units' norms, vary over the axes.
+    Over mesh axes, leaves that may be sharded are measured by themselves: they make the condition under which
+    all are measured again, and so all norms, vary over the axes, and those of copies must not.
     """
+    axes = [None if layout is None else layout.axes for layout in layouts]
     if axis_name is None:
         return leaf_and_unit_norms(leaves, weights, axes)
-    with_units = [None if of_unit is None else leaf for leaf, of_unit in zip(leaves, axes, strict=True)]
-    found, units = leaf_and_unit_norms(with_units, weights, axes)
-    rest = leaf_norms(
-        [None if part is not None else leaf for leaf, part in zip(leaves, with_units, strict=True)]
+    kinds = [None if layout is None else layout.is_divided for layout in layouts]
+    copied, divided, rest = (
+        [leaf if of_leaf is kind else None for leaf, of_leaf in zip(leaves, kinds, strict=True)]
+        for kind in (False, True, None)
     )
-    return jax.tree.map(jnp.add, found, rest), units
-
-
-def _check_units_are_whole(
-    names: Sequence[str], leaves: Sequence[Any], axes: Sequence[Any], axis_name: AxisName
-) -> None:
-    """Check that every device has all of each gradient whose units are clipped.
-
-    Inside ``shard_map`` a gradient's type says over which mesh axes it varies, but not which of its
-    dimensions they divide, so a unit of a sharded one may lie on several devices.
-
-    Raises:
-        ValueError: a gradient may be sharded.
-    """
-    for name, leaf, of_unit in zip(names, leaves, axes, strict=True):
-        if of_unit is not None and not is_copied(leaf, axis_name):
-            raise ValueError(
-                f"axis_name must be None with AdaptiveGradClip on a gradient that may be sharded; got "
-                f"{axis_name!r}, and {name!r} is not known to be the same on all devices. A unit of a weight "
-                "may lie on several shards, but the rule needs the norm of the whole unit. With sharded "
-                "arrays under jit, leave axis_name out: norms are global there. Or name the parameter in "
-                "AdaptiveGradClip(exclude=...)."
-            )
+    whole, units = leaf_and_unit_norms(copied, weights, axes)
+    parts, of_parts = leaf_and_unit_norms(divided, weights, axes)
+    found = jax.tree.map(lambda *norms: functools.reduce(jnp.add, norms), whole, parts, leaf_norms(rest))
+    chosen = [
+        [one if kind else other for kind, one, other in zip(kinds, *pair, strict=True)]
+        for pair in zip(of_parts, units, strict=True)
+    ]
+    return found, Units(*map(tuple, chosen))
 
 
 def _elements(
@@ -242,7 +282,7 @@ def _elements(
     return elements(
         watched.gradients,
         SMALLEST_FLOAT16 if scale is None else SMALLEST_FLOAT16 / scale,
-        counted=None if axis_name is None else is_first_copy(watched.gradients, axis_name),
+        counted=None if axis_name is None else is_first_copy(watched.gradients, axis_name, watched.specs),
     )
 
 

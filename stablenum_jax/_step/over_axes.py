@@ -15,9 +15,11 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from stablenum.guard.ranks import MAX_RANKS
 from stablenum.wide import Wide, join
+from stablenum_jax._step.specs import axes_of
 from stablenum_jax._trees.leaves import varying_axes
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "is_copied",
     "is_first_copy",
     "joint_columns",
+    "names_of",
     "norms_over_axes",
 ]
 
@@ -80,40 +83,58 @@ def joint_columns(values: Array, powers: Array) -> Wide:
     return by_column(Wide(values, powers.astype(jnp.int32)))
 
 
-def contributions(leaves: Sequence[Any], axis_name: AxisName) -> Array:
+def contributions(leaves: Sequence[Any], axis_name: AxisName, specs: Sequence[PartitionSpec] = ()) -> Array:
     """Return, for each leaf, what a norm is multiplied by such that the devices' parts join to one leaf's.
 
-    It is 1, or 1 / sqrt(c) for a leaf of which c devices have copies. Only ``shard_map`` with its
-    ``check_vma`` knows which leaves vary over an axis; elsewhere all are taken to be sharded.
+    It is 1, or 1 / sqrt(c) for a leaf of which c devices have copies. Without specs, only ``shard_map`` with
+    its ``check_vma`` knows which leaves vary over an axis; elsewhere all are taken to be sharded.
+
+    Args:
+        leaves: the leaves.
+        axis_name: the axes.
+        specs: the spec of each leaf; () if they are not known.
 
     Returns:
         (n,) float32.
     """
-    copies = [math.prod(lax.psum(1, name) for name in _copied(leaf, axis_name)) for leaf in leaves]
+    copied = _all_copied(leaves, axis_name, specs)
+    copies = [math.prod(lax.psum(1, name) for name in names) for names in copied]
     return jnp.asarray([c**-0.5 for c in copies], jnp.float32)
 
 
-def is_first_copy(leaves: Sequence[Any], axis_name: AxisName) -> list[Array]:
+def is_first_copy(
+    leaves: Sequence[Any], axis_name: AxisName, specs: Sequence[PartitionSpec] = ()
+) -> list[Array]:
     """Return, for each leaf, () bool: whether this device has the first of its copies, or a shard of it."""
 
-    def first(leaf: Any) -> Array:
-        at_origin = [lax.axis_index(name) == 0 for name in _copied(leaf, axis_name)]
+    def first(copied: Sequence[Hashable]) -> Array:
+        at_origin = [lax.axis_index(name) == 0 for name in copied]
         return functools.reduce(jnp.logical_and, at_origin, jnp.asarray(True))
 
-    return [first(leaf) for leaf in leaves]
+    return [first(copied) for copied in _all_copied(leaves, axis_name, specs)]
 
 
 def is_copied(leaf: Any, axis_name: AxisName) -> bool:
     """Return whether all devices along the axes are known to hold the same leaf."""
-    return len(_copied(leaf, axis_name)) == len(_names(axis_name))
+    return len(_copied(leaf, axis_name)) == len(names_of(axis_name))
 
 
-def _names(axis_name: AxisName) -> tuple[Hashable, ...]:
-    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
+def names_of(axis_name: AxisName | None) -> tuple[Hashable, ...]:
+    """Return the axes that were given as one name, as several or as none."""
+    return axis_name if isinstance(axis_name, tuple) else () if axis_name is None else (axis_name,)
+
+
+def _all_copied(
+    leaves: Sequence[Any], axis_name: AxisName, specs: Sequence[PartitionSpec]
+) -> list[list[Hashable]]:
+    """Return, for each leaf, the axes along which all devices hold the same leaf."""
+    if not specs:
+        return [_copied(leaf, axis_name) for leaf in leaves]
+    return [[name for name in names_of(axis_name) if name not in axes_of(spec)] for spec in specs]
 
 
 def _copied(leaf: Any, axis_name: AxisName) -> list[Hashable]:
     """Return the axes along which all devices are known to hold the same leaf."""
-    known = [name for name in _names(axis_name) if name in varying_axes(lax.axis_index(name))]
+    known = [name for name in names_of(axis_name) if name in varying_axes(lax.axis_index(name))]
     varies = frozenset() if leaf is None else varying_axes(leaf)
     return [name for name in known if name not in varies]

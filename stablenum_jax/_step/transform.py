@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, Unpack
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec
 
 import stablenum
 from stablenum.guard.config import Settings, make_config
@@ -20,6 +21,7 @@ from stablenum_jax._step.observe import Watched, judge
 from stablenum_jax._step.over_axes import AxisName
 from stablenum_jax._step.plain_update import PlainUpdate
 from stablenum_jax._step.replicas import tell_of_setting
+from stablenum_jax._step.specs import Specs, check_specs, specs_of
 from stablenum_jax._step.unscaled import warn_if_unscaled
 from stablenum_jax._trees.leaves import (
     check_gradients,
@@ -42,6 +44,7 @@ def guard(
     config: stablenum.GuardConfig | None = None,
     *,
     axis_name: AxisName | None = None,
+    specs: PyTree = None,
     **overrides: Unpack[Settings],
 ) -> optax.GradientTransformationExtraArgs:
     """Watch the gradients: skip non-finite steps entirely, unscale, clip, and record every step.
@@ -90,17 +93,26 @@ def guard(
             from the norms of the whole gradients and the mean of the losses, with one collective, and
             ``metrics`` names the worst device. Leave it out if gradients and loss have been averaged over the
             axis, and under jit with sharded arrays. A leaf that does not vary over the axis counts once; with
-            ``check_vma=False``, as in ``pmap``, this is unknown, and every leaf is taken to be sharded.
+            ``check_vma=False``, as in ``pmap``, this is unknown, and without ``specs`` every leaf is taken to
+            be sharded.
+        specs: with ``axis_name``, how the parameters are divided over mesh axes: a pytree of
+            ``PartitionSpec`` like the parameters, or a prefix of it, as the ``in_specs`` of ``shard_map``.
+            ``AdaptiveGradClip`` needs it for gradients that are sharded, because a unit may lie on several
+            devices. A spec also says which devices have copies, with ``check_vma=False`` too. Axes that are
+            not in ``axis_name`` are ignored, but must not divide a unit. Leave it out under jit with sharded
+            arrays.
         **overrides: fields of :class:`stablenum.GuardConfig`, such as ``clip=1.0`` or
             ``loss_scale="dynamic"``.
 
     Raises:
-        TypeError: ``inner`` is not an optax transformation, ``config`` is not a GuardConfig, or an
-            override is unknown or a traced array.
-        ValueError: a setting has a wrong value, or ``axis_name`` names an axis twice. `init` raises it too,
-            if a pattern in `exclude` matches no parameter; and the first step, before anything is computed,
-            if ``axis_name`` is not bound by ``shard_map`` or ``pmap``, or if ``AdaptiveGradClip`` is to clip
-            units of a gradient that may be sharded along it.
+        TypeError: ``inner`` is not an optax transformation, ``config`` is not a GuardConfig, a leaf of
+            ``specs`` is not a PartitionSpec, or an override is unknown or a traced array.
+        ValueError: a setting has a wrong value, ``axis_name`` or a spec names an axis twice, or ``specs`` is
+            given without ``axis_name``. `init` raises it too, if a pattern in `exclude` matches no parameter
+            or ``specs`` does not fit the parameters; and the first step, before anything is computed, if
+            ``axis_name`` or a spec names an axis that ``shard_map`` or ``pmap`` does not bind, if a leaf
+            varies over an axis of ``axis_name`` that its spec does not name, or if ``AdaptiveGradClip`` is to
+            clip units of a gradient that may be sharded, without ``specs``.
 
     Example:
         >>> params = {"w": jnp.ones(2)}
@@ -111,7 +123,7 @@ def guard(
     """
     if inner is not None:
         check_transformation("inner", inner)
-        return chain(guard(None, config, axis_name=axis_name, **overrides), inner)
+        return chain(guard(None, config, axis_name=axis_name, specs=specs, **overrides), inner)
     for name, value in overrides.items():
         if isinstance(value, jax.Array):
             raise TypeError(
@@ -122,9 +134,10 @@ def guard(
             )
     check_axis_name(axis_name)
     check_named_once(axis_name)
+    by_path = check_specs(specs, axis_name)
     made = make_config(config, overrides)
     tell_of_setting(made)
-    return _Guard(made, axis_name).as_transformation()
+    return _Guard(made, axis_name, by_path).as_transformation()
 
 
 def check_axis_name(axis_name: object) -> None:
@@ -158,8 +171,10 @@ def _is_name(name: object) -> bool:
 class _Guard:
     """The chain form, which does what the driver around it says; without a driver it does what it can."""
 
-    def __init__(self, config: stablenum.GuardConfig, axis_name: AxisName | None) -> None:
-        self.config, self.axis_name = config, axis_name
+    def __init__(
+        self, config: stablenum.GuardConfig, axis_name: AxisName | None, specs: Specs | None
+    ) -> None:
+        self.config, self.axis_name, self.specs = config, axis_name, specs
         self.plain_update = PlainUpdate(skips=False)
 
     def as_transformation(self) -> optax.GradientTransformationExtraArgs:
@@ -167,7 +182,11 @@ class _Guard:
 
     def init(self, params: PyTree) -> GuardOptState:
         """Return the state before the first step."""
-        paths = list(guarded_leaves(watched_parameters(parameters(params)), None))
+        params = watched_parameters(parameters(params))
+        leaves = guarded_leaves(params, None)
+        paths = list(leaves)
+        if self.specs is not None:
+            specs_of(self.specs, paths, list(leaves.values()), params)  # raises if they do not fit
         names = [path_name(path) for path in paths]
         if self.config.unit_rule is not None:
             self.config.unit_rule.included(names)  # raises if a pattern matches nothing
@@ -185,12 +204,15 @@ class _Guard:
         params = watched_parameters(parameters(params, updates))
         leaves = guarded_leaves(updates, params)
         weights = () if self.config.unit_rule is None else guarded_weights(leaves, params)
-        watched = Watched(tuple(leaves), tuple(leaves.values()), weights)
+        specs: tuple[PartitionSpec, ...] = ()
+        if self.specs is not None:
+            specs = specs_of(self.specs, tuple(leaves), tuple(leaves.values()), updates, params)
+        watched = Watched(tuple(leaves), tuple(leaves.values()), weights, specs=specs)
         mode = current_mode()
         if isinstance(mode, Capture):
             raise GuardReached(self.config, self.axis_name, watched)
         if isinstance(mode, Direct):
-            return apply_multiplier(self.config, updates, watched.paths, mode.decision), state
+            return self._apply(updates, watched, mode.decision), state
         if mode is None:
             self._check_alone()
             warn_if_unscaled(self.config)
@@ -204,9 +226,12 @@ class _Guard:
             axis_name=self.axis_name,
             unscaled=mode.unscaled,
         )
-        updates = apply_multiplier(self.config, updates, watched.paths, decision)
+        updates = self._apply(updates, watched, decision)
         state = GuardOptState(after, names_id_of(leaves, state.names_id))
         return zeros_unless(decision.apply, updates), state
+
+    def _apply(self, updates: PyTree, watched: Watched, decision: stablenum.Decision) -> PyTree:
+        return apply_multiplier(self.config, updates, watched.paths, decision, watched.shapes)
 
     def _check_alone(self) -> None:
         """Raise or warn where a guard without a driver around it cannot do what it should."""

@@ -157,7 +157,8 @@ def test_units_over_a_mesh_axis_must_be_whole(checked: bool) -> None:
         return jax.jit(step)(params, tx.init(params), grads)[0]
 
     with pytest.raises(
-        ValueError, match=r"axis_name must be None with AdaptiveGradClip.*got 'data'.*'sharded'"
+        ValueError,
+        match=r"specs must be given with AdaptiveGradClip.*'data'.*'sharded'.*guard\(specs=\.\.\.\)",
     ):
         run(())
     if not checked:
