@@ -83,9 +83,10 @@ HOST = re.compile(r"custom-call\(.*callback|infeed\(|outfeed\(|send\(|recv\(")
 def collectives(layout: str, **rules: Any) -> dict[str, Any]:
     """The collectives of a guarded step whose gradients come in as they lie, and whether it asks the host."""
     made = Layout(layout)
-    made.tx = optax.chain(
-        stablenum_jax.guard(**rules, axis_name=made.axes if made.joins else None), optax.sgd(0.1)
-    )
+    axis_name = made.axes if made.joins else None
+    with_units = stablenum.GuardConfig(**rules).unit_rule is not None
+    specs = made.specs(dict.fromkeys(made.names, 0)) if with_units else None
+    made.tx = optax.chain(stablenum_jax.guard(**rules, axis_name=axis_name, specs=specs), optax.sgd(0.1))
     params, state = made.first()
     if made.kind == "jit":
         program = jax.jit(made._update).lower(params, state, params, np.float32(1.0))
@@ -114,9 +115,15 @@ def main() -> None:
         "exact": {"clip": 1.0, "exact_norms": True},
         "two rules": {"clip": (stablenum.AutoClip(), 1.0)},
         "update": {"clip": (1.0, stablenum.ClipUpdateRMS(1.0, per_lr=False))},
+        "units": {"clip": stablenum.AdaptiveGradClip()},
+        "units, then a norm": {"clip": (stablenum.AdaptiveGradClip(), 1.0)},
         "elements": {"loss_scale": stablenum.UnderflowAwareLossScale()},
     }
-    joined = [("shard_map, FSDP", name) for name in rules] + [("shard_map, 2-D", "clip"), ("pmap", "clip")]
+    joined = [("shard_map, FSDP", name) for name in rules] + [
+        ("shard_map, 2-D", "clip"),
+        ("shard_map, 2-D", "units"),
+        ("pmap", "clip"),
+    ]
     by_xla = [("jit, FSDP", "clip"), ("jit, 2-D", "clip"), ("jit, data", "clip")]
     found = {
         "records": {layout: record(layout) for layout in LAYOUTS},

@@ -142,6 +142,8 @@ def test_without_axis_name_no_device_is_named(ran: Any, layout: str) -> None:
 
 
 TENSORS = len(SHAPES)
+# Parts of units on one device. Along "d", units of "v" and "w" have a part on each; "b" is one unit.
+UNITS_FSDP, UNITS_2D = 1 + 8 + 8, 1 + 8 // 4 + 8 // 2
 
 
 @pytest.mark.parametrize(
@@ -153,6 +155,9 @@ TENSORS = len(SHAPES)
         ("shard_map, FSDP: elements", 5 + 3),
         ("shard_map, FSDP: per tensor", 5 + 2 * TENSORS),
         ("shard_map, FSDP: two rules", 5),
+        ("shard_map, FSDP: units", 5 + 3 * UNITS_FSDP),
+        ("shard_map, FSDP: units, then a norm", 5 + 2 * TENSORS + 3 * UNITS_FSDP),
+        ("shard_map, 2-D: units", 5 + 3 * UNITS_2D),
         ("shard_map, FSDP: exact", 5 + exact_sums.COLUMNS),
     ],
 )
@@ -185,7 +190,7 @@ def test_the_programs_of_the_page_run_on_eight_devices() -> None:
     """On one device they are run by ``tests/test_docs.py``."""
     page = Path(__file__).parents[2] / "docs" / "distributed-jax.md"
     programs = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
-    assert len(programs) == 3
+    assert len(programs) == 4
     code = "".join(f"exec({program!r}, {{}})\n" for program in programs)
     done = run("-c", f"import jax\nassert jax.device_count() == {DEVICES}\n" + code)
     assert done.returncode == 0, done.stderr

@@ -34,8 +34,9 @@ class AdaptiveGradClip(Stateless):
 
     The norms of the units are computed in the same read of the gradients as the norms of the tensors; the
     weights are read once more. A unit whose weights are not finite is left unchanged; a zero gradient stays
-    zero. Of gradients that are DTensors, whole units count, wherever their parts are; plain shards
-    (``process_group``, ``axis_name``) are rejected, because it is not known which part of a unit they hold.
+    zero. Of gradients that are DTensors, whole units count, wherever their parts are, and so they do inside
+    ``shard_map`` with ``guard(axis_name=..., specs=...)``. Plain shards (``process_group``, or ``axis_name``
+    without ``specs``) are rejected, because it is not known which part of a unit they hold.
 
     Args:
         clipping: the largest ratio of gradient norm to weight norm, above 0.
