@@ -164,6 +164,13 @@ def test_a_custom_backward_function() -> None:
     assert report.verdict.cause is Cause.DOMAIN
 
 
+def test_the_callers_of_a_replay_did_not_call_the_backward_pass_that_it_runs() -> None:
+    w = leaf(*ZERO_ONE)
+    report = st.replay(lambda: Bad.apply(w).sum())
+    assert [frame.function for frame in report.findings[0].frames] == ["backward"]
+    assert "Called from" not in str(report)
+
+
 def test_a_custom_backward_function_is_called_from_the_users_backward() -> None:
     w = leaf(*ZERO_ONE)
     report = st.replay(lambda: Bad.apply(w).sum().backward())
