@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.util import logging
 
 import stablenum
 
 HERE = Path(__file__).parent
+LOGGER = logging.getLogger(__name__)
 
 project = "stablenum"
 copyright = "the stablenum authors"
@@ -59,8 +64,36 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
 
-def setup(app: object) -> None:
+def shorten_defaults(
+    _app: object,
+    _what: str,
+    _name: str,
+    _of: object,
+    _options: object,
+    signature: str | None,
+    returns: object,
+) -> tuple[str | None, object]:
+    """Replace defaults that are not Python, ``<factory>`` and ``<function f>``: with them, Sphinx would show
+    a signature as plain text with the full name of every type."""
+    if signature is not None:
+        signature = re.sub(r"<function (\w+)>", r"\1", signature.replace("<factory>", "..."))
+    return signature, returns
+
+
+def check_docstring(
+    _app: object, what: str, name: str, _of: object, _options: object, lines: list[str]
+) -> None:
+    """Warn where Napoleon takes text for a type."""
+    if any(re.match(r":ivar \w+, ", line) for line in lines):
+        LOGGER.warning("%s: two attributes share a line, and the first would be shown as a type", name)
+    if what == "property" and any(line.startswith(":type:") for line in lines):
+        LOGGER.warning("%s: what comes before a colon in its first line would be shown as its type", name)
+
+
+def setup(app: Sphinx) -> None:
     """Generate what the pages include. Sphinx calls this before it reads them."""
+    app.connect("autodoc-process-signature", shorten_defaults)
+    app.connect("autodoc-process-docstring", check_docstring, priority=900)  # after Napoleon
     import commands
     import costs
     import cures

@@ -134,8 +134,10 @@ class GuardConfig:
 
     @property
     def needs_single_norms(self) -> bool:
-        """Whether a rule needs the norms of single parameters, and not only the joint one: it treats each by
-        itself, or follows :class:`AdaptiveGradClip`."""
+        """Whether a rule needs the norms of single parameters, and not only the joint one.
+
+        This is so if it treats each parameter by itself, or follows :class:`AdaptiveGradClip`.
+        """
         on_norms = [rule for rule in self.clip_rules if not isinstance(rule, (ClipByValue, ClipUpdateRMS))]
         return self.per_tensor or (self.unit_rule is not None and len(on_norms) > 1)
 

@@ -189,7 +189,7 @@ class Policy:
 
     @property
     def carrier(self) -> str:
-        """The dtype of arrays during the computation: ``compute``, or bfloat16 if that is an 8-bit format."""
+        """The dtype of arrays in the computation, ``compute`` or, for an 8-bit format, bfloat16."""
         return _carrier(self.compute)
 
     def __str__(self) -> str:

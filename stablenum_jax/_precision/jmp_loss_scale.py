@@ -40,7 +40,7 @@ class NoOpLossScale:
 
     @property
     def loss_scale(self) -> int:
-        """1."""
+        """The factor, which is always 1."""
         return 1
 
     def scale(self, tree: Tree) -> Tree:

@@ -49,7 +49,7 @@ class Policy:
     Args:
         param_dtype: the dtype of stored parameters.
         compute_dtype: the dtype of the computation. An 8-bit dtype means quantized products (see
-            :mod:`stablenum_jax._precision.fp8`), for which arrays are cast to bfloat16.
+            :func:`stablenum_jax.fp8_dot`), for which arrays are cast to bfloat16.
         output_dtype: the dtype of results.
         rules: as in :class:`stablenum.Policy`, such as ``{"*norm*": "float32"}``.
 

@@ -142,7 +142,7 @@ class Recovery:
 
     @property
     def step(self) -> int:
-        """How many steps the run has made: those that it has gone back over do not count.
+        """How many steps the run has made, without those that it has gone back over.
 
         It is brought up to date when the next batch is asked for.
         """

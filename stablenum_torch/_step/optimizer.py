@@ -243,8 +243,10 @@ class GuardedOptimizer(Optimizer):
 
     @property
     def config(self) -> GuardConfig:
-        """The guard's settings. They may be replaced between two steps: rules that stay keep their
-        statistics, as they do when a state dict is loaded."""
+        """The guard's settings, which may be replaced between two steps.
+
+        Rules that stay keep their statistics, as they do when a state dict is loaded.
+        """
         return self._guard.config
 
     @config.setter
@@ -573,8 +575,11 @@ class GuardedOptimizer(Optimizer):
 
     @property
     def last(self) -> Metrics:
-        """The last step: applied, reason, grad_norm, loss_scale (the one it ran with), clip_coefficient,
-        skipped_total, skipped_in_a_row, worst, step, loss. Reading it waits for the device."""
+        """What happened in the last step. Reading it waits for the device.
+
+        Keys: applied, reason, grad_norm, loss_scale (the one it ran with), clip_coefficient, skipped_total,
+        skipped_in_a_row, worst, step, loss.
+        """
         return self._guard.last()
 
     def scalars(self, prefix: str = "") -> dict[str, float]:
@@ -612,10 +617,11 @@ class GuardedOptimizer(Optimizer):
 
     @property
     def guard_state(self) -> GuardState:
-        """The guard's live tensors: reading ``guard_state.skipped_total`` as a tensor needs no wait.
+        """The guard's live tensors.
 
-        A tensor stays the same one as long as the guard lives, except that new settings or parameters change
-        the shape of some rules' statistics, and a model that moves to another device takes all along.
+        Reading ``guard_state.skipped_total`` as a tensor needs no wait. A tensor stays the same one as long
+        as the guard lives, except that new settings or parameters change the shape of some rules' statistics,
+        and a model that moves to another device takes all along.
         """
         self._guard.fit()
         return self._guard.state

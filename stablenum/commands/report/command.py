@@ -32,7 +32,7 @@ def report(
 ) -> None:
     """Show the logs of runs: a self-contained page with loss, gradient norm, loss scale, updates and skips.
 
-    A log is what wrap(..., log="run.jsonl") of stablenum_torch and RunLog("run.jsonl") of stablenum_jax
+    A log is what `wrap(..., log="run.jsonl")` of stablenum_torch and `RunLog("run.jsonl")` of stablenum_jax
     write. Several runs are drawn over one another.
 
     The exit code is 0 if the page was written, and 2 for a usage error or a log that cannot be read.

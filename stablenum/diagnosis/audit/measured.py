@@ -29,19 +29,22 @@ class Measured:
         parameter_bad: parameters that are not finite.
         parameter_rms: the RMS of the finite parameters.
         moment_nan: elements with NaN in an entry of the state.
-        second_inf, second_negative: elements with an infinite or negative second moment (or maximum, norm,
-            accumulator).
+        second_inf: elements with an infinite second moment (or maximum, norm, accumulator).
+        second_negative: elements in which one of these is negative.
         first_inf: elements with inf in any other entry.
         poisoned: elements with any of these four problems in the state.
-        vanished, largest_vanished: elements with v == 0 and m != 0, and the largest abs(m) among them.
-        alive, below_eps: elements where m or v is not zero, and those among them with sqrt(v) < eps.
+        vanished: elements with v == 0 and m != 0.
+        largest_vanished: the largest abs(m) among these.
+        alive: elements where m or v is not zero.
+        below_eps: those among them with sqrt(v) < eps.
         gradient_ratio: the root of the mean of g^2 / v, where v is an average (divided by 1 - beta2^step).
         gradient_bad: gradients that are not finite.
-        update_rms, update_max: the RMS and the largest magnitude of the update.
+        update_rms: the RMS of the update.
+        update_max: the largest magnitude of the update.
         update_bad: elements whose update or updated parameter is not finite although state and parameter are.
         update_relative: the largest abs(dw) / abs(w) where w is not 0.
-        moved, stalled: elements with dw != 0, and those among them with w + dw == w in the parameter's
-            format.
+        moved: elements with dw != 0.
+        stalled: those among them with w + dw == w in the parameter's format.
     """
 
     size: int = 0

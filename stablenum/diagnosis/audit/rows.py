@@ -19,7 +19,8 @@ class Row:
 
     Attributes:
         name: the parameter's name.
-        shape, dtype: the parameter's shape and dtype.
+        shape: the parameter's shape.
+        dtype: the parameter's dtype.
         state_dtypes: the format of each entry of the state, by name.
         law: the optimizer's update formula and its hyperparameters.
         measured: counts and extremes.

@@ -28,10 +28,12 @@ class DiffReport:
         verdict: "the same in exact arithmetic" or "different".
         differences: the places at which the programs part, each independent of those before it.
         weights: parameter of the right program -> where it comes from.
-        left_off, right_off: how far each side is off its float64 twin, if the programs agree.
+        left_off: how far the left side is off its float64 twin, if the programs agree.
+        right_off: the same for the right side.
         matched: how many of the values of each side the other side has too, and of how many.
         notes: what could not be compared.
-        left_rows, right_rows: the operations of each side, as the page lists them.
+        left_rows: the operations of the left side, as the page lists them.
+        right_rows: those of the right side.
     """
 
     verdict: str

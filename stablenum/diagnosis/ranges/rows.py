@@ -43,7 +43,8 @@ class RangeRow:
         kind: one of :data:`KINDS`.
         module: the path of the module, parts joined by dots; ``""`` is the model itself.
         elements: the number of finite elements, zeros included. All fractions refer to these.
-        nan, inf: the numbers of elements that are not finite in float32; no other count includes them.
+        nan: the number of elements that are NaN in float32; no other count includes them.
+        inf: the number of elements that are infinite in float32; no other count includes them.
         zeros: the number of exact zeros.
         amax: the largest \\|x\\|; 0.0 if there are no elements.
         amin: the smallest \\|x\\| above 0; 0.0 if there is none.

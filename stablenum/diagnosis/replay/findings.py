@@ -46,8 +46,9 @@ class Finding:
         around: the numbered lines of source around the place.
         frames: the user's call stack, outermost first.
         where: the place inside a loop, such as "iteration 3 of scan".
-        inputs, outputs: statistics of the tensors; for a derivative, ``inputs`` are those of the user's
-            operation, if they are known.
+        inputs: statistics of the tensors that were read; for a derivative, those that the user's operation
+            read, if they are known.
+        outputs: statistics of the tensors that were made.
         received: for a derivative whose ``inputs`` are the user's, what the derivative itself read.
         scalars: plain numbers among the arguments (for a derivative, of the user's operation), at most four.
         placed: whether the operation read infinities that a mask or a constant put there.
