@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,20 @@ def _section(name: str, command: Any) -> str:
     return "\n\n".join((*parts, "\n".join(table(["option", "what it does"], options))))
 
 
+# An option, or the two hyphens before the script's arguments.
+_OPTION = re.compile(r"'(--)'|(?<![\w`-])(--\w+(?: '[^']*')?)")
+
+
 def _plain(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Text that Markdown shows as it is. Options become code, since Sphinx makes a dash of two hyphens."""
+    done, shown = 0, ""
+    for found in _OPTION.finditer(text):
+        shown += f"{_escaped(text[done : found.start()])}`{found[1] or found[2]}`"
+        done = found.end()
+    return " ".join((shown + _escaped(text[done:])).split())
+
+
+def _escaped(text: str) -> str:
     for mark in ("\\", "[", "]", "*", "|", "<"):
         text = text.replace(mark, "\\" + mark)
-    return " ".join(text.split())
+    return text

@@ -245,6 +245,9 @@ def test_the_page_of_the_command_has_every_option_and_exit_code(made_with, tmp_p
     assert re.findall(r"^## `stablenum (\w+)`$", text, re.M) == list(commands.COMMANDS)
     for option in ("--ignore NAME", "-m, --module", "--repro DIR", "--allow PATTERN", "--plot <path>"):
         assert f"| `{option}` |" in text
+    assert "(with `--module`, the module's name)" in text
+    assert "as in `--allow '*.mask'`" in text
+    assert not re.search(r"--", re.sub(r"`[^`]*`|```.*?```|^\| ---.*?$", "", text, flags=re.M | re.S))
     assert "| `--steps <int range>` | Compare so many training steps. \\[default: 1; x>=1\\] |" in text
     page = (DOCS / "command-line.md").read_text(encoding="utf-8")
     assert "{include} _build/generated/commands.md" in page
