@@ -9,6 +9,7 @@ from typing import Any
 from figures.style import AFTER, ALSO, BAD, LIMIT, RAW, finish, panels, save
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from measured import dense
 
 __all__ = ["write_costs", "write_ranks"]
 
@@ -267,4 +268,4 @@ def _ms(value: float) -> str:
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:
     rule = ["---", *["---:"] * (len(head) - 1)]
-    return ["| " + " | ".join(line) + " |" for line in (head, rule, *rows)]
+    return dense(["| " + " | ".join(line) + " |" for line in (head, rule, *rows)])

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from measured import software, table
+from measured import dense, software, table
 
 from corpus.judging import COLUMNS, Score, score
 from corpus.labels import read
@@ -67,7 +67,7 @@ def _board(
     return [
         f"### {title}: {len(used) - healthy} failing, {healthy} healthy",
         "",
-        *table(head, [_row(entry, total, columns, tuned) for entry, total in rows]),
+        *dense(table(head, [_row(entry, total, columns, tuned) for entry, total in rows])),
         "",
         *(f"{line}\n" for line in sorted({_measured(entry) for entry in shown} - {""})),
     ]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["read", "software", "table", "with_software"]
+__all__ = ["dense", "read", "software", "table", "with_software"]
 
 
 def read(results: Path, part: str) -> dict[str, Any]:
@@ -33,6 +33,11 @@ def software(report: dict[str, Any]) -> str:
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
     """Return the lines of a table in Markdown."""
     return ["| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows]]
+
+
+def dense(lines: list[str]) -> list[str]:
+    """Return the lines that set a table of many columns small, so that it fits the page."""
+    return [":::{container} dense", "", *lines, "", ":::"]
 
 
 def with_software(lines: list[str], report: dict[str, Any]) -> str:

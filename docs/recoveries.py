@@ -104,13 +104,16 @@ def _share(line: dict[str, Any] | None) -> str:
 
 
 def _ours(rows: list[dict[str, Any]]) -> str:
-    """How exact the recoveries were, and why the others failed."""
+    """How exact the recoveries were, and in how many of the other runs nothing was seen."""
     ours = [r for r in harmful(rows) if r["way"] == OURS]
     good, bad = ([r for r in ours if r["recovered"] == recovered] for recovered in (True, False))
     exact, unseen = sum(r["same_bits"] for r in good), sum(not r["attempts"] for r in bad)
+    equal = "with the loss of a clean run on the same data, bit for bit"
+    if not bad:
+        return f"All {len(good)} harmed runs recovered with `Recovery`, and {exact} of them end {equal}."
     return (
-        f"Of the {len(good)} runs that `Recovery` brought back, {exact} end with the loss of a clean run on "
-        f"the same data, bit for bit. Of the {len(bad)} others, {unseen} never went back: nothing was seen."
+        f"Of the {len(good)} runs that recovered with `Recovery`, {exact} end {equal}. "
+        f"Of the {len(bad)} others, {unseen} never went back: nothing was seen."
     )
 
 

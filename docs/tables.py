@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import array_api_compat.numpy as xp
-from measured import table
+from measured import dense, table
 
 from stablenum import AdaGC, AutoClip, GuardConfig, LogMaxLossScale, SpikeGuard, ZClip, init_guard, losses
 from stablenum.guard.reasons import EXPLANATIONS, Reason
@@ -157,7 +157,7 @@ def write_losses(results: Path, directory: Path) -> None:
         raise ValueError(f"{results}: no loss in it has `times`, which `benchmarks.losses` writes")
     rows = [cells for title, row in found.items() for cells in _loss_rows(results, title, row)]
     head = ["", "", "median ms", "spread", "ratio", "peak memory, MiB"]
-    lines = [_ABOUT_LOSSES, f"{_software(report)}.", "", *table(head, rows)]
+    lines = [_ABOUT_LOSSES, f"{_software(report)}.", "", *dense(table(head, rows))]
     (directory / "losses.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -226,10 +226,13 @@ def _write_cost(report: dict[str, Any], rules: tuple[str, ...], path: Path) -> N
     for label in ("no rule", *rules):
         shown = label if label == "no rule" else f"`{label}`"
         row = decide[label] if label != "ClipUpdateRMS" else None
-        cells = [shown, *("" if row is None else f"{row[key]:.0f}" for key in ("numpy_us", "torch_us"))]
+        cells = [shown, *("–" if row is None else f"{row[key]:.0f}" for key in ("numpy_us", "torch_us"))]
         ratios = [step["ratio to bare"].get(label) for step in steps.values()]
-        rows.append(cells + ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios])
-    _write(path, head, rows, note=f"{_software(report)}; 108 parameters, medians.")
+        rows.append(cells + ["–" if ratio is None else f"{ratio:.2f}" for ratio in ratios])
+    note = f"{_software(report)}; 108 parameters, medians."
+    _write(
+        path, head, rows, note=note + (" A dash: not measured." if any("–" in row for row in rows) else "")
+    )
 
 
 def _write_detection(detection: dict[str, Any], path: Path) -> None:
@@ -241,7 +244,7 @@ def _write_detection(detection: dict[str, Any], path: Path) -> None:
             rows.append(
                 [
                     f"`{stream}`" if i == 0 else "",
-                    f"`{rule}`" if re.fullmatch(r"\w+", rule) else rule,
+                    f"`{rule}`" if re.fullmatch(r"\w+", rule) else rule.replace("'s law", "'s formula"),
                     f"{row['detected'] / row['planted']:.0%} of {row['planted']}",
                     f"{row['masked_detected']} of {masked}" if masked else "",
                     f"{row['false_skips'] / row['steps']:.2%} of {row['steps']:,}",
@@ -267,11 +270,13 @@ def _state_rows(config: GuardConfig) -> list[list[str]]:
 
 def _timing(title: str, row: dict[str, Any]) -> list[str]:
     ratio = next(key for key in row if key.startswith(("extra", "ratio")))
+    memory = row.get("temp_bytes", {})  # only JAX says how much a compiled step takes
     rows = []
     for name, time in row["times"].items():
         figures = [name, f"{time['median_ms']:.2f}", f"{time['spread']:.0%}", str(row[ratio].get(name, ""))]
-        rows.append([*figures, str(row.get("temp_bytes", {}).get(name, ""))])
-    return [f"### {title}", "", *table(["", "median ms", "spread", ratio, "temporary memory, bytes"], rows)]
+        rows.append([*figures, *([f"{memory[name]:,}"] if memory else [])])
+    head = ["", "median ms", "spread", ratio, *(["temporary memory, bytes"] if memory else [])]
+    return [f"### {title}", "", *table(head, rows)]
 
 
 def _software(report: dict[str, Any]) -> str:
