@@ -53,12 +53,12 @@ def explain(
     """Run a PyTorch or JAX training script until a value that is not finite does harm; report where and why.
 
     Your script is not changed. A loss, a gradient or a parameter that is NaN or inf counts unless the script
-    copes with it: it skips the step, retries a line search, or only prints a metric. That is passed by and
-    named at the end. After a failure, a PyTorch script runs a second time to record the step that failed, so
+    copes with it: it skips the step, retries a line search, or only prints a metric. Such values are passed
+    over, and named at the end. After a failure, a PyTorch script runs a second time to record the step that failed, so
     whatever it writes is written twice.
 
-    If nothing fails, some of the steps have been measured as by `stablenum checkup`, and what keeps the
-    training from learning is reported.
+    Some of the steps are measured as by `stablenum checkup`. If nothing fails, what keeps the training from
+    learning is reported.
 
     Under `torchrun --nproc-per-node 4 -m stablenum explain train.py`, every rank runs the script, and rank 0
     writes one report: on which rank the value was born, and how it came to the others.
