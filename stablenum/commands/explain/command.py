@@ -54,8 +54,8 @@ def explain(
 
     Your script is not changed. A loss, a gradient or a parameter that is NaN or inf counts unless the script
     copes with it: it skips the step, retries a line search, or only prints a metric. Such values are passed
-    over, and named at the end. After a failure, a PyTorch script runs a second time to record the step that failed, so
-    whatever it writes is written twice.
+    over, and named at the end. After a failure, a PyTorch script runs a second time to record the step that
+    failed, so whatever it writes is written twice.
 
     Some of the steps are measured as by `stablenum checkup`. If nothing fails, what keeps the training from
     learning is reported.
