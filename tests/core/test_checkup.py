@@ -184,6 +184,16 @@ def test_a_report_is_ok_with_notes_only_and_comes_back_from_its_dict() -> None:
     )
 
 
+def test_the_first_line_of_a_report_is_wrapped_like_the_others() -> None:
+    report = Checkup(complaints=(), steps=100_000, measured=40, losses=(3.859e11, 1.476e06))
+    lines = str(report).splitlines()
+    assert max(map(len, lines)) <= 92
+    assert " ".join(line.strip() for line in lines) == (
+        "Nothing found in 100000 optimizer steps, of which 40 were measured in full. "
+        "The loss went from 3.859e+11 to 1.476e+06."
+    )
+
+
 def test_a_finite_course_without_faults_has_no_complaint() -> None:
     assert Checkup.of(course([4.0, 3.0, 2.0, 1.0] * 4)).ok
     assert [c.symptom for c in Checkup.of(course([2.0] * 12)).complaints] == [Symptom.LOSS_CONSTANT]

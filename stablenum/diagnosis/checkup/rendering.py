@@ -43,7 +43,7 @@ class Shown(Protocol):
 
 def as_text(c: Shown) -> str:
     """Render a checkup as plain text of at most 92 columns, without colours."""
-    parts = [[_summary(c)], *(_complaint(one) for one in c.complaints[:MOST]), _rest(c), _notes(c)]
+    parts = [wrapped(_summary(c)), *(_complaint(one) for one in c.complaints[:MOST]), _rest(c), _notes(c)]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
