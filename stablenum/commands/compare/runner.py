@@ -29,6 +29,7 @@ __all__ = [
     "run_plain",
     "run_scenario",
     "steps_of",
+    "why_left_out",
 ]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -79,7 +80,7 @@ class Result:
 
 def steps_of(scenario: Scenario, backends: Sequence[Backend], *, brief: bool = False) -> int:
     """Return how many runs :func:`run_scenario` makes, which is how often it calls ``tick``."""
-    able = [b for b in backends if b.why_not(scenario, brief=brief) is None]
+    able = [b for b in backends if why_left_out(scenario, b, backends, brief=brief) is None]
     frameworks = len({b.framework for b in able})
     return len(able) + frameworks * (2 if _needs_clean(scenario) else 1)
 
@@ -105,7 +106,7 @@ def run_scenario(
     result = Result(scenario=scenario)
     seen: set[str] = set()
     for backend in backends:
-        reason = backend.why_not(scenario, brief=brief)
+        reason = why_left_out(scenario, backend, backends, brief=brief)
         if reason is not None:
             result.left_out[backend.name] = reason
             continue
@@ -131,6 +132,21 @@ def run_scenario(
             f"{scenario.name}, {REFERENCE}, step {step}: params[{i}] changed in a skipped step"
         )
     return result
+
+
+def why_left_out(
+    scenario: Scenario, backend: Backend, backends: Sequence[Backend], *, brief: bool
+) -> str | None:
+    """Return why a backend does not run a scenario; None if it does.
+
+    A brief run does not make the steps that one backend of a framework compiles on another without compiling.
+    """
+    reason = backend.why_not(scenario, brief=brief)
+    if reason is None and brief and backend.mode == "eager":
+        others = (b for b in backends if b.framework == backend.framework and b is not backend)
+        twin = next((b for b in others if b.why_not(scenario, brief=True) is None), None)
+        return None if twin is None else f"{twin.name} runs the same"
+    return reason
 
 
 def _spread_clean(result: Result, backends: Sequence[Backend]) -> None:
