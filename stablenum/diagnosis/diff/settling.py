@@ -57,13 +57,13 @@ def settled(
 def better_of(left: Side, right: Program, one: WeightMap, other: WeightMap) -> WeightMap:
     """Return the map under which the forward passes share more.
 
-    If both share as much, as they do where a fault near the beginning hides the rest, it is the one whose
-    names are more alike; if these are as much alike too, the first one.
+    Where a fault near the beginning hides the rest, both may share as much; it is the one then whose names are
+    more alike. Where no fault hides anything, and if the names are as much alike too, it is the first one.
     """
 
     def worth(mapped: WeightMap) -> tuple[bool, int, float]:
         count, same = _shared(left, right, mapped)
-        return same, count, _named_alike(mapped)
+        return same, count, 0.0 if same else _named_alike(mapped)
 
     return one if worth(one) >= worth(other) else other
 
