@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from flax import nnx
 from torch import nn
 
 import stablenum
@@ -144,6 +145,68 @@ def test_several_steps_stay_together_and_part_at_the_first_that_differs() -> Non
     report = stablenum.diff(torch_program(), jax_program(rate=2e-2), steps=3)
     assert report.first is not None
     assert report.first.step == 1
+
+
+@pytest.mark.parametrize(("momentum", "same"), [(0.9, True), (0.1, False)])
+def test_running_statistics_of_nnx_are_carried_from_step_to_step(momentum: float, same: bool) -> None:
+    """In evaluation mode after an update, as a normalization by running statistics reads them."""
+
+    class Running(nnx.Module):
+        def __init__(self) -> None:
+            self.mean = nnx.BatchStat(jnp.zeros(5))
+            self.w = nnx.Param(jnp.ones((5, 3)))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            y = (x - self.mean[...]) @ self.w[...]
+            self.mean[...] = momentum * self.mean[...] + (1 - momentum) * x.mean(0)
+            return y
+
+    class Original(nn.Module):
+        mean: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(5))
+            self.w = nn.Parameter(torch.ones(5, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = (x - self.mean) @ self.w
+            self.mean.lerp_(x.mean(0), 0.1)
+            return y
+
+    model = Original()
+    left = stablenum_torch.program(
+        lambda x: model(x).square().mean(),
+        torch.from_numpy(X),
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    port = Running()
+    right = stablenum_jax.program(lambda m, x: jnp.square(m(x)).mean(), port, X, optimizer=optax.sgd(0.1))
+    assert stablenum.diff(left, right).ok
+    assert stablenum.diff(left, right, steps=3).ok == same
+    assert float(jnp.abs(port.mean[...]).max()) == 0.0  # the user's model stays as it was
+
+
+def test_a_scheduler_that_a_hook_steps_is_as_it_was_before_each_run() -> None:
+    schedulers = []
+
+    def scheduled(rate: float) -> Any:
+        torch.manual_seed(0)
+        model = Net()
+        sgd = torch.optim.SGD(model.parameters(), lr=rate)
+        scheduler = torch.optim.lr_scheduler.StepLR(sgd, 1, gamma=0.5)
+        schedulers.append(scheduler)
+        sgd.register_step_post_hook(lambda *_: scheduler.step())
+        x, y = torch.from_numpy(X), torch.from_numpy(Y)
+        return stablenum_torch.program(
+            lambda a, b: nn.functional.cross_entropy(model(a), b), x, y, model=model, optimizer=sgd
+        )
+
+    report = stablenum.diff(scheduled(0.1), scheduled(0.2), steps=3)
+    assert not report.ok
+    assert not any("runs again" in note for note in report.notes), report.notes
+    assert [scheduler.last_epoch for scheduler in schedulers] == [0, 0]
 
 
 def test_programs_of_one_framework_are_compared_too() -> None:

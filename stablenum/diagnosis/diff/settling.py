@@ -57,8 +57,8 @@ def settled(
 def better_of(left: Side, right: Program, one: WeightMap, other: WeightMap) -> WeightMap:
     """Return the map under which the forward passes share more.
 
-    Where a fault near the beginning hides the rest, both may share as much; it is the one then whose names are
-    more alike. Where no fault hides anything, and if the names are as much alike too, it is the first one.
+    Where a fault near the beginning hides the rest, both may share as much; it is then the one whose names
+    are more alike. Where no fault hides anything, or if the names are as much alike too, it is the first one.
     """
 
     def worth(mapped: WeightMap) -> tuple[bool, int, float]:

@@ -193,9 +193,11 @@ class Program:
         found: list[tuple[str, str, int, Any]] = []
         state: Any = None
         for step in range(1, steps + 1):
-            loss, gradients = self._differentiated(call, chosen, arrays)
+            loss, gradients, kept = self._differentiated(call, chosen, arrays)
             found.append(("loss", "loss", step, loss))
             found += [("gradient", n, step, g) for n, g in zip(names, gradients, strict=True)]
+            for i, x in kept.items():
+                arrays[i] = x
             if self._optimizer is None:
                 continue
             own = [arrays[i] for i in chosen]
@@ -210,14 +212,25 @@ class Program:
             return list(arrays)
         return [x.astype(self._compute) if is_floating(x) else x for x in arrays]
 
-    def _differentiated(self, call: Call, chosen: list[int], arrays: Any) -> tuple[Any, list[Any]]:
+    def _differentiated(
+        self, call: Call, chosen: list[int], arrays: Any
+    ) -> tuple[Any, list[Any], dict[int, Any]]:
+        """Return loss, gradients and, by position, what the call has changed of the model's buffers."""
+
         def loss_of(parts: list[Any]) -> Any:
             given = list(arrays)
             for i, part in zip(chosen, parts, strict=True):
                 given[i] = part
-            return _first(call(self._cast(given)))
+            given = self._cast(given)
+            args, kwargs = call.rebuild(given)
+            return _first(call.fun(*args, **kwargs)), _changed(call, given, args, kwargs)
 
-        return value_and_grad(loss_of)([arrays[i] for i in chosen])
+        (loss, kept), gradients = value_and_grad(loss_of, has_aux=True)([arrays[i] for i in chosen])
+        return (
+            loss,
+            gradients,
+            {i: x.astype(arrays[i].dtype) if is_floating(x) else x for i, x in kept.items()},
+        )
 
     def _update(
         self, call: Call, chosen: list[int], gradients: list[Any], own: list[Any], state: Any
@@ -248,6 +261,22 @@ def _given(leaf: Leaf, weights: Mapping[str, Any]) -> Any:
     if leaf.role not in _KEPT or leaf.name not in weights:
         return leaf.data
     return jnp.asarray(np.reshape(weights[leaf.name], leaf.data.shape), leaf.data.dtype)
+
+
+def _changed(
+    call: Call, given: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[int, Any]:
+    """Return the buffers that a call has changed, by position: a model of flax.nnx is changed in place."""
+    if not any(leaf.role == "buffer" for leaf in call.leaves):
+        return {}
+    after = call_of(call.fun, args, kwargs, (0,)).leaves
+    if len(after) != len(call.leaves):  # the call has added variables
+        return {}
+    return {
+        i: new.data
+        for i, (old, new) in enumerate(zip(call.leaves, after, strict=True))
+        if old.role == new.role == "buffer" and old.data.shape == new.data.shape and new.data is not given[i]
+    }
 
 
 def _trained(model: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import UserDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -82,6 +82,7 @@ def look_around(
             tensors.setdefault(id(obj), (name, obj))
         else:
             found.others.append(obj)
+    found.others += [x for x in _in_hooks(found.optimizers) if all(x is not known for known in found.others)]
     if len(found.modules) == 1:
         (found.model,) = found.modules.values()
     _name_parameters(found, {key: name for key, (name, _) in tensors.items()})
@@ -92,6 +93,16 @@ def look_around(
         if role == "parameter" and all(tensor is not p for p in found.parameters.values()):
             found.parameters[name] = tensor
     return found
+
+
+def _in_hooks(optimizers: Sequence[Optimizer]) -> Iterator[Any]:
+    """Return the schedulers and scalers that hooks of optimizers step. torch has no public name for hooks."""
+    for optimizer in optimizers:
+        for kind in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            for hook in getattr(optimizer, kind, {}).values():
+                for _, obj in _reachable(hook, (), {}):
+                    if not isinstance(obj, Tensor | nn.Module | Optimizer):
+                        yield obj
 
 
 def _add_module(modules: dict[str, nn.Module], name: str, module: nn.Module) -> None:
