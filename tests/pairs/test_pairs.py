@@ -13,11 +13,12 @@ from tests.pairs.judged import HERE, cases, judged, lines_of, source_of
 # Some of the programs call what optax has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 
-SETS = ("tuned", "blind", "second", "third", "fourth", "fifth", "sixth", "within")
+SETS = ("tuned", "blind", "second", "third", "fourth", "fifth", "sixth", "seventh", "within")
+KINDS = ("equivalent", "error")
 # A pair whose author says that it agrees: torch clips by norm + 1e-6 and optax by the norm.
 NOT_THE_SAME = {("fourth", "vae_equivalent")}
-# A square matrix that only the order of its axes tells from one that is right.
-NOT_SEEN = {("fifth", "gpt2_wo_transposed")}
+# Square matrices that only the order of their axes tells from ones that are right.
+NOT_SEEN = {("fifth", "gpt2_wo_transposed"), ("seventh", "flow_mix_transposed")}
 FOUND: dict[str, dict[str, dict[str, bool]]] = json.loads((HERE / "found.json").read_text(encoding="utf-8"))
 ALL = [(name, case) for name in SETS for case in cases(name)]
 
@@ -64,3 +65,23 @@ def test_every_case_can_be_made(name: str) -> None:
 def test_every_other_equivalent_pair_was_called_the_same() -> None:
     wrong = {(n, c) for n, c in ALL if cases(n)[c]["kind"] == "equivalent" and not FOUND[n][c]["ok"]}
     assert wrong == NOT_THE_SAME
+
+
+def test_the_table_of_the_page_counts_these_records() -> None:
+    page = (HERE.parents[1] / "docs" / "diff.md").read_text(encoding="utf-8")
+    table = page[page.index("All sets were then run again") : page.index("## Compared with other tools")]
+    rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in table.splitlines() if " of " in line]
+    for name, row in zip(SETS, [r for r in rows if len(r) == 5], strict=False):
+        kinds = {
+            kind: [FOUND[name][n] for n, c in cases(name).items() if c["kind"] == kind] for kind in KINDS
+        }
+        mistakes = kinds["error"]
+        right = [
+            sum(f["ok"] for f in kinds["equivalent"]),
+            sum(not f["ok"] for f in mistakes),
+            sum(f["left"] and f["right"] for f in mistakes),
+            sum(f["module"] for f in mistakes),
+            sum(f["cause"] and f["confirmed"] for f in mistakes),
+        ]
+        out_of = [len(kinds["equivalent"]), *[len(mistakes)] * 4]
+        assert row == [f"{a} of {b}" for a, b in zip(right, out_of, strict=True)], name
