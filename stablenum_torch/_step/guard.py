@@ -427,15 +427,23 @@ class Guard:
         finish(functools.partial(copy_into, self.state, state))
         self.left_out = False
 
+    def take_lost_rules(self) -> list[str] | None:
+        """Return the rules that begin from scratch beside an optimizer whose state was loaded.
+
+        None if the optimizer begins from scratch too, and every time but the first.
+        """
+        lost = self.left_out and int(self.state.step) == 0
+        self.left_out = False
+        return learning_rules(self.config, self.state) if lost else None
+
     @uncompiled
     def _warn_of_lost_state(self) -> None:
         """Warn if rules that learn from steps begin from scratch beside an optimizer that does not.
 
         This is done in the first step, because the guard's state may be loaded after the optimizer's.
         """
-        self.left_out = False
-        lost = learning_rules(self.config, self.state)
-        if lost and int(self.state.step) == 0:
+        lost = self.take_lost_rules()
+        if lost:
             warn(
                 "The optimizer's state was loaded without the guard's. These rules start from scratch: "
                 f"{', '.join(lost)}. If the run had no guard before, nothing is lost. Otherwise save "

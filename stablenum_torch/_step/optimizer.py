@@ -49,7 +49,7 @@ from stablenum_torch._step.schedulers import hold, remember
 if TYPE_CHECKING:
     from stablenum.diagnosis.report.report import Report
 
-__all__ = ["GuardedOptimizer", "wrap"]
+__all__ = ["GuardedOptimizer", "take_lost_rules", "wrap"]
 
 _KEY = "stablenum"  # the guard's key in a state dict, next to torch's "state" and "param_groups"
 
@@ -707,6 +707,15 @@ class GuardedOptimizer(Optimizer):
             load()
         else:
             and_then(load, functools.partial(self._guard.load, guard))
+
+
+def take_lost_rules(optimizer: GuardedOptimizer) -> list[str] | None:
+    """Return the rules that begin from scratch beside a loaded optimizer, of which no warning follows then.
+
+    This is for integrations that know why the guard's state is missing. None if it is not, or if a step has
+    been taken.
+    """
+    return optimizer._guard.take_lost_rules()
 
 
 def _defines(optimizer: Optimizer, name: str) -> bool:

@@ -6,6 +6,7 @@ Tested with Lightning 2.6.6, as ``lightning.pytorch`` and as ``pytorch_lightning
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from typing import Any, Unpack
 
@@ -17,13 +18,24 @@ from stablenum.public_names import present
 from stablenum.rules.clipping import ClipByGlobalNorm, ClipByValue
 from stablenum.user_warnings import warn
 from stablenum_torch._devices.groups import Groups, groups_of
-from stablenum_torch._step.optimizer import GuardedOptimizer, wrap
+from stablenum_torch._step.optimizer import GuardedOptimizer, take_lost_rules, wrap
 
 __all__ = ["GuardCallback"]
 
 _lightning = imported(
     __name__, {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}, "2.6"
 )
+
+
+_logger = logging.getLogger("stablenum")
+
+# Formats that need no loss scale, by Lightning's names of precisions.
+_WIDE_ENOUGH = {
+    "32-true": "float32",
+    "64-true": "float64",
+    "bf16-mixed": "bfloat16",
+    "bf16-true": "bfloat16",
+}
 
 
 class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
@@ -37,7 +49,9 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
     numbers are logged. Checkpoints contain the guard's state.
 
     - ``precision="16-mixed"`` needs ``loss_scale="dynamic"`` (or another scale) here: the guard's scale then
-      replaces Lightning's. With other precisions no loss is scaled.
+      replaces Lightning's. With other precisions ``loss_scale`` must be None in automatic optimization,
+      also on a CPU, where Lightning trains in bf16-mixed instead; in manual optimization, ``opt.scale``
+      multiplies by the scale in any precision.
     - ``Trainer(gradient_clip_val=...)`` becomes the guard's clip rule, so that one place clips.
     - In manual optimization write ``self.manual_backward(opt.scale(loss))``, where ``opt`` comes from
       ``self.optimizers()``; without ``opt.scale`` the loss is neither checked, recorded nor scaled.
@@ -101,6 +115,14 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
         for scheduler in trainer.lr_scheduler_configs:
             if _is_stepped_with_the_optimizer(scheduler, automatic):
                 _hold(scheduler, optimizers, automatic)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Say once that the guard starts afresh if the checkpoint that was loaded was made without one."""
+        if isinstance(trainer.strategy, _strategies_that_keep_parameters_alone()):
+            return  # a guard's state may have been lost: the first step warns
+        lost = [take_lost_rules(optimizer) for optimizer in self.optimizers]
+        if any(rules is not None for rules in lost):
+            _logger.warning(_starts_afresh([rule for rules in lost for rule in rules or ()]))
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Give the Trainer back its own clipping and loss scaling."""
@@ -190,6 +212,20 @@ class _GuardsAsScaler:
         pass
 
 
+def _strategies_that_keep_parameters_alone() -> tuple[type, ...]:
+    """Return the strategies whose checkpoints have of an optimizer only what belongs to its parameters."""
+    strategies = _lightning.strategies
+    return strategies.FSDPStrategy, strategies.ModelParallelStrategy
+
+
+def _starts_afresh(rules: list[str]) -> str:
+    again = f", and these rules learn from scratch: {', '.join(dict.fromkeys(rules))}" if rules else ""
+    return (
+        "The checkpoint was made without a guard. The guard starts afresh: its steps count from 0"
+        f"{again}. The next checkpoints contain its state."
+    )
+
+
 def _check_alone(trainer: Any) -> None:
     found = [callback for callback in trainer.callbacks if isinstance(callback, GuardCallback)]
     if len(found) > 1:
@@ -220,16 +256,24 @@ def _check_loss_scale(trainer: Any, optimizers: list[GuardedOptimizer], scaler: 
             "loss_scale=None. Write GuardCallback(loss_scale='dynamic')."
         )
     if scaler is None and automatic and any(optimizer.scales_loss for optimizer in optimizers):
-        on_cpu = trainer.strategy.root_device.type == "cpu"
-        remedy = (
-            "Leave loss_scale out: on a CPU Lightning trains in bf16-mixed, even with precision='16-mixed'."
-            if on_cpu
-            else "Leave loss_scale out, or train with precision='16-mixed'."
-        )
         raise ValueError(
             f"loss_scale must be None with precision={trainer.precision!r}, in which Lightning scales no "
-            f"loss. {remedy}"
+            f"loss. Leave loss_scale out{_instead_of_a_loss_scale(trainer)}"
         )
+
+
+def _instead_of_a_loss_scale(trainer: Any) -> str:
+    """Return the end of a message: why a precision needs no loss scale, or how to train with one."""
+    on_cpu = trainer.strategy.root_device.type == "cpu"
+    if trainer.precision == "bf16-mixed" and on_cpu:
+        return (
+            ": bfloat16 needs none, and on a CPU Lightning trains in bf16-mixed even with "
+            "precision='16-mixed'. plugins=[MixedPrecision('16-mixed', 'cpu')] trains in float16 there."
+        )
+    if trainer.precision in _WIDE_ENOUGH:
+        return f": {_WIDE_ENOUGH[trainer.precision]} needs none."
+    mixed = "plugins=[MixedPrecision('16-mixed', 'cpu')]" if on_cpu else "precision='16-mixed'"
+    return f", or train with {mixed}, which keeps the parameters in float32."
 
 
 def _is_stepped_with_the_optimizer(config: Any, automatic: bool) -> bool:

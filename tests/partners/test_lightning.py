@@ -185,6 +185,20 @@ def test_a_checkpoint_of_modelcheckpoint_resumes_exactly(tmp_path):
     assert second.optimizers[0].last["skipped_total"] == 2  # one of them before the checkpoint
 
 
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")  # the second run saves nothing
+def test_a_checkpoint_made_without_a_guard_says_that_the_guard_starts_afresh(tmp_path, caplog):
+    checkpoints = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    fit(trainer_of(checkpoints, enable_checkpointing=True), module_of(), data())
+    callback, saved = GuardCallback(spike="skip", log=tmp_path / "run.jsonl"), tmp_path / "epoch=0.ckpt"
+    fit(trainer_of(callback, max_epochs=2), module_of(), data(), ckpt_path=saved)  # a warning is an error
+    (said,) = [entry.getMessage() for entry in caplog.records if entry.name == "stablenum"]
+    assert said.startswith(
+        "The checkpoint was made without a guard. The guard starts afresh: its steps count"
+    )
+    assert "learn from scratch: SpikeGuard." in said
+    assert callback.optimizers[0].history()[0]["step"] == 0
+
+
 def test_a_second_fit_guards_the_new_optimizers():
     callback = GuardCallback()
     trainer, module = trainer_of(callback, gradient_clip_val=1.0), module_of()

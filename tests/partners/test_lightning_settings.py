@@ -77,7 +77,34 @@ def test_a_loss_scale_for_16_mixed_on_a_cpu_says_that_lightning_trains_in_bfloat
     trainer = trainer_of(GuardCallback(loss_scale="dynamic"), precision="16-mixed")
     with pytest.raises(ValueError, match=r"precision='bf16-mixed'.*on a CPU.*'16-mixed'") as caught:
         fit(trainer, module_of(), data())
-    assert "or train with precision='16-mixed'" not in str(caught.value)
+    assert "plugins=[MixedPrecision('16-mixed', 'cpu')]" in str(caught.value)
+    assert "or train with" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("precision", "remedy"),
+    [
+        ("32-true", "float32 needs none."),
+        ("64-true", "float64 needs none."),
+        ("bf16-true", "bfloat16 needs none."),
+        ("16-true", "or train with plugins=[MixedPrecision('16-mixed', 'cpu')]"),
+    ],
+)
+def test_a_loss_scale_that_does_not_fit_has_the_remedy_of_its_precision(precision, remedy):
+    trainer, module = trainer_of(GuardCallback(loss_scale="dynamic"), precision=precision), module_of()
+    module.optimizer = lambda params: torch.optim.AdamW(params, eps=1e-4)  # not 0 in float16
+    with pytest.raises(ValueError, match=f"loss_scale must be None with precision='{precision}'") as caught:
+        fit(trainer, module, data())
+    assert remedy in str(caught.value)
+    assert "bf16-mixed" not in str(caught.value)
+
+
+def test_manual_optimization_scales_the_loss_in_float32_too():
+    callback = GuardCallback(loss_scale=256.0)
+    fit(trainer_of(callback, precision="32"), gan(guarded=True), data(bad=BAD))
+    for optimizer in callback.optimizers:
+        assert [row["applied"] for row in optimizer.history()] == [i != BAD for i in range(6)]
+        assert optimizer.last["loss_scale"] == 256.0
 
 
 def test_a_second_callback_is_named_and_nothing_is_changed():
