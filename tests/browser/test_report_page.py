@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stablenum import Reason
+from stablenum import GuardConfig, Reason
 from stablenum.commands.report.page import as_html
 from stablenum.guard.readout import Worst
 from stablenum.runlog.lines import Update
@@ -97,6 +97,9 @@ def test_a_run_is_drawn_and_described(opened, tmp_path):
     expect(page.locator("h1")).to_have_text("run.jsonl")
     names = page.locator("figcaption b").all_inner_texts()
     assert names == ["Loss", "Gradient norm", "Loss scale", "Update, relative to the parameters"]
+    captions = page.locator("figcaption").all_inner_texts()
+    assert "dashed: clip threshold" in captions[1]
+    assert "dotted: largest of a parameter" in captions[3]
     expect(page.locator("canvas")).to_have_count(4)
     expect(page.locator(".legend label")).to_contain_text("200 steps · 1 skipped")
     expect(page.get_by_role("heading", name="Settings and versions")).to_be_visible()
@@ -188,6 +191,14 @@ def test_the_plots_follow_a_change_of_the_theme(opened, tmp_path):
 def test_a_narrow_window_needs_no_scrolling_to_the_side(opened, tmp_path, width):
     page = opened(short(tmp_path / "run.jsonl"), viewport={"width": width, "height": 740})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_settings_of_three_runs_fit_the_page(opened, tmp_path):
+    settings = GuardConfig(clip=1.0, spike="skip", loss_scale="dynamic").to_dict()
+    names = (f"run-with-a-long-name-{i}-seed-12345.jsonl" for i in range(3))
+    runs = [read_run(log_of(tmp_path / name, [record(0)], settings=settings)) for name in names]
+    page = opened(*runs, viewport={"width": 1000, "height": 740})
+    assert page.locator(".scroll").last.evaluate("e => e.scrollWidth - e.clientWidth") == 0
 
 
 def test_the_plots_fit_another_width(opened, tmp_path):

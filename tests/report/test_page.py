@@ -215,6 +215,36 @@ def test_settings_that_differ_between_runs_are_marked(tmp_path):
     assert "not known" in text_of(settings_table([c]))
 
 
+def differing(*optimizers: dict[str, Any], path: Path) -> list[str]:
+    logs = [log_of(path / f"{i}.jsonl", [record(0)], optimizer=o) for i, o in enumerate(optimizers)]
+    table = settings_table([read_run(log) for log in logs])
+    return re.findall(r"<tr class=\"differs\"><th scope=\"row\">(.*?)</th>", table)
+
+
+def test_where_a_schedule_stands_is_no_difference_between_runs(tmp_path):
+    first, resumed = ({"class": "AdamW", "lr": lr, "initial_lr": 3e-4} for lr in (3e-4, 1e-4))
+    assert differing(first, resumed, path=tmp_path) == []
+    assert differing({"class": "AdamW", "lr": 3e-4}, resumed, path=tmp_path) == ["optimizer: initial_lr"]
+    other = resumed | {"initial_lr": 1e-4}
+    assert differing(first, other, path=tmp_path) == ["optimizer: lr", "optimizer: initial_lr"]
+
+
+def test_numbers_among_the_settings_are_rounded(tmp_path):
+    optimizer = {"class": "AdamW", "lr": 3 * 1e-4, "betas": [0.9, 1 - 0.001], "eps": 1e-8, "fused": True}
+    settings = {"clip": [CLIP | {"max_norm": 0.1 + 0.2}], "max_scale": 2.0**24}
+    run = run_of(tmp_path, [record(0)], optimizer=optimizer, settings=settings)
+    values = re.findall(r"<td><code>(.*?)</code></td>", settings_table([run]))
+    assert values[:6] == [
+        "ClipByGlobalNorm(max_norm=0.3)",
+        "16777216",
+        "AdamW",
+        "0.0003",
+        "0.9, 0.999",
+        "1e-08",
+    ]
+    assert "True" in values
+
+
 def test_a_summary_says_what_happened(tmp_path):
     path = log_of(tmp_path / "run.jsonl", [record(0), record(1)])
     assert re.match(r"2 steps · 0 skipped · started 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC · torch$", said(path))

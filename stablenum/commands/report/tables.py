@@ -119,11 +119,17 @@ def settings_table(runs: Sequence[Run]) -> str:
     rows = []
     for key in keys:
         values = [column.get(key, "") for column in columns]
-        differs = ' class="differs"' if len(set(values)) > 1 else ""
+        differs = ' class="differs"' if len({_compared(column, key) for column in columns}) > 1 else ""
         cells = "".join(f"<td><code>{escape(value)}</code></td>" for value in values)
         rows.append(f'<tr{differs}><th scope="row">{escape(key)}</th>{cells}</tr>')
     names = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
-    return _table(f"<tr><th></th>{names}</tr>", rows)
+    return _table(f"<tr><th></th>{names}</tr>", rows, kind="settings")
+
+
+def _compared(column: Mapping[str, str], key: str) -> str:
+    """Return what makes a row differ: of a scheduled learning rate, the one it began with."""
+    own = column.get(key, "")
+    return column.get("optimizer: initial_lr", own) if key == "optimizer: lr" else own
 
 
 def _flat(header: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -145,9 +151,14 @@ def _text(value: object) -> str:
         return f"{value['rule']}({fields})"
     if isinstance(value, list):
         return ", ".join(map(_text, value))
-    return str(value)
+    return _number(value) if isinstance(value, float) else str(value)
 
 
-def _table(head: str, rows: Sequence[str]) -> str:
+def _number(value: float) -> str:
+    """Return a whole number with all its digits, and another one with six."""
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e9 else f"{value:.6g}"
+
+
+def _table(head: str, rows: Sequence[str], kind: str = "") -> str:
     body = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
-    return f'<div class="scroll" tabindex="0">{body}</div>'
+    return f'<div class="{f"scroll {kind}".strip()}" tabindex="0">{body}</div>'

@@ -160,12 +160,17 @@ function isKnown(line) {
   return RUNS.some((run) => line.of(run).some(Number.isFinite));
 }
 
+function styleOf(line) {
+  const [drawn, gap] = line.dash;
+  return drawn < gap ? "dotted" : "dashed";
+}
+
 function frame(plot) {
   const figure = document.createElement("figure");
   const caption = document.createElement("figcaption");
   caption.append(Object.assign(document.createElement("b"), { textContent: plot.name }));
   for (const line of plot.lines.filter((line) => line.dash && isKnown(line))) {
-    caption.append(Object.assign(document.createElement("span"), { className: "soft", textContent: `dashed: ${line.what}` }));
+    caption.append(Object.assign(document.createElement("span"), { className: "soft", textContent: `${styleOf(line)}: ${line.what}` }));
   }
   if (plot.lines.some((line) => line.gaps)) {
     caption.append(Object.assign(document.createElement("span"), { className: "soft", textContent: "grey: undone" }));
