@@ -53,6 +53,12 @@ def test_an_unknown_code_is_rejected(code):
         explain_reason(code)
 
 
+def test_a_loss_that_is_not_finite_may_come_from_the_parameters():
+    row = EXPLANATIONS[Reason.NONFINITE_LOSS]
+    assert "parameters that have diverged or are NaN" in row.cause
+    assert "`stablenum check` a checkpoint" in row.remedy
+
+
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_the_error_pickles(protocol):
     error = NonFiniteError("stopped", metrics={"step": 3}, history=[{"step": 2}, {"step": 3}])
