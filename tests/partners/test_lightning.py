@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+import stablenum
+import stablenum_torch
 from benchmarks.partners.judge import judge, same_bits
 from benchmarks.partners.outcome import Fault
 from benchmarks.partners.torch_trainers import LOOPS
@@ -197,6 +200,19 @@ def test_a_checkpoint_made_without_a_guard_says_that_the_guard_starts_afresh(tmp
     )
     assert "learn from scratch: SpikeGuard." in said
     assert callback.optimizers[0].history()[0]["step"] == 0
+
+
+@pytest.mark.parametrize("strategy", [pl.strategies.FSDPStrategy, pl.strategies.ModelParallelStrategy])
+def test_a_strategy_that_drops_the_guards_state_keeps_the_warning_that_something_may_be_lost(strategy):
+    params = [torch.nn.Parameter(torch.ones(2))]
+    plain = torch.optim.AdamW(params)
+    callback = GuardCallback()
+    callback.optimizers = [stablenum_torch.wrap(torch.optim.AdamW(params), spike="skip")]
+    callback.optimizers[0].load_state_dict(plain.state_dict())
+    callback.on_train_start(SimpleNamespace(strategy=strategy()), None)
+    params[0].grad = torch.ones(2)
+    with pytest.warns(stablenum.StatisticsNotLoadedWarning, match="SpikeGuard"):
+        callback.optimizers[0].step()
 
 
 def test_a_second_fit_guards_the_new_optimizers():
