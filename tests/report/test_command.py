@@ -40,7 +40,7 @@ def test_a_page_is_written_beside_the_log(log):
     assert text == f"{log.with_name('run.html')}: run.jsonl (3 steps, 1 skipped)"
     page = log.with_name("run.html").read_text(encoding="utf-8")
     assert "NONFINITE_LOSS" in page
-    assert "ClipByGlobalNorm(max_norm=1.0)" in page
+    assert "ClipByGlobalNorm(max_norm=1)" in page
 
 
 def test_steps_that_were_undone_are_counted(log):
