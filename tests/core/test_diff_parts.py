@@ -196,6 +196,23 @@ def test_parameters_that_are_zero_show_no_decay_on_either_side() -> None:
     assert cause[0] == "decay_coupling"
 
 
+@pytest.mark.parametrize(("left", "right", "side"), [(0.01, 0.0, "left"), (0.0, 0.01, "right")])
+def test_the_side_that_decays_more_parameters_is_named_with_three_of_them(
+    left: float, right: float, side: str
+) -> None:
+    found = []
+    for i in range(6):
+        p, g = RNG.normal(size=(4, 3)), RNG.normal(size=(4, 3))
+        made = (sgd(p, g) - rate * p * (i > 1) for rate in (left, right))
+        found.append(Update(p, g, *made, f"layer{i}.bias"))
+    cause = cause_of_updates(found, ())
+    assert cause is not None
+    said = (
+        f"only the {side} side decays 4 of the 6 parameters, such as layer2.bias, layer3.bias, layer4.bias."
+    )
+    assert cause[1] == said
+
+
 def test_an_epsilon_shows_where_gradients_are_small() -> None:
     assert code_of(lambda p, g: -0.1 * g / np.sqrt(g * g + 1e-6), adam) == "adam_epsilon_placement"
 

@@ -145,7 +145,8 @@ class Comparison:
             else:
                 before, other = origin.of(start_left), start_right[name].reshape(origin.shape)
             if gradient is not None:
-                found.append(Update(before, gradient, new - before, theirs["updated", name, step] - other))
+                change = theirs["updated", name, step] - other
+                found.append(Update(before, gradient, new - before, change, name))
         return found
 
     def given(self, group: Group) -> Mapping[int, Any]:

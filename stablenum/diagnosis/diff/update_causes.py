@@ -28,12 +28,14 @@ class Update:
     Attributes:
         parameter, gradient: before the update.
         left, right: the changes of the parameter.
+        name: that of the parameter.
     """
 
     parameter: Any
     gradient: Any
     left: Any
     right: Any
+    name: str = ""
 
 
 def cause_of_updates(
@@ -164,11 +166,11 @@ def _decay(updates: Sequence[Update], unlike: Sequence[Update]) -> tuple[str, st
     rate = float(np.median([f for f in fits if f is not None]))
     evidence = f"The updates differ by {rate:.6g} times the parameter, element by element."
     if len(unlike) < sum(bool(np.any(u.parameter)) for u in updates):  # one that is zero shows no decay
-        return (
-            "decay_excluded",
-            f"only one side decays {len(unlike)} of the {len(updates)} parameters.",
-            evidence,
-        )
+        side = "left" if rate < 0 else "right"  # the one whose update takes a part of the parameter away
+        names = ", ".join(u.name for u in unlike[:3] if u.name)
+        such = f", such as {names}" if names else ""
+        sentence = f"only the {side} side decays {len(unlike)} of the {len(updates)} parameters{such}."
+        return ("decay_excluded", sentence, evidence)
     return ("decay_coupling", "the two sides decay the weights by another amount.", evidence)
 
 
