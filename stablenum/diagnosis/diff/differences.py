@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["Cause", "Difference", "Location", "Off", "Row"]
 
@@ -20,6 +20,7 @@ class Location:
         module: the path of the module, or the name stack of JAX.
         phase: "forward", "backward" or "update".
         code: the source line.
+        row: the index of the operation among the rows of its side; None for the line that makes an optimizer.
     """
 
     where: str
@@ -27,6 +28,7 @@ class Location:
     module: str
     phase: str
     code: str = ""
+    row: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

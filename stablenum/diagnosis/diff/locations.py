@@ -33,6 +33,7 @@ def location_of(start: Start | None, side: Side, phase: str) -> Location | None:
         module=_around(side, start) if start.missing else step.module,
         phase=phase,
         code="" if place is None else place.code,
+        row=step.index,
     )
 
 

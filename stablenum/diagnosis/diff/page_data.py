@@ -64,16 +64,19 @@ def _number(x: float | None) -> float | str | None:
 
 
 def _at(rows: Sequence[Row], location: Location | None, difference: Difference) -> int | None:
-    """Return the first row of a location, of its phase, step and operation if there is one."""
+    """Return the row of a location; for one of another line, the first row of the line, of the same phase,
+    step, operation and module if there is one."""
     if location is None:
         return None
 
-    def fits(i: int) -> tuple[bool, bool, bool]:
+    def fits(i: int) -> tuple[bool, ...]:
         row = rows[i]
         return (
+            i == location.row,
             row.phase == location.phase,
             row.step == difference.step,
             row.operation == location.operation,
+            row.module == location.module,
         )
 
     return max((i for i, row in enumerate(rows) if row.where == location.where), key=fits, default=None)
