@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import typer
 
 from stablenum.files import is_special, write_file
 
-__all__ = ["check_folder", "check_target", "write"]
+__all__ = ["check_folder", "check_suffix", "check_target", "write"]
 
 
 def check_target(option: str, path: Path | None) -> None:
@@ -32,6 +32,13 @@ def check_target(option: str, path: Path | None) -> None:
         raise typer.BadParameter(f"the folder {folder} does not exist.", param_hint=option)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise typer.BadParameter(f"the folder {folder} cannot be written to.", param_hint=option)
+
+
+def check_suffix(option: str, path: Path | None, suffixes: Sequence[str]) -> None:
+    """Check that the name of a file says what is written to it; devices and pipes may have any name."""
+    if path is None or path.suffix.lower() in suffixes or is_special(path):
+        return
+    raise typer.BadParameter(f"{path} must end in {' or '.join(suffixes)}.", param_hint=option)
 
 
 def check_folder(option: str, path: Path | None) -> None:

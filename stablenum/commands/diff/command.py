@@ -10,13 +10,19 @@ from rich.console import Console
 
 from stablenum.commands.diff.pair import load_pair
 from stablenum.commands.diff.progress import shown
-from stablenum.commands.outputs import check_folder, check_target, write
+from stablenum.commands.outputs import check_folder, check_suffix, check_target, write
 from stablenum.diagnosis.diff.compare import reported
 from stablenum.diagnosis.diff.report import DiffReport
+from stablenum.diagnosis.diff.weights import UnmappedError
 from stablenum.errors import ProgramError
 from stablenum.files import write_text
 
 __all__ = ["diff"]
+
+_WEIGHTS = (
+    " The command takes no weights: from Python, call stablenum.diff(left(), right(), weights=...) with the "
+    "functions of the file."
+)
 
 
 def diff(
@@ -48,15 +54,17 @@ def diff(
 
     The exit code is 0 if the programs agree, 1 if they differ, and 2 for a usage error.
     """
-    for option, path in (("--json", json), ("--html", html)):
+    for option, path, suffixes in (("--json", json, (".json",)), ("--html", html, (".html", ".htm"))):
         check_target(option, path)
+        check_suffix(option, path, suffixes)
     check_folder("--repro", repro)
     left, right = load_pair(pair)
     try:
         with shown(Console(stderr=True)) as progress:
             report = reported(left, right, steps=steps, progress=progress)
     except (ProgramError, ValueError) as error:
-        raise typer.BadParameter(str(error), param_hint="PAIR.py") from error
+        more = _WEIGHTS if isinstance(error, UnmappedError) else ""
+        raise typer.BadParameter(f"{error}{more}", param_hint="PAIR.py") from error
     if json is not None:
         write(json, lambda path: write_text(path, report.to_json() + "\n"), "--json")
     if html is not None:
