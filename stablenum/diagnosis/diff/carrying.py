@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -145,9 +146,10 @@ def _gathered(
 
 def _guess_or_nothing(a: Side, right: Program) -> WeightMap:
     try:
-        return _Guess(a, measured(right, noise=False)).made(by_neighbours=True)
+        guess = _Guess(a, measured(right, noise=False)).made(by_neighbours=True)
     except UnmappedError:
-        return WeightMap({})
+        return WeightMap({}, carried=False)
+    return replace(guess, carried=False)
 
 
 def _given(

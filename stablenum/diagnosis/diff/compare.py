@@ -13,6 +13,8 @@ from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.doubts import doubts_of, unsure
 from stablenum.diagnosis.diff.frozen import OneSided, one_sided
 from stablenum.diagnosis.diff.locations import off_of, share_of
+from stablenum.diagnosis.diff.nonfinite import not_finite
+from stablenum.diagnosis.diff.omissions import left_out, one_optimizer
 from stablenum.diagnosis.diff.optimizer_states import continued
 from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.recording import recorded, undisturbed
@@ -23,7 +25,7 @@ from stablenum.diagnosis.diff.rounding import rounding_of
 from stablenum.diagnosis.diff.rows import rows_of
 from stablenum.diagnosis.diff.search import Found, differences_of
 from stablenum.diagnosis.diff.sides import measured
-from stablenum.errors import bad_field, bad_type
+from stablenum.errors import ProgramError, bad_field, bad_type
 
 __all__ = ["STAGES", "Progress", "compared", "diff", "reported"]
 
@@ -55,8 +57,8 @@ def diff(left: Any, right: Any, *, weights: Weights = "match", steps: int = 1) -
         left, right: made by ``stablenum_torch.program`` or ``stablenum_jax.program``. The left one is the
             reference: the right one is evaluated with its parameters.
         weights: "match" finds out which parameter corresponds to which; ``{right name: left name}`` gives
-            it; a function from the left arrays to the right ones, both by name, gives the arrays;
-            "as they are" leaves both alone.
+            it; a function from the left arrays to the right ones, both by name, gives the arrays. What these
+            two leave out keeps its own values, which a note says. "as they are" leaves both sides alone.
         steps: how many training steps follow one another, with the same arguments.
 
     Returns:
@@ -66,7 +68,8 @@ def diff(left: Any, right: Any, *, weights: Weights = "match", steps: int = 1) -
     Raises:
         TypeError: an argument has a wrong type.
         ValueError: parameters that do not correspond; results that do not; ``steps`` below 1.
-        ProgramError: one of the programs fails. Its line is named, and all objects are as they were.
+        ProgramError: one of the programs fails. Its line is named, and all objects are as they were. Or
+            nothing differs, but a result is NaN or infinite in both programs.
     """
     for name, given in (("left", left), ("right", right)):
         if not (hasattr(given, "play") and hasattr(given, "parameters")):
@@ -111,6 +114,8 @@ def compared(
     progress("evaluating the right program in float64")
     b = measured(right, weights=arrays, steps=steps)
     progress("matching the values")
+    if arrays is not None and not isinstance(weights, str):
+        notes = (*notes, *left_out(b, arrays))
     return Comparison(a, b, mapped, notes)
 
 
@@ -121,7 +126,9 @@ def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> Di
     compiled = {name: None if found else compiled_errors(side) for name, (side, _) in sides.items()}
     off = [None if found else off_of(r, side, compiled[name]) for name, (side, r) in sides.items()]
     astray = [n for n, e in compiled.items() if e is not None and too_far(*sides[n], e)]
-    alone = one_sided(comparison)
+    alone, undefined = one_sided(comparison), not_finite(comparison)
+    if undefined and not found and not alone:
+        raise ProgramError(undefined)
     differing = (
         {s.index for f in found for s in f.place.region_left},
         {s.index for f in found for s in f.place.region_right},
@@ -131,21 +138,26 @@ def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> Di
         verdict="different" if found or alone else "the same in exact arithmetic",
         differences=_in_order(found, alone),
         weights={name: str(origin) for name, origin in comparison.weights.origins.items()},
+        carried_over=comparison.weights.carried,
         left_off=off[0],
         right_off=off[1],
         matched=(share_of(left, shared.left), share_of(right, shared.right)),
-        notes=_notes(comparison, astray, complete=complete or not found),
+        notes=_notes(comparison, astray, undefined, complete=complete or not found),
         left_rows=rows[0],
         right_rows=rows[1],
         _repro=_repro(comparison, found, alone),
     )
 
 
-def _notes(comparison: Comparison, astray: list[str], *, complete: bool) -> tuple[str, ...]:
+def _notes(
+    comparison: Comparison, astray: list[str], undefined: str | None, *, complete: bool
+) -> tuple[str, ...]:
     doubts = () if comparison.differing is None else doubts_of(comparison)
     tried = (_TRIED,) if comparison.weights.by_trial else ()
     compiled = tuple(_ASTRAY.format(side) for side in astray)
-    seen = (*compiled, *tried, *comparison.notes, *unsure(comparison), *doubts)
+    nan = (undefined[0].upper() + undefined[1:],) if undefined else ()
+    lacking = one_optimizer(comparison.left, comparison.right)
+    seen = (*compiled, *nan, *tried, *comparison.notes, *lacking, *unsure(comparison), *doubts)
     return seen if complete else (*seen, _REST)
 
 

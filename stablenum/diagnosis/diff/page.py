@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from html import escape
 from importlib.resources import files
-from typing import Protocol
 
-from stablenum.diagnosis.diff.differences import Cause, Difference, Location, Off, Row
+from stablenum.diagnosis.diff.differences import Cause, Difference, Location, Off
 from stablenum.diagnosis.diff.page_data import payload
-from stablenum.diagnosis.diff.rendering import Shown, amount, headline, shared, title
+from stablenum.diagnosis.diff.rendering import Shown, amount, headline, several, shared, title, weights_title
 from stablenum.diagnosis.report.html import listed, page, sealed_head
 
 __all__ = ["as_html"]
@@ -20,19 +19,7 @@ STATES = {"different": "≠", "unmatched": "∘", "rounding": "≈", "equal": "=
 PHASES = ("forward", "backward", "update")
 
 
-class ShownRows(Shown, Protocol):
-    """What the page shows."""
-
-    @property
-    def left_rows(self) -> tuple[Row, ...]:
-        """The operations of the left program."""
-
-    @property
-    def right_rows(self) -> tuple[Row, ...]:
-        """The operations of the right program."""
-
-
-def as_html(report: ShownRows) -> str:
+def as_html(report: Shown) -> str:
     """Return the whole page; everything that comes from the users' code is escaped."""
     script = _script()
     rows = bool(report.left_rows or report.right_rows)
@@ -40,9 +27,12 @@ def as_html(report: ShownRows) -> str:
         '<main class="diff">',
         _verdict(report),
         _rounding({"left": report.left_off, "right": report.right_off}),
-        *(_difference(number, one) for number, one in enumerate(report.differences, 1)),
+        *(
+            _difference(number, one, with_step=several(report))
+            for number, one in enumerate(report.differences, 1)
+        ),
         *([_plot(), _operations(report)] if rows else []),
-        _weights(report.weights),
+        _weights(report),
         listed("Notes", report.notes),
         "</main>",
         *([_data(report), f"<script>{script}</script>"] if rows or report.weights else []),
@@ -60,7 +50,7 @@ def _asset(name: str) -> str:
     return files("stablenum.diagnosis.diff").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _data(report: ShownRows) -> str:
+def _data(report: Shown) -> str:
     first = report.differences[0] if report.differences else None
     data = payload(report.left_rows, report.right_rows, first)
     return f'<script type="application/json" id="data">{data}</script>'
@@ -100,12 +90,13 @@ def _code(text: str, kind: str = "") -> str:
     return f"<code{shown}>{escape(text)}</code>" if text else ""
 
 
-def _difference(number: int, one: Difference) -> str:
+def _difference(number: int, one: Difference, *, with_step: bool) -> str:
     amounts = f'<p class="soft">{escape(amount(one))}</p>' if number > 1 else ""
     causes = "".join(map(_cause, one.causes))
+    heading = escape(title(number, one, with_step=with_step))
     return "\n".join(
         [
-            f'<section class="difference"><h2>{escape(title(number, one))}</h2>{amounts}',
+            f'<section class="difference"><h2>{heading}</h2>{amounts}',
             f'<div class="sides">{_side("Left", one.left)}{_side("Right", one.right)}</div>',
             f'<ol class="causes">{causes}</ol>' if causes else "",
             "</section>",
@@ -144,7 +135,7 @@ list.</p>
 </section>"""
 
 
-def _operations(report: ShownRows) -> str:
+def _operations(report: Shown) -> str:
     rows = (*report.left_rows, *report.right_rows)
     states = _choices("state", {f"{STATES[s]} {s}": s for s in STATES}, Counter(row.state for row in rows))
     phases = _choices("phase", {p: p for p in PHASES}, Counter(row.phase for row in rows))
@@ -180,14 +171,16 @@ def _choices(name: str, values: Mapping[str, str], counts: Mapping[str, int]) ->
     )
 
 
-def _weights(weights: Mapping[str, str]) -> str:
+def _weights(report: Shown) -> str:
+    weights, title = report.weights, escape(weights_title(report).rstrip(":"))
     if not weights:
-        return ""
-    rows = [f"<tr><td>{_code(name)}</td><td>{_code(origin)}</td></tr>" for name, origin in weights.items()]
-    return f"""<section><h2 id="weights-title">Weights of the right program, {len(weights):,}</h2>
+        return "" if report.carried_over else f"<section><h2>{title}</h2></section>"
+    rows = [f"<tr><td>{_code(name)}</td><td>{_code(of)}</td></tr>" for name, of in weights.items()]
+    origin = "comes from the left" if report.carried_over else "left"
+    return f"""<section><h2 id="weights-title">{title}</h2>
 <p class="live"><label class="text">Filter <input type="search" id="weights-filter" autocomplete="off"
   spellcheck="false" placeholder="name of a parameter"></label>
 <output id="weights-count" class="soft"></output></p>
 <div class="scroll tall" tabindex="0" role="region" aria-labelledby="weights-title"><table id="weights">
-<thead><tr><th scope="col">right</th><th scope="col">comes from the left</th></tr></thead>
+<thead><tr><th scope="col">right</th><th scope="col">{origin}</th></tr></thead>
 <tbody>{"".join(rows)}</tbody></table></div></section>"""

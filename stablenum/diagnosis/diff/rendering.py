@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from stablenum.diagnosis.diff.differences import Difference, Location, Off
+from stablenum.diagnosis.diff.differences import Difference, Location, Off, Row
 
-__all__ = ["Shown", "amount", "as_rich", "as_text", "headline", "shared", "title"]
+__all__ = ["Shown", "amount", "as_rich", "as_text", "headline", "several", "shared", "title", "weights_title"]
 
 _MOST_WEIGHTS = 8
 
@@ -26,6 +26,18 @@ class Shown(Protocol):
     @property
     def weights(self) -> Mapping[str, str]:
         """Where each parameter comes from."""
+
+    @property
+    def carried_over(self) -> bool:
+        """Whether the right side was given them."""
+
+    @property
+    def left_rows(self) -> tuple[Row, ...]:
+        """The operations of the left program."""
+
+    @property
+    def right_rows(self) -> tuple[Row, ...]:
+        """The operations of the right program."""
 
     @property
     def left_off(self) -> Off | None:
@@ -67,7 +79,7 @@ def _lines(report: Shown) -> Iterator[tuple[str, str]]:
                 yield _compiled(off.compiled), ""
     for number, difference in enumerate(report.differences, 1):
         yield "", ""
-        yield f"{title(number, difference)}:", "bold"
+        yield f"{title(number, difference, with_step=several(report))}:", "bold"
         yield _side("left", difference.left), ""
         yield _side("right", difference.right), ""
         for cause in difference.causes:
@@ -96,11 +108,17 @@ def amount(difference: Difference) -> str:
     )
 
 
-def title(number: int, difference: Difference) -> str:
-    """Return the heading of a difference."""
+def title(number: int, difference: Difference, *, with_step: bool) -> str:
+    """Return the heading of a difference, with the training step where there are several."""
     name = "First difference" if number == 1 else f"Difference {number}, independent of those before"
+    name = f"{name}, step {difference.step}" if with_step else name
     place = difference.left or difference.right
     return f"{name}, {place.phase}" if place is not None else name
+
+
+def several(report: Shown) -> bool:
+    """Return whether several training steps were compared."""
+    return any(row.step > 1 for row in (*report.left_rows, *report.right_rows, *report.differences))
 
 
 def shared(report: Shown) -> str:
@@ -133,9 +151,18 @@ def _compiled(errors: Mapping[str, float]) -> str:
 def _facts(report: Shown) -> Iterator[str]:
     yield shared(report)
     shown = list(report.weights.items())
-    if shown:
-        yield f"Weights of the right program, {len(shown)}:"
+    if shown or not report.carried_over:
+        yield weights_title(report)
     for name, origin in shown[:_MOST_WEIGHTS]:
         yield f"  {name} <- {origin}"
     if len(shown) > _MOST_WEIGHTS:
         yield f"  and {len(shown) - _MOST_WEIGHTS} more (all of them with --json or --html)"
+
+
+def weights_title(report: Shown) -> str:
+    """Return what stands above the map of the weights."""
+    count = f"{len(report.weights):,}"
+    if report.carried_over:
+        return f"Weights of the right program, {count}:"
+    own = "Both sides keep their own weights."
+    return f"{own} Gradients are compared between these, {count}:" if report.weights else own

@@ -28,6 +28,8 @@ class DiffReport:
         verdict: "the same in exact arithmetic" or "different".
         differences: the places at which the programs part, each independent of those before it.
         weights: parameter of the right program -> where it comes from.
+        carried_over: whether the right program was given these weights; otherwise both keep their own, and
+            ``weights`` says between which parameters gradients and updates are compared.
         left_off: how far the left side is off its float64 twin, if the programs agree.
         right_off: the same for the right side.
         matched: how many of the values of each side the other side has too, and of how many.
@@ -39,6 +41,7 @@ class DiffReport:
     verdict: str
     differences: tuple[Difference, ...] = ()
     weights: Mapping[str, str]
+    carried_over: bool = True
     left_off: Off | None = None
     right_off: Off | None = None
     matched: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))

@@ -13,7 +13,7 @@ from stablenum.diagnosis.diff.fingerprints import Fingerprint, distance, fingerp
 from stablenum.diagnosis.diff.play import Play, Program, ReplacedError, Visit
 from stablenum.diagnosis.replay.trace import Trace
 
-__all__ = ["NOISE", "Side", "again", "arrays_of", "host", "measured"]
+__all__ = ["NOISE", "Side", "again", "arrays_of", "first_with", "host", "measured"]
 
 # The size of the noise that shows how a value depends on rounding: thousands of float64's roundings.
 NOISE = 1e-12
@@ -124,6 +124,19 @@ def arrays_of(side: Side, wanted: Iterable[int]) -> dict[int, Any]:
     if asked:
         _play(side, visit, side.replaced)
     return found
+
+
+def first_with(side: Side, holds: Callable[[Any], bool]) -> int | None:
+    """Return the first value of another evaluation of which something holds; None if there is none."""
+    found: list[int] = []
+
+    def visit(index: int, data: Any) -> None:
+        if holds(host(data)):
+            found.append(index)
+            raise _Enough
+
+    _play(side, visit, side.replaced)
+    return found[0] if found else None
 
 
 class _Enough(Exception):  # noqa: N818

@@ -35,10 +35,12 @@ class WeightMap:
     Attributes:
         origins: by the name of the right parameter.
         by_trial: whether names and order did not tell, and the map is the one of several that fits best.
+        carried: whether the right program is given these weights, or only its gradients are compared by them.
     """
 
     origins: Mapping[str, Source]
     by_trial: bool = False
+    carried: bool = True
 
     def of(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Return the right side's arrays, given the left side's."""

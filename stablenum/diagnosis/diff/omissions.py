@@ -1,0 +1,47 @@
+"""What a comparison leaves out: what only one program has, and weights that the caller does not give."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from stablenum.diagnosis.diff.sides import Side
+
+__all__ = ["left_out", "one_optimizer"]
+
+_MOST_NAMED = 8
+_LEFT_OUT = (
+    "weights leaves out {} of the right program, which keeps its own values: "
+    "give it too, unless you mean this."
+)
+_ONE = (
+    "Only the {} program has an optimizer: the updates are not compared. Give the {} one its optimizer, "
+    "unless you mean this."
+)
+
+
+def left_out(right: Side, given: Collection[str]) -> tuple[str, ...]:
+    """Name the arrays that the right program computes with and that the caller's map does not give."""
+    read = {i for step in right.trace.steps for i in step.inputs}
+    names = [
+        v.name
+        for v in right.trace.values
+        if v.id in read
+        and v.role in ("parameter", "buffer")
+        and right.prints[v.id].floating
+        and v.name not in given
+    ]
+    names = list(dict.fromkeys(names))
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return (_LEFT_OUT.format(", ".join(names[:_MOST_NAMED]) + more),) if names else ()
+
+
+def one_optimizer(left: Side, right: Side) -> tuple[str, ...]:
+    """Say that the updates are not compared where only one program makes them."""
+    has = {name: _updates(side) for name, side in (("left", left), ("right", right))}
+    if has["left"] == has["right"]:
+        return ()
+    return (_ONE.format(*(("left", "right") if has["left"] else ("right", "left"))),)
+
+
+def _updates(side: Side) -> bool:
+    return any(r.kind == "updated" for r in side.play.results)
