@@ -58,7 +58,9 @@ class ProgramError(RuntimeError):
     """Raised by :func:`stablenum.diff` if one of the two programs fails while it runs.
 
     The message names the program (left or right), the user's line and the original error, which is the
-    ``__cause__``. Models, optimizers, arguments and generators are as they were before.
+    ``__cause__``. It is also raised if nothing differs but a result is NaN or infinite in both programs; the
+    message then names where in each of them. Models, optimizers, arguments and generators are as they were
+    before.
 
     Example:
         >>> raise ProgramError("the left program failed at pair.py:12 (y = 1 / 0): ZeroDivisionError: ...")

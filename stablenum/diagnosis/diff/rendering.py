@@ -118,7 +118,8 @@ def title(number: int, difference: Difference, *, with_step: bool) -> str:
 
 def several(report: Shown) -> bool:
     """Return whether several training steps were compared."""
-    return any(row.step > 1 for row in (*report.left_rows, *report.right_rows, *report.differences))
+    steps = [row.step for row in (*report.left_rows, *report.right_rows)]
+    return max([*steps, *(d.step for d in report.differences)], default=1) > 1
 
 
 def shared(report: Shown) -> str:
