@@ -154,6 +154,14 @@ def test_the_first_difference_is_the_row_of_its_phase_and_step() -> None:
     assert data_of(report.to_html())["first"] == [2, None]
 
 
+def test_the_first_difference_is_the_row_that_it_names_among_equal_ones() -> None:
+    location = Location(where="model.py:7", operation="add", module="", phase="forward", row=2)
+    first = Difference(left=location, right=None, result="loss", step=1, error=1.0, allowed=0.0)
+    rows = (row(), row(), row(), row())
+    report = DiffReport(verdict="different", differences=(first,), weights={}, left_rows=rows)
+    assert data_of(report.to_html())["first"] == [2, None]
+
+
 def test_an_operation_that_a_side_lacks_is_said_to_be_missing() -> None:
     missing = Location(where="port.py:9", operation=None, module="", phase="forward")
     first = Difference(left=None, right=missing, result="loss", step=3, error=1.0, allowed=0.0)
