@@ -72,22 +72,25 @@ def joint_found_inf(ranks: Ranks, *, xp: Namespace) -> Array:
 def worst_of_ranks(ranks: Ranks, *, xp: Namespace) -> Array:
     """Return the place of the worst parameter: () int32, see :func:`rank_of` and :func:`parameter_of`.
 
-    It is on the first rank whose loss is not finite; otherwise on the first whose gradient is not; otherwise
-    on the first with the largest norm. If all losses are finite, and all ranks have the same worst parameter
-    and a gradient that is not, as after a reduction that has given it to all of them, the place has no rank.
+    It is on the first rank whose loss is not finite, unless no rank's loss is finite, as after an average that
+    has given one bad loss to all of them; otherwise on the first whose gradient is not finite; otherwise on
+    the first with the largest norm. If the losses do not settle it, and all ranks have the same worst
+    parameter and a gradient that is not finite, as after a reduction, the place has no rank.
     """
     top = xp.full_like(ranks.norms, float("inf"))
     values = ranks.norms
     if ranks.exponents is not None:
         values = xp.where(ranks.exponents < xp.max(ranks.exponents), xp.zeros_like(values), values)
-    bad_loss = xp.logical_not(xp.isfinite(ranks.losses))
-    values = xp.where(xp.isfinite(values), values, top)
-    values = xp.where(xp.max(xp.astype(bad_loss, xp.int32)) > 0, xp.where(bad_loss, top, -top), values)
-    rank = xp.astype(xp.argmax(values), xp.int32)
     count = ranks.norms.shape[0]
+    bad_loss = xp.logical_not(xp.isfinite(ranks.losses))
+    bad_losses = xp.sum(xp.astype(bad_loss, xp.int32))
+    by_loss = (bad_losses > 0) & (bad_losses < count)
+    values = xp.where(xp.isfinite(values), values, top)
+    values = xp.where(by_loss, xp.where(bad_loss, top, -top), values)
+    rank = xp.astype(xp.argmax(values), xp.int32)
     same = xp.sum(xp.astype(ranks.worst == ranks.worst[0], xp.int32)) == count
     bad = xp.sum(xp.astype(xp.isfinite(ranks.norms), xp.int32)) == 0
-    nowhere = same & bad & (xp.sum(xp.astype(bad_loss, xp.int32)) == 0)
+    nowhere = same & bad & xp.logical_not(by_loss)
     # Taken, because an array used as an index would make the host wait in torch.
     index = xp.take(ranks.worst, xp.reshape(rank, (1,)))[0]
     first = (rank + 1) * MAX_PARAMETERS

@@ -142,3 +142,22 @@ def test_a_bad_gradient_that_all_ranks_have_names_none(backend):
     assert "worst_rank" not in scalars(last)
     _, last = decided(backend, seen(backend, [NAN, NAN], [1.0, INF], worst=[3, 3]))
     assert (last["worst_rank"], last["worst"].index) == (1, 3)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_a_bad_loss_that_all_ranks_have_leaves_the_rank_to_the_gradients(backend, bad):
+    """The loss was averaged before: it is the same on all ranks, and none is more at fault than another."""
+    losses = [bad] * 4
+    _, last = decided(backend, seen(backend, [1.0, 2.0, NAN, NAN], losses, worst=[5, 6, 7, 8]))
+    assert last["reason"] is Reason.NONFINITE_LOSS
+    assert (last["worst_rank"], last["worst"].index) == (2, 7)
+    _, last = decided(backend, seen(backend, [1.0, 2.0, 9.0, 3.0], losses, worst=[5, 6, 7, 8]))
+    assert (last["worst_rank"], last["worst"].index) == (2, 7)
+    _, last = decided(backend, seen(backend, [NAN] * 4, losses, worst=[7] * 4))
+    assert (last["worst_rank"], last["worst"].index) == (None, 7)
+
+
+def test_a_bad_loss_on_all_ranks_that_have_one_names_the_first_of_them(backend):
+    """As in a pipeline: the stages without a loss did not compute it."""
+    _, last = decided(backend, seen(backend, [1.0, 2.0, 3.0], [None, None, NAN], worst=[5, 6, 7]))
+    assert (last["worst_rank"], last["worst"].index) == (2, 7)
