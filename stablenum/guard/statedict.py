@@ -19,7 +19,7 @@ from stablenum.rules.clipping import PER_TENSOR_STATES
 from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, carried_over
 from stablenum.user_warnings import warn
 
-__all__ = ["VERSION", "StatisticsNotLoadedWarning", "state_from_dict", "state_to_dict"]
+__all__ = ["VERSION", "StatisticsNotLoadedWarning", "disabling_fields", "state_from_dict", "state_to_dict"]
 
 Namespace: TypeAlias = Any
 
@@ -103,6 +103,16 @@ def state_from_dict(
         >>> int(state_from_dict(state_to_dict(state), state, xp=np).step)
         0
     """
+    _check_written(plain)
+    reader = _Reader(plain.get("names"), names, xp=xp, device=device)
+    state: GuardState = reader.read("state", _current(plain), like)
+    for message in reader.missing:
+        warn(message, StatisticsNotLoadedWarning)
+    saved = state.loss_scale
+    return state._replace(loss_scale=carried_over(like.loss_scale, saved, saved, xp=xp))
+
+
+def _check_written(plain: Any) -> None:
     if (
         not isinstance(plain, Mapping)
         or plain.get("version") not in range(1, VERSION + 1)
@@ -110,12 +120,45 @@ def state_from_dict(
     ):
         allowed = f"a dict written by guard_state_dict(), of version 1 to {VERSION}"
         raise bad_field("guard state", allowed, plain)
-    reader = _Reader(plain.get("names"), names, xp=xp, device=device)
-    state: GuardState = reader.read("state", _current(plain), like)
-    for message in reader.missing:
-        warn(message, StatisticsNotLoadedWarning)
-    saved = state.loss_scale
-    return state._replace(loss_scale=carried_over(like.loss_scale, saved, saved, xp=xp))
+
+
+def disabling_fields(plain: Any) -> Iterator[tuple[str, float]]:
+    """Yield the fields of a saved state that must be finite and are not, with their values.
+
+    These are the statistics of rules and the loss scale; records and windows may hold inf and NaN.
+
+    Raises:
+        ValueError: ``plain`` is not what :func:`state_to_dict` returns.
+
+    Example:
+        >>> scale = {"scale": "inf", "good_steps": 0}
+        >>> list(disabling_fields({"version": 3, "names": None, "state": {"loss_scale": scale}}))
+        [('state.loss_scale.scale', inf)]
+    """
+    _check_written(plain)
+    for field, name, value in _plain_leaves("state", "", plain["state"]):
+        number = float(value) if value in ("nan", "inf", "-inf") else value
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise bad_field(field, "a number", value)
+        if field.startswith(_RULES) and _disables(name, number):
+            yield field, number
+
+
+def _plain_leaves(field: str, name: str, plain: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield each value of a saved state with its field and the name of the entry that it is part of."""
+    if isinstance(plain, Mapping):
+        for key, value in plain.items():
+            yield from _plain_leaves(f"{field}.{key}", str(key), value)
+    elif isinstance(plain, list):
+        for i, value in enumerate(plain):
+            yield from _plain_leaves(f"{field}[{i}]", name, value)
+    else:
+        yield field, name, plain
+
+
+def _disables(name: str, value: float) -> bool:
+    """Return whether a number of this name would disable its rule permanently."""
+    return value != value or (abs(value) == math.inf and (value < 0 or name not in _WINDOWS))
 
 
 def _current(plain: Mapping[str, Any]) -> Any:
@@ -280,7 +323,7 @@ def _check_statistics(field: str, values: Any) -> None:
     name = field.rpartition(".")[2]
     least = -FLOAT32_MAX if field in _SIGNED else _LEAST.get(name, 0)
     for place, value in _numbers(field, values):
-        if value != value or (value == math.inf and name not in _WINDOWS):
+        if _disables(name, value):
             raise bad_field(place, "a finite number", value)
         if value < least:
             raise bad_field(place, f"a number of {least:g} or more", value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -57,17 +58,30 @@ class GuardedCheckpointHandler(ocp.AsyncCheckpointHandler):
         """Return the saved state, in the structure and on the devices of ``args.item``.
 
         Raises:
-            ValueError: no guard was saved there, or the saved one does not fit.
+            ValueError: no guard was saved there, or the saved one is damaged or does not fit; the message
+                names the file.
         """
+        guard = self._restored_guard(directory, args.item)
+        rest = ocp.args.StandardRestore(_without_guard(args.item))
+        return _with_guard(self._rest.restore(directory, args=rest), guard)
+
+    def _restored_guard(self, directory: Any, item: PyTree) -> PyTree:
+        """Return ``item`` with the saved guard."""
         try:
-            plain = self._guard.restore(directory)
+            return _loaded(item, self._guard.restore(directory))
         except FileNotFoundError as error:
             raise ValueError(
                 f"{directory} must be written by GuardedSave; it has no {_FILE}. Restore what StandardSave "
-                "wrote with orbax.checkpoint.args.StandardRestore."
+                "wrote with orbax.checkpoint.args.StandardRestore. If GuardedSave wrote it, the file was "
+                "lost: restore another step."
             ) from error
-        rest = ocp.args.StandardRestore(_without_guard(args.item))
-        return _with_guard(self._rest.restore(directory, args=rest), _loaded(args.item, plain))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"{directory}/{_FILE} must be JSON, as GuardedSave writes it; got {error}. The checkpoint is "
+                "damaged: restore another step."
+            ) from error
+        except ValueError as error:
+            raise ValueError(f"{directory}/{_FILE}: {error}") from error
 
     def metadata(self, directory: Any) -> Any:
         """Return Orbax's description of the saved state without the guard."""
@@ -93,7 +107,8 @@ class GuardedSave(ocp.args.CheckpointArgs):
 
     Args:
         item: a pytree of arrays with one guard's state in it: a ``TrainState``, ``{"params": params,
-            "opt_state": opt_state}``, or of flax nnx ``nnx.as_pure(optimizer.opt_state)``.
+            "opt_state": opt_state}``, or of flax nnx the model and the optimizer themselves, as in
+            ``{"model": model, "optimizer": optimizer}``.
 
     Raises:
         ValueError: ``item`` holds no guard or more than one.
@@ -131,7 +146,7 @@ class GuardedRestore(ocp.args.CheckpointArgs):
 
     Raises:
         ValueError: ``item`` holds no guard or more than one, or the guard's arrays are abstract; on
-            restoring, the saved guard does not fit.
+            restoring, the saved guard is missing or damaged, or does not fit.
 
     Example:
         >>> import jax.numpy as jnp, stablenum_jax

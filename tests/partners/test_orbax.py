@@ -18,6 +18,7 @@ import torch
 import stablenum
 import stablenum_jax
 import stablenum_torch
+from stablenum.commands.check.looking import look_at
 from stablenum_jax.integrations.orbax import GuardedCheckpointHandler, GuardedRestore, GuardedSave
 from tests.jax.helpers import assert_same_bits, make_grads, make_params, spoil, without_guard
 
@@ -261,3 +262,82 @@ def test_wrong_items_and_checkpoints_are_named(tmp_path: Path) -> None:
     wrong = pytest.raises(ValueError, match=r"must be written by GuardedSave; it has no guard\.json")
     with ocp.CheckpointManager(tmp_path) as manager, wrong:
         manager.restore(0, args=GuardedRestore(started(tx)))
+
+
+def _truncated(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:200])
+
+
+DAMAGE = {
+    "truncated": (_truncated, r"must be JSON, as GuardedSave writes it; got .*: restore another step"),
+    "not text": (lambda file: file.write_bytes(b"\xff\xfe\xff"), r"must be JSON"),
+    "another dict": (lambda file: file.write_text("{}"), r"guard state must be a dict written by"),
+    "missing": (Path.unlink, r"it has no guard\.json\. .* the file was lost"),
+}
+
+
+def saved(tmp_path: Path, layout: str) -> tuple[Path, Path]:
+    """A checkpoint and its guard's file: a step of one item, a part of a step, or an item alone."""
+    args = GuardedSave(started(optimizer(**RULES)))
+    if layout == "alone":
+        with ocp.Checkpointer(GuardedCheckpointHandler()) as checkpointer:
+            checkpointer.save(tmp_path / "alone", args=args)
+        return tmp_path / "alone", tmp_path / "alone" / "guard.json"
+    part = layout == "part"
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(0, args=ocp.args.Composite(state=args) if part else args)
+    return tmp_path / "0", tmp_path / "0" / ("state" if part else "default") / "guard.json"
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_guard_is_named_on_restoring(tmp_path: Path, kind: str) -> None:
+    damage, words = DAMAGE[kind]
+    _, file = saved(tmp_path, "step")
+    damage(file)
+    like = started(optimizer(**RULES))
+    wrong = pytest.raises(ValueError, match=words)
+    with ocp.CheckpointManager(tmp_path) as manager, wrong as raised:
+        manager.restore(0, args=GuardedRestore(like))
+    assert str(file.parent) in str(raised.value)
+    assert "guard.json" in str(raised.value)
+    assert_same_bits(like, started(optimizer(**RULES)))
+
+
+@pytest.mark.parametrize("layout", ["step", "part", "alone", "item of a step"])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_the_check_of_a_checkpoint_names_a_damaged_guard(tmp_path: Path, kind: str, layout: str) -> None:
+    path, file = saved(tmp_path, "step" if layout == "item of a step" else layout)
+    path = file.parent if layout == "item of a step" else path
+    (outcome,), _ = look_at(path)
+    assert (outcome.exit_code, outcome.word) == (0, "good")
+    DAMAGE[kind][0](file)
+    (outcome,), _ = look_at(path)
+    assert (outcome.exit_code, outcome.word) == (2, "corrupt")
+    assert outcome.why.startswith(f"{file.parent.name}/guard.json is ")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("field", [("loss_scale", "scale"), ("spike", "debt")])
+def test_the_check_of_a_checkpoint_names_a_field_that_is_not_finite(
+    tmp_path: Path, field: tuple[str, str], value: str
+) -> None:
+    path, file = saved(tmp_path, "step")
+    plain = json.loads(file.read_text())
+    plain["state"][field[0]][field[1]] = value
+    file.write_text(json.dumps(plain))
+    (outcome,), _ = look_at(path)
+    assert (outcome.exit_code, outcome.word) == (1, "poisoned")
+    (poison,) = outcome.verdict.poison
+    assert poison.name == f"default/guard.json: state.{'.'.join(field)}"
+    (outcome,), _ = look_at(path, allow=["*guard.json*"])
+    assert outcome.exit_code == 0
+
+
+def test_the_check_of_a_checkpoint_lets_records_and_windows_be_not_finite(tmp_path: Path) -> None:
+    path, file = saved(tmp_path, "step")
+    plain = json.loads(file.read_text())
+    plain["state"]["recorder"]["floats"][-1] = ["nan", "inf", 1.0, 1.0]
+    plain["state"]["spike"]["loss"][0] = 2.0
+    file.write_text(json.dumps(plain))
+    (outcome,), _ = look_at(path)
+    assert (outcome.exit_code, outcome.word) == (0, "good")

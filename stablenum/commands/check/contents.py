@@ -57,12 +57,14 @@ class Contents:
         arrays: its arrays, in the order in which they were saved.
         values: its plain values, by path.
         notes: what was not read, and why.
+        faults: fields of a guard's state that must be finite and are not, by name.
     """
 
     format: str
     arrays: tuple[Entry, ...] = ()
     values: Mapping[Path, Plain] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    faults: Mapping[str, float] = field(default_factory=dict)
 
 
 def path_of(name: str) -> Path:

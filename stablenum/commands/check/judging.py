@@ -58,6 +58,8 @@ def judged(contents: Contents, *, allow: Sequence[str] = ()) -> Verdict:
     for path, value in contents.values.items():
         if isinstance(value, float) and not math.isfinite(value):
             looked.at_number(path, value)
+    for name, value in contents.faults.items():
+        looked.at_fault(name, value)
     return Verdict(
         format=contents.format,
         entries=len(contents.arrays),
@@ -115,6 +117,13 @@ class _Look:
         else:
             what = "setting" if self.layout.is_setting(path) else "number"
             self.poison.append(Poison.of_number(name, what, value))
+
+    def at_fault(self, name: str, value: float) -> None:
+        infinite = int(math.isinf(value))
+        if is_meant(NonFinite(name, "array", 1 - infinite, infinite, 0, 1), self.allow):
+            self.notes.append(f"{name} is {value}")
+        else:
+            self.poison.append(Poison.of_number(name, "guard's field", value))
 
     def ranges(self) -> Iterator[str]:
         """Yield a sentence for each narrower format in which parameters or buffers would overflow."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import numpy as np
 from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, Plain
 from stablenum.commands.check.contents import Path as Keys
 from stablenum.commands.quiet import without_log
+from stablenum.guard.statedict import disabling_fields
 from stablenum.partners import imported
 
 __all__ = ["GUARD", "TEMPORARY", "is_item", "is_step", "read"]
 
 GUARD = "guard.json"
+_GUARDED = "stablenum_jax.integrations.orbax.GuardedCheckpointHandler"
 # What the name of a folder contains while Orbax writes it.
 TEMPORARY = ".orbax-checkpoint-tmp"
 _ITEM, _STEP = "_METADATA", "_CHECKPOINT_METADATA"
@@ -56,15 +59,44 @@ def read(folder: Path) -> Contents:
     arrays: list[Entry] = []
     values: dict[Keys, Plain] = {}
     notes: list[str] = []
+    faults: dict[str, float] = {}
     for item in items:
         prefix = () if item is folder or item.name == "default" else (item.name,)
         for path, leaf in _leaves(orbax, jax, item):
             _sort((*prefix, *path), leaf, arrays, values)
-        if (item / GUARD).is_file():
-            notes.append(
-                f"{item.name}/{GUARD} holds the guard's state, apart from the rest; it was not judged"
-            )
-    return Contents(format="orbax", arrays=tuple(arrays), values=values, notes=tuple(notes))
+        if (item / GUARD).is_file() or _is_guarded(item):
+            name = f"{item.name}/{GUARD}"
+            faults |= {f"{name}: {field}": value for field, value in _guard_faults(item / GUARD, name)}
+            notes.append(f"{name} holds the guard's state, apart from the rest")
+    return Contents(
+        format="orbax", arrays=tuple(arrays), values=values, notes=tuple(notes), faults=faults
+    )
+
+
+def _is_guarded(item: Path) -> bool:
+    """Return whether Orbax's record says that GuardedSave wrote an item, alone or as a part of a step."""
+    return _handlers(item) == _GUARDED or _handlers(item.resolve().parent, item.name) == _GUARDED
+
+
+def _handlers(folder: Path, item: str | None = None) -> Any:
+    """Return which handlers wrote a folder, as Orbax has recorded; None if nothing says it."""
+    try:
+        found = json.loads((folder / _STEP).read_text(encoding="utf-8"))["item_handlers"]
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        return None
+    if item is None:
+        return found
+    return found.get(item) if isinstance(found, Mapping) else None
+
+
+def _guard_faults(file: Path, name: str) -> list[tuple[str, float]]:
+    try:
+        return list(disabling_fields(json.loads(file.read_text(encoding="utf-8"))))
+    except FileNotFoundError as error:
+        raise NotCheckedError("corrupt", f"{name} is missing, which GuardedSave wrote") from error
+    except ValueError as error:
+        text = " ".join(str(error).split())[:200]
+        raise NotCheckedError("corrupt", f"{name} is not a guard's state: {text}") from error
 
 
 def _libraries() -> tuple[Any, Any]:
