@@ -49,9 +49,9 @@ class StepRecord(TypedDict):
         worst: the parameter with the first non-finite gradient norm, otherwise with the largest norm.
         precision_level: how many formats wider than its policy the step computed.
         worst_rank: the rank (PyTorch) or the position on the mesh (JAX) that ``worst`` belongs to, where
-            several decide together: the first whose loss is not finite; otherwise the first whose gradient is
-            not; otherwise the one with the largest part of the gradient. None where one process decides
-            alone.
+            several decide together: the first whose loss is not finite, unless none has a finite one;
+            otherwise the first whose gradient is not; otherwise the one with the largest part of the
+            gradient. None where one process decides alone, or all have the same bad gradient.
     """
 
     step: int

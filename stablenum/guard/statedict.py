@@ -140,7 +140,7 @@ def disabling_fields(plain: Any) -> Iterator[tuple[str, float]]:
         number = float(value) if value in ("nan", "inf", "-inf") else value
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             raise bad_field(field, "a number", value)
-        if field.startswith(_RULES) and _disables(name, number):
+        if field.startswith(_RULES) and (_disables(name, number) or number == -math.inf):
             yield field, number
 
 
@@ -158,7 +158,7 @@ def _plain_leaves(field: str, name: str, plain: Any) -> Iterator[tuple[str, str,
 
 def _disables(name: str, value: float) -> bool:
     """Return whether a number of this name would disable its rule permanently."""
-    return value != value or (abs(value) == math.inf and (value < 0 or name not in _WINDOWS))
+    return value != value or (value == math.inf and name not in _WINDOWS)
 
 
 def _current(plain: Mapping[str, Any]) -> Any:

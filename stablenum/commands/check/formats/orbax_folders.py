@@ -68,9 +68,7 @@ def read(folder: Path) -> Contents:
             name = f"{item.name}/{GUARD}"
             faults |= {f"{name}: {field}": value for field, value in _guard_faults(item / GUARD, name)}
             notes.append(f"{name} holds the guard's state, apart from the rest")
-    return Contents(
-        format="orbax", arrays=tuple(arrays), values=values, notes=tuple(notes), faults=faults
-    )
+    return Contents(format="orbax", arrays=tuple(arrays), values=values, notes=tuple(notes), faults=faults)
 
 
 def _is_guarded(item: Path) -> bool:
