@@ -72,9 +72,9 @@ def joint_found_inf(ranks: Ranks, *, xp: Namespace) -> Array:
 def worst_of_ranks(ranks: Ranks, *, xp: Namespace) -> Array:
     """Return the place of the worst parameter: () int32, see :func:`rank_of` and :func:`parameter_of`.
 
-    It is on the first rank whose loss is not finite, unless no rank's loss is finite, as after an average that
-    has given one bad loss to all of them; otherwise on the first whose gradient is not finite; otherwise on
-    the first with the largest norm. If the losses do not settle it, and all ranks have the same worst
+    It is on the first rank whose loss is not finite, unless no rank's loss is finite, as after an average
+    that has given one bad loss to all of them; otherwise on the first whose gradient is not finite; otherwise
+    on the first with the largest norm. If the losses do not settle it, and all ranks have the same worst
     parameter and a gradient that is not finite, as after a reduction, the place has no rank.
     """
     top = xp.full_like(ranks.norms, float("inf"))
