@@ -28,7 +28,7 @@ from stablenum_jax._step.readout import check_readable
 from stablenum_jax._step.sampled import Sample, sample, update_between
 from stablenum_jax._trees.names import known_names
 from stablenum_jax._trees.settings import known_settings
-from stablenum_jax._trees.state import GuardOptState, find_guard
+from stablenum_jax._trees.state import GuardOptState, find_guard, places_in_windows
 
 __all__ = ["RunLog", "write_logs"]
 
@@ -103,7 +103,7 @@ class RunLog:
         found = find_guard(opt_state)
         check_readable(found)
         if jax.process_index() == 0:
-            self._readings.after_step(found, params)
+            self._readings.after_step(found, params, opt_state)
 
     def close(self) -> None:
         """Write what is still to be written, which waits for the device. Later steps can still be logged."""
@@ -119,18 +119,28 @@ class RunLog:
 
 
 class _Reading(NamedTuple):
-    """A reading that is under way: copies of the record, and of samples before and after the last step."""
+    """A reading that is under way: copies of the record, of samples before and after the last step, and of
+    its place in the window of each ``MultiSteps``, which is 0 at the end of a window."""
 
     call: int
     floats: jax.Array
     ints: jax.Array
     names_id: jax.Array
     samples: tuple[Sample, ...]
+    windows: tuple[jax.Array, ...] = ()
+
+    @property
+    def arrays(self) -> tuple[jax.Array, ...]:
+        return (self.floats, self.ints, self.names_id, *self.windows, *(s.elements for s in self.samples))
 
     @property
     def arrived(self) -> bool:
-        arrays = (self.floats, self.ints, self.names_id, *(s.elements for s in self.samples))
-        return all(array.is_ready() for array in arrays)
+        return all(array.is_ready() for array in self.arrays)
+
+    @property
+    def only_accumulated(self) -> bool:
+        """Whether the last step only added its gradients to a window of ``MultiSteps``."""
+        return any(np.any(np.asarray(place)) for place in self.windows)
 
 
 class _Readings:
@@ -145,7 +155,7 @@ class _Readings:
         self._last: GuardOptState | None = None  # not yet read
         self._begun = False
 
-    def after_step(self, state: GuardOptState, params: PyTree) -> None:
+    def after_step(self, state: GuardOptState, params: PyTree, opt_state: PyTree) -> None:
         if self._file.over:
             return
         self._write(wait=False)
@@ -154,18 +164,27 @@ class _Readings:
         self._last = state
         if due:
             after = None if before is None or params is None else sample(params)
-            self._read(state, () if before is None or after is None else (before, after))
+            if before is None or after is None:
+                self._read(state)
+            else:
+                self._read(state, (before, after), places_in_windows(opt_state))
         elif self._pace.due_next and self._pace.steps_singly and params is not None:
             self._before = sample(params)
 
-    def _read(self, state: GuardOptState, samples: tuple[Sample, ...]) -> None:
+    def _read(
+        self,
+        state: GuardOptState,
+        samples: tuple[Sample, ...] = (),
+        windows: tuple[jax.Array, ...] = (),
+    ) -> None:
         self._last = None
         recorder = state.guard.recorder
         arrays = recorder.floats, recorder.ints, state.names_id
-        floats, ints, names_id = (_copy(array) for array in arrays)
-        for array in (floats, ints, names_id, *(s.elements for s in samples)):
+        floats, ints, names_id, *places = (_copy(array) for array in (*arrays, *windows))
+        reading = _Reading(self._pace.calls, floats, ints, names_id, samples, tuple(places))
+        for array in reading.arrays:
             array.copy_to_host_async()
-        self._under_way.append(_Reading(self._pace.calls, floats, ints, names_id, samples))
+        self._under_way.append(reading)
 
     def flush(self) -> None:
         """Read the last state and write everything."""
@@ -177,7 +196,7 @@ class _Readings:
                     "that was logged has been donated. Call the log after every step, or close it first."
                 )
             else:
-                self._read(last, ())
+                self._read(last)
         self._write(wait=True)
 
     def close(self) -> None:
@@ -202,7 +221,7 @@ class _Readings:
         updates = []
         if records:
             self._pace.arrived(reading.call, records[-1]["step"])
-            if reading.samples:
+            if reading.samples and not reading.only_accumulated:
                 updates = [update_between(records[-1]["step"], *reading.samples)]
         self._file.write(records, [update for update in updates if update is not None])
 

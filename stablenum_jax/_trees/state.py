@@ -25,6 +25,7 @@ __all__ = [
     "loss_scale",
     "multisteps_around_guard",
     "numbered_guards",
+    "places_in_windows",
     "replace_guard",
 ]
 
@@ -133,6 +134,16 @@ def multisteps_around_guard(opt_state: PyTree) -> list[Any]:
 
     found = [node for node in jax.tree.leaves(opt_state, is_leaf=around) if around(node)]
     return [part for node in found for part in (node, *multisteps_around_guard(node.inner_opt_state))]
+
+
+def places_in_windows(opt_state: PyTree) -> tuple[jax.Array, ...]:
+    """Return how many gradients each ``MultiSteps`` holds of its window, 0 at its end; () without one."""
+
+    def accumulates(node: object) -> bool:
+        return isinstance(node, optax.MultiStepsState)
+
+    found = [node for node in jax.tree.leaves(opt_state, is_leaf=accumulates) if accumulates(node)]
+    return tuple(jax.tree.leaves([node.mini_step for node in found]))
 
 
 def injects_hyperparams(node: object) -> bool:

@@ -200,6 +200,21 @@ def test_a_guard_inside_multisteps(path):
     assert read_run(path).steps == list(range(10))
 
 
+@pytest.mark.parametrize(("every", "measured"), [(2, [65, 129, 193]), (3, [65]), (4, [])])
+def test_updates_of_steps_that_only_accumulate_are_left_out(path, every, measured):
+    tx = stablenum_jax.guard(optax.MultiSteps(optax.adamw(1e-2), every))
+    training = Training(tx)
+    with stablenum_jax.RunLog(path) as log:
+        for step in range(200):
+            training.take(jnp.ones((2, 4)) + 0.01 * step)
+            jax.block_until_ready(training.params)  # so that the readings arrive at once
+            log(training.opt_state, training.params)
+    run = read_run(path)
+    assert run.steps == list(range(200))
+    assert [update.step for update in run.updates] == measured
+    assert all(update.size > 0.0 for update in run.updates)
+
+
 def test_a_run_that_goes_back_is_logged_as_it_went(path):
     training = Training(chained())
     with stablenum_jax.RunLog(path) as log:

@@ -73,7 +73,8 @@ def read(folder: Path) -> Contents:
 
 def _is_guarded(item: Path) -> bool:
     """Return whether Orbax's record says that GuardedSave wrote an item, alone or as a part of a step."""
-    return _handlers(item) == _GUARDED or _handlers(item.resolve().parent, item.name) == _GUARDED
+    item = item.resolve()
+    return _GUARDED in (_handlers(item), _handlers(item.parent, item.name))
 
 
 def _handlers(folder: Path, item: str | None = None) -> Any:
