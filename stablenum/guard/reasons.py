@@ -82,8 +82,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.NONFINITE_LOSS: Explanation(
         "the step was skipped: the unscaled loss is NaN or inf",
-        "a bad batch, a loss evaluated at the edge of its domain, or parameters that have diverged or are NaN "
-        "or inf themselves",
+        "a bad batch, a loss evaluated at the edge of its domain, or parameters that have diverged or are "
+        "NaN or inf themselves",
         "check the batch and the loss function (cross entropy from logits instead of log of a probability); "
         "check the parameters: `stablenum check` a checkpoint, and in float16 see that eps is not 0 "
         "(EpsTooSmallWarning); "
