@@ -28,7 +28,7 @@ VIEWPORT = {"width": 1360, "height": 900}
 FRAME = "await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));"
 PRESS = f"""async (id) => {{
   const start = performance.now();
-  document.querySelector(`[data-action=${id}]`).click();
+  document.querySelector(`[data-action=${{id}}]`).click();
   {FRAME}
   return performance.now() - start;
 }}"""
