@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 import torch
+from jax.sharding import PartitionSpec
 
 import stablenum_jax
 import stablenum_torch
@@ -180,6 +181,7 @@ def jax_calls() -> dict[str, Call]:
                 "inner": (*THINGS, optax.adam),
                 "config": (*THINGS, {"clip": 1.0}),
                 "axis_name": (3, 1.5, ["x"]),
+                "specs": (PartitionSpec("x"), {"w": PartitionSpec("x")}),  # without axis_name
                 "clip": ("x", -1.0, 0.0, math.nan, True, object()),
                 "loss_scale": ("x", -1.0, 0.0, math.nan, math.inf, True, object()),
                 "spike": ("x", 3.0, object()),
