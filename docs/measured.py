@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["dense", "read", "software", "table", "with_software"]
+__all__ = ["dense", "read", "software", "table", "versions", "with_software"]
 
 
 def read(results: Path, part: str) -> dict[str, Any]:
@@ -22,12 +22,18 @@ def read(results: Path, part: str) -> dict[str, Any]:
 
 
 def software(report: dict[str, Any]) -> str:
-    """Return the machine and the versions with which a report was made."""
+    """Return the machine, if it is known, and the versions with which a report was made."""
+    if "machine" not in report:
+        return versions(report)
     machine = f"{report['machine']['cpu_count']} cores, {report['machine']['architecture']}"
     if "cuda_device" in report:
         machine = f"{report['cuda_device']['name']}, {machine}"
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    return f"{machine}, Python {report['python']}, {versions}"
+    return f"{machine}, Python {report['python']}, {versions(report)}"
+
+
+def versions(report: dict[str, Any]) -> str:
+    """Return the versions of the libraries with which a report was made."""
+    return ", ".join(f"{name} {version}" for name, version in report["versions"].items())
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:

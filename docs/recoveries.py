@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from measured import read, table, with_software
+from measured import read, table, versions, with_software
 
 from benchmarks.recovery.faults import DELAYS, FAULTS
 from benchmarks.recovery.once import CLEAN, OURS, PLAIN
@@ -44,7 +44,7 @@ def write_recoveries(results: Path, directory: Path) -> None:
         *_spread(report["spread"]),
     ]
     (directory / "recovery-summary.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    lines = [*_faults(rows), "", f"{_software(report)}."]
+    lines = [*_faults(rows), "", f"{versions(report)}."]
     (directory / "recovery-faults.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -170,7 +170,3 @@ def _ends(plain: list[dict[str, Any]]) -> str:
         return "not finite"
     finite = f"{min(over):+.0%} to {max(over):+.0%}"
     return f"{finite}, {bad} not finite" if bad else finite
-
-
-def _software(report: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in report["versions"].items())

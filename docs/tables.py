@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import array_api_compat.numpy as xp
-from measured import dense, table
+from measured import dense, software, table
 
 from stablenum import AdaGC, AutoClip, GuardConfig, LogMaxLossScale, SpikeGuard, ZClip, init_guard, losses
 from stablenum.guard.reasons import EXPLANATIONS, Reason
@@ -157,7 +157,7 @@ def write_losses(results: Path, directory: Path) -> None:
         raise ValueError(f"{results}: no loss in it has `times`, which `benchmarks.losses` writes")
     rows = [cells for title, row in found.items() for cells in _loss_rows(results, title, row)]
     head = ["", "", "median ms", "spread", "ratio", "peak memory, MiB"]
-    lines = [_ABOUT_LOSSES, f"{_software(report)}.", "", *dense(table(head, rows))]
+    lines = [_ABOUT_LOSSES, f"{software(report)}.", "", *dense(table(head, rows))]
     (directory / "losses.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -211,7 +211,7 @@ def write_diagnosis(results: Path, directory: Path) -> None:
     ]
     lines = table(["a guarded step", *_STEADY, "median ms", "spread"], steady)
     lines += ["", *table(["one explanation", "parameters", "seconds", "operation", "cause"], explained)]
-    lines += ["", f"{_software(report)}."]
+    lines += ["", f"{software(report)}."]
     (directory / "diagnosis-cost.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -229,7 +229,7 @@ def _write_cost(report: dict[str, Any], rules: tuple[str, ...], path: Path) -> N
         cells = [shown, *("–" if row is None else f"{row[key]:.0f}" for key in ("numpy_us", "torch_us"))]
         ratios = [step["ratio to bare"].get(label) for step in steps.values()]
         rows.append(cells + ["–" if ratio is None else f"{ratio:.2f}" for ratio in ratios])
-    note = f"{_software(report)}; 108 parameters, medians."
+    note = f"{software(report)}; 108 parameters, medians."
     _write(
         path, head, rows, note=note + (" A dash: not measured." if any("–" in row for row in rows) else "")
     )
@@ -277,15 +277,6 @@ def _timing(title: str, row: dict[str, Any]) -> list[str]:
         rows.append([*figures, *([f"{memory[name]:,}"] if memory else [])])
     head = ["", "median ms", "spread", ratio, *(["temporary memory, bytes"] if memory else [])]
     return [f"### {title}", "", *table(head, rows)]
-
-
-def _software(report: dict[str, Any]) -> str:
-    software = [f"{name} {version}" for name, version in report["versions"].items()]
-    if "machine" in report:
-        machine = report["machine"]
-        where = f"{machine['cpu_count']} cores, {machine['architecture']}, Python {report['python']}"
-        software.insert(0, where)
-    return ", ".join(software)
 
 
 def _write(path: Path, head: list[str], rows: list[list[str]], note: str = "") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,8 @@ from stablenum_jax._trees.names import Path, path_name
 __all__ = ["Specs", "axes_of", "check_axes", "check_specs", "entries", "specs_of", "whole_shape"]
 
 PyTree: TypeAlias = Any
+Specs: TypeAlias = dict[Path, PartitionSpec]  # what was given as ``specs``, by the place in the tree
 Places: TypeAlias = tuple[tuple[Hashable, ...], ...]
-
-
-class Specs(NamedTuple):
-    """What was given as ``specs``: the place of each spec in the tree."""
-
-    by_path: dict[Path, PartitionSpec]
 
 
 def check_specs(specs: PyTree, axis_name: Hashable) -> Specs | None:
@@ -42,12 +37,12 @@ def check_specs(specs: PyTree, axis_name: Hashable) -> Specs | None:
             "specs must be None without axis_name; got specs for axis_name=None. Inside shard_map or pmap, "
             "pass axis_name too; under plain jit leave both out, norms of sharded arrays are global there."
         )
-    by_path = dict(jax.tree_util.tree_leaves_with_path(specs, is_leaf=_is_spec))
+    by_path: Specs = dict(jax.tree_util.tree_leaves_with_path(specs, is_leaf=_is_spec))
     for path, spec in by_path.items():
         if not _is_spec(spec):
             raise bad_type(f"specs{jax.tree_util.keystr(path)}", "a jax.sharding.PartitionSpec", spec)
         _check_entries(path_name(path), spec)
-    return Specs(by_path)
+    return by_path
 
 
 def _is_spec(node: object) -> bool:
@@ -113,7 +108,7 @@ def specs_of(
                 "specs must be a pytree of PartitionSpec with the structure of the parameters, or a prefix "
                 f"of it, as the in_specs of shard_map; got none for {path_name(path)!r}."
             )
-        spec = specs.by_path[at]
+        spec = specs[at]
         if leaf is not None and len(spec) > jnp.ndim(leaf):
             raise ValueError(
                 f"specs must divide dimensions that a parameter has; got {spec} for {path_name(path)!r}, "
@@ -121,7 +116,7 @@ def specs_of(
             )
         found.append(spec)
     known = {_place(specs, path) for path in (*paths, *(path for tree in trees for path in _places(tree)))}
-    for path, spec in specs.by_path.items():
+    for path, spec in specs.items():
         if path not in known:
             raise ValueError(
                 "specs must be a pytree of PartitionSpec with the structure of the parameters; got "
@@ -132,7 +127,7 @@ def specs_of(
 
 def _place(specs: Specs, path: Path) -> Path | None:
     """Return the path of the spec of a parameter: its own, or that of a subtree in which it is."""
-    return next((path[:k] for k in range(len(path) + 1) if path[:k] in specs.by_path), None)
+    return next((path[:k] for k in range(len(path) + 1) if path[:k] in specs), None)
 
 
 def _places(tree: PyTree) -> Iterator[Path]:

@@ -134,10 +134,10 @@ def guard(
             )
     check_axis_name(axis_name)
     check_named_once(axis_name)
-    by_path = check_specs(specs, axis_name)
+    checked = check_specs(specs, axis_name)
     made = make_config(config, overrides)
     tell_of_setting(made)
-    return _Guard(made, axis_name, by_path).as_transformation()
+    return _Guard(made, axis_name, checked).as_transformation()
 
 
 def check_axis_name(axis_name: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -73,7 +73,7 @@ def find_guard(opt_state: PyTree) -> GuardOptState:
 
 def guards_in(tree: PyTree) -> list[GuardOptState]:
     """Return the guards' states in a pytree, as nested tuples of bare arrays."""
-    return [_plain(node) for node in jax.tree.leaves(tree, is_leaf=is_guard) if is_guard(node)]
+    return [_plain(node) for node in _nodes(tree, is_guard)]
 
 
 def numbered_guards(tree: PyTree) -> list[GuardOptState]:
@@ -132,7 +132,7 @@ def multisteps_around_guard(opt_state: PyTree) -> list[Any]:
     def around(node: object) -> bool:
         return isinstance(node, optax.MultiStepsState) and has_guard(node) == 1
 
-    found = [node for node in jax.tree.leaves(opt_state, is_leaf=around) if around(node)]
+    found = _nodes(opt_state, around)
     return [part for node in found for part in (node, *multisteps_around_guard(node.inner_opt_state))]
 
 
@@ -142,13 +142,17 @@ def places_in_windows(opt_state: PyTree) -> tuple[jax.Array, ...]:
     def accumulates(node: object) -> bool:
         return isinstance(node, optax.MultiStepsState)
 
-    found = [node for node in jax.tree.leaves(opt_state, is_leaf=accumulates) if accumulates(node)]
-    return tuple(jax.tree.leaves([node.mini_step for node in found]))
+    return tuple(jax.tree.leaves([node.mini_step for node in _nodes(opt_state, accumulates)]))
 
 
 def injects_hyperparams(node: object) -> bool:
     """Return whether a node is the state of ``optax.inject_hyperparams``, in either of optax's forms."""
     return isinstance(getattr(node, "hyperparams", None), Mapping) and hasattr(node, "inner_state")
+
+
+def _nodes(tree: PyTree, wanted: Callable[[Any], bool]) -> list[Any]:
+    """Return the outermost nodes of a kind."""
+    return [node for node in jax.tree.leaves(tree, is_leaf=wanted) if wanted(node)]
 
 
 def _plain(node: Any) -> Any:
