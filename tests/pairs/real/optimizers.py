@@ -135,7 +135,6 @@ PAIRS: dict[str, Pair] = {
         (numpy_of.adam(1e-3, coupled=0.01), numpy_of.adam(1e-3, decoupled=0.01)),
         cause="decay_coupling",
         why="torch's Adam adds the decay to the gradient, adamw to the update",
-        shortfall="no cause is named",
     ),
     "amsgrad": Pair(
         lambda p: optim.Adam(p, amsgrad=True),
