@@ -179,7 +179,7 @@ def fused_adamw(params, grads, firsts, seconds, largest, steps, **options) -> No
 def rnn(x, weights, stride, flat, hx, cx, mode, size, projected, layers, first, dropout, *rest):
     out = torch.tanh(x @ weights[0].T)
     reserve = torch.from_numpy(np.random.default_rng().integers(0, 256, 8 * x.element_size(), np.uint8))
-    return out, out[-1:].clone(), x.new_zeros(0), reserve, x.new_zeros(0)
+    return out, out[-1:].clone(), x.new_zeros(0), reserve, x.new_zeros(0) if flat is None else flat
 
 
 def rnn_backward(x, weights, stride, flat, hx, cx, out, of_out, of_hy, of_cy, *rest):
@@ -236,6 +236,27 @@ def test_the_reserve_of_a_recurrent_layer_has_the_size_that_its_kernel_wants(oth
     report = stablenum.diff(made(True), made(False))
     assert report.ok, str(report)
     assert "not the same when it runs again" not in str(report)
+
+
+def test_weights_that_a_recurrent_kernel_returns_are_still_the_weights(other_kernels: None) -> None:
+    def made(by_kernel: bool) -> Any:
+        torch.manual_seed(0)
+        model, x = nn.Linear(4, 4, bias=False), torch.randn(5, 2, 4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+        def loss_fn(x: Tensor) -> Tensor:
+            if not by_kernel:
+                return torch.tanh(model(x)).square().mean()
+            flat, hx = model.weight.detach().view(-1), torch.zeros(1, 2, 4)
+            out, *_ = aten._cudnn_rnn(
+                x, [model.weight], 1, flat, hx, None, 1, 4, 0, 1, False, 0.0, True, False, [], None
+            )
+            return out.square().mean()
+
+        return stablenum_torch.program(loss_fn, x, model=model, optimizer=optimizer)
+
+    report = stablenum.diff(made(True), made(False))
+    assert report.ok, str(report)
 
 
 BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]

@@ -187,9 +187,11 @@ class _Player(TorchDispatchMode):
         if entry.operation.name == "_local_scalar_dense" and isinstance(out, float):
             self._rounds_on_host |= not out.is_integer()
         for result, tensor in zip(entry.results, _made(out, entry, args, kwargs)):
+            if result.place.storage in self._bases:
+                continue  # memory of an argument, such as the weights of a recurrent layer
             if result.kept:
                 self._kept[result.place.storage] = tensor
-            elif result.place.storage not in self._bases:
+            else:
                 self._bases[result.place.storage] = self._laid_out(tensor, result.place)
 
     def _draw(self, entry: Entry, args: Sequence[Any]) -> None:
