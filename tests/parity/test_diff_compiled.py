@@ -62,6 +62,32 @@ def test_what_a_compiler_gets_wrong_is_said() -> None:
     assert report.left_off.compiled is None
 
 
+class Shifted(nn.Module):
+    """The gradient of the shift is zero, but for rounding: softmax takes no notice of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.shift = nn.Linear(5, 8), nn.Parameter(torch.full((1,), 0.3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.linear(x) + self.shift).softmax(-1).square().mean()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", one_percent_off])
+def test_a_gradient_that_is_nothing_but_rounding_says_nothing_of_a_compiler(backend: Any) -> None:
+    def made(backend: Any = None) -> Any:
+        torch.manual_seed(0)
+        model = Shifted()
+        run = model if backend is None else torch.compile(model, backend=backend)
+        return stablenum_torch.program(run, X, model=model)
+
+    report = stablenum.diff(made(), made(backend))
+    assert report.right_off is not None
+    assert report.right_off.compiled is not None
+    assert report.right_off.compiled["gradient"] < (1e-5 if backend == "aot_eager" else 0.1)
+    assert bool(report.notes) == (backend == one_percent_off)
+
+
 def test_the_compiled_program_is_given_the_weights_and_leaves_its_own() -> None:
     torch.manual_seed(3)
     model = nn.Linear(5, 2)

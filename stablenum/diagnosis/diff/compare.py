@@ -123,7 +123,7 @@ def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> Di
     left, right, shared = comparison.left, comparison.right, comparison.found
     roundings = [rounding_of(side) for side in (left, right)]
     sides = dict(zip(("left", "right"), zip((left, right), roundings, strict=True), strict=True))
-    compiled = {name: None if found else compiled_errors(side) for name, (side, _) in sides.items()}
+    compiled = {name: None if found else compiled_errors(*pair) for name, pair in sides.items()}
     off = [None if found else off_of(r, side, compiled[name]) for name, (side, r) in sides.items()]
     astray = [n for n, e in compiled.items() if e is not None and too_far(*sides[n], e)]
     alone, undefined = one_sided(comparison), not_finite(comparison)
