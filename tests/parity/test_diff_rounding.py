@@ -138,3 +138,56 @@ def test_a_linear_system_is_solved_in_float64(shift: float) -> None:
     left = stablenum_torch.program(loss_fn, torch.tensor(X), model=model)
     report = stablenum.diff(left, stablenum_jax.program(port, {"a": jnp.asarray(square)}, X))
     assert report.ok == (shift == 0.0), str(report)
+
+
+def block(dtype: Any, epsilon: float = 1e-5, implementation: str | None = None) -> Any:
+    """Attention and GELU between norms; the numbers in it are rounded to the format that it computes in."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {"w": jax.random.normal(keys[0], (24, 72)) / 5, "o": jax.random.normal(keys[1], (24, 24)) / 5}
+    x = jax.random.normal(keys[2], (2, 6, 24))
+
+    def norm(x: Any) -> Any:
+        return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + epsilon)
+
+    def loss_fn(params: Any, x: Any) -> Any:
+        params, x = jax.tree.map(lambda a: a.astype(dtype), (params, x))
+        q, k, v = jnp.split((norm(x) @ params["w"]).reshape(2, 6, 2, 36), 3, axis=-1)
+        heads = jax.nn.dot_product_attention(q, k / 24**0.5, v, scale=1.0, implementation="xla")
+        out = jax.nn.gelu(norm(heads.reshape(2, 6, 24)) @ params["o"], approximate=False) * 0.3
+        return (out.astype(jnp.float32) ** 2).mean()
+
+    return stablenum_jax.program(loss_fn, params, x)
+
+
+def original(epsilon: float = 1e-5) -> Any:
+    """The block in PyTorch and float32."""
+    of = block(jnp.float32)
+    params = {n: torch.tensor(np.asarray(of.parameters()[n]), dtype=torch.float32) for n in ("w", "o")}
+    module = nn.ParameterDict({name: nn.Parameter(p) for name, p in params.items()})
+    x = torch.tensor(np.asarray(jax.random.normal(jax.random.split(jax.random.key(0), 3)[2], (2, 6, 24))))
+
+    def loss_fn(x: Any) -> Any:
+        y = nn.functional.layer_norm(x, (24,), eps=epsilon)
+        q, k, v = (y @ module["w"]).reshape(2, 6, 2, 36).transpose(1, 2).chunk(3, dim=-1)
+        heads = nn.functional.scaled_dot_product_attention(q, k / 24**0.5, v, scale=1.0)
+        y = nn.functional.layer_norm(heads.transpose(1, 2).reshape(2, 6, 24), (24,), eps=epsilon)
+        return (nn.functional.gelu(y @ module["o"]) * 0.3).square().mean()
+
+    return stablenum_torch.program(loss_fn, x, model=module)
+
+
+@pytest.mark.parametrize("left", [lambda: block(jnp.float32), lambda: block(jnp.bfloat16), original])
+def test_a_program_in_bfloat16_with_rounded_numbers_is_the_same(left: Any) -> None:
+    report = stablenum.diff(left(), block(jnp.bfloat16))
+    assert report.ok, str(report)
+    assert report.right_off is not None
+    assert 1e-3 < report.right_off.added < 0.1
+
+
+@pytest.mark.parametrize("left", [block, original])
+def test_another_number_is_found_in_bfloat16(left: Any) -> None:
+    before = left(jnp.float32) if left is block else left()
+    report = stablenum.diff(before, block(jnp.bfloat16, epsilon=1e-3))
+    assert report.causes[0].code == "epsilon_value", str(report)
+    assert report.causes[0].confirmed
+    assert "0.001" in report.causes[0].sentence

@@ -102,6 +102,7 @@ def compared(
     for side, program in (("left", left), ("right", right)):
         progress(f"recording the {side} program")
         recorded(program, side, steps)
+    left.numbers, right.numbers = right.written(steps), left.written(steps)
     progress("evaluating the left program in float64")
     a = measured(left, steps=steps)
     progress("matching the weights")

@@ -3,6 +3,9 @@
 A jaxpr keeps Python's numbers as float32: 1e-05 becomes 9.99999974738e-06. In a float64 twin that difference
 of 2.5e-8 would look like an error of the program, so the number is restored: the shortest decimal number, or
 a usual expression, that rounds to the same float32.
+
+In bfloat16 and float16 too many numbers round to the same one. There the number is first looked for among
+those that the program on the other side computes with.
 """
 
 from __future__ import annotations
@@ -10,16 +13,17 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-__all__ = ["exact_constant", "exact_constants"]
+__all__ = ["LARGEST_WRITTEN", "exact_constant", "exact_constants", "narrow_constant"]
 
 _DIGITS = 6  # float32 holds any decimal number of so many digits
-_MOST = 16  # larger arrays are data
+LARGEST_WRITTEN = 16  # larger arrays are data
+_COUNTS = range(257)  # bfloat16 holds these, and not all larger whole numbers
 _LARGEST = 2048  # with larger numbers, a ratio is found for every float32
 
 
@@ -45,6 +49,34 @@ def exact_constant(x: float) -> float:
     return x if found is None else math.copysign(found, x)
 
 
+def narrow_constant(x: float, numbers: Collection[float], rounded: Callable[[float], float]) -> float:
+    """Return the number of which a constant of a narrow format is the rounding: the nearest of those that
+    the other program computes with, or else a usual one. Without either, the constant itself.
+
+    Args:
+        x: the constant. NaN and infinities are returned as they are.
+        numbers: those that the other program computes with.
+        rounded: rounds a number to the format of the constant.
+
+    Example:
+        >>> narrow_constant(-0.2001953125, {0.2002, 0.3}, lambda x: float(np.float16(x)))
+        -0.2002
+        >>> narrow_constant(0.125, (), lambda x: float(np.float16(x)))
+        0.125
+        >>> narrow_constant(0.70703125, (), lambda x: float(np.float16(x))) == 0.5**0.5
+        True
+    """
+    if not math.isfinite(x):
+        return x
+    size = abs(x)
+    theirs = sorted(map(abs, numbers), key=lambda n: abs(n - size))
+    plain = (size,) if size in _COUNTS or math.frexp(size)[0] in (0.5, 0.75) else ()
+    short = (float(f"{size:.{digits}g}") for digits in (1, 2))
+    roots = (math.sqrt(round(size**2)), math.sqrt(1 / (round(size**-2) or 1))) if size else ()
+    candidates = itertools.chain(theirs, plain, short, _usual(), roots)
+    return math.copysign(next((c for c in candidates if rounded(c) == size), size), x)
+
+
 def exact_constants(array: Any, *, whole: bool = False) -> Any:
     """Return the numbers of which a small array of float32 holds the roundings, in float64; of a larger
     array, its own numbers.
@@ -59,7 +91,7 @@ def exact_constants(array: Any, *, whole: bool = False) -> Any:
         [0.1, 1.2]
     """
     wide = np.asarray(array, np.float64)
-    if wide.size > _MOST:
+    if wide.size > LARGEST_WRITTEN:
         return wide
     exact = [exact_constant(x) for x in wide.ravel().tolist()]
     if whole and not all(map(_is_usual, exact)):
@@ -82,7 +114,7 @@ def _usual() -> tuple[float, ...]:
         math.pi, math.e, math.log(2), math.log(10), 1 / math.log(2), math.log(2 * math.pi),
         0.5 * math.log(2 * math.pi), math.sqrt(math.pi), math.sqrt(2 * math.pi), 1 / math.sqrt(math.pi),
         1 / math.sqrt(2 * math.pi), 2 / math.sqrt(math.pi), 1 / math.pi, 2 / math.pi, math.pi / 2,
-        1.0507009873554805, 1.7580993408473766, 1.6732632423543772,
+        1.0507009873554805, 1.7580993408473766, 1.6732632423543772, 0.044715, 1.702,
     ]  # fmt: skip
     return (*own, *(math.sqrt(c) for c in own), 2 * math.pi, 4 * math.pi)
 

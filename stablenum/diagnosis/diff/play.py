@@ -93,11 +93,14 @@ class Program(Protocol):
         dialect: how its scripts are written.
         optimizer_at: the lines that made the optimizer, for operations of the update that no line of the
             user's called.
+        numbers: those that the other program computes with, one of which may be what a constant in a narrow
+            format was before it was rounded.
     """
 
     framework: str
     dialect: Dialect
     optimizer_at: CallSite | None
+    numbers: Collection[float]
 
     def parameters(self) -> Mapping[str, Any]:
         """Return the parameters and buffers by name, as arrays of NumPy."""
@@ -119,6 +122,9 @@ class Program(Protocol):
         Args:
             steps: how many training steps follow one another.
         """
+
+    def written(self, steps: int) -> Collection[float]:
+        """Return the numbers that the recorded program computes with, as its author wrote them."""
 
     def fresh(self) -> Program:
         """Return the same program, not recorded yet."""

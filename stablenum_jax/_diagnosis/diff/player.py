@@ -10,26 +10,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import Literal
 
-from stablenum.diagnosis.diff.exact_constants import exact_constant, exact_constants
+from stablenum.diagnosis.diff.exact_constants import LARGEST_WRITTEN, exact_constants, narrow_constant
 from stablenum.diagnosis.diff.play import MASKED, Play, Result, Visit
 from stablenum.diagnosis.replay.operations import EXACT, MOVING
 from stablenum.diagnosis.replay.trace import Step
 from stablenum_jax._diagnosis.diff.axis_roles import roles_of
+from stablenum_jax._diagnosis.diff.fused_attention import formula_of
 from stablenum_jax._diagnosis.diff.writing import code_of, code_of_part
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags
 from stablenum_jax._diagnosis.replay.inputs import Leaf
 from stablenum_jax._diagnosis.replay.interpreter import Interpreter
-from stablenum_jax._diagnosis.replay.jax_internals import bind, context_of
+from stablenum_jax._diagnosis.replay.jax_internals import any_equation, bind, context_of
 from stablenum_jax._diagnosis.replay.naming import primitive_name
 from stablenum_jax._diagnosis.replay.numpy_answers import numpy_answer
 from stablenum_jax._diagnosis.replay.phases import assign_phases
 
-__all__ = ["Traced", "play"]
+__all__ = ["Traced", "numbers_of", "play"]
 
 _DTYPES = ("new_dtype", "preferred_element_type", "dtype", "out_dtype", "accum_dtype", "float_dtype")
 _STILL = (*MOVING, *EXACT, "cast")
+# What an operation raises that has no float64 form, such as a kernel of one chip.
+_NO_FLOAT64 = (KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 # Scatters keep the jaxpr that combines two elements, in the format of the elements.
 _COMBINING = {
     "scatter-add": lax.add, "scatter_add": lax.add, "scatter-mul": lax.mul, "scatter_mul": lax.mul,
@@ -49,6 +53,7 @@ class Traced:
 def play(
     traced: Traced,
     *,
+    numbers: Collection[float],
     wide: bool,
     weights: Mapping[str, Any],
     noise: float,
@@ -57,7 +62,9 @@ def play(
     code: Collection[int] = (),
 ) -> Play:
     """Evaluate a jaxpr; see ``stablenum.diagnosis.diff.play``."""
-    player = _Player(wide=wide, noise=noise, visit=visit, replacing=replace, writing=frozenset(code))
+    player = _Player(
+        numbers=numbers, wide=wide, noise=noise, visit=visit, replacing=replace, writing=frozenset(code)
+    )
     with jax.enable_x64(wide):
         data = [weights.get(leaf.name, leaf.data) for leaf in traced.leaves]
         given = [
@@ -106,6 +113,7 @@ def _find_update(player: _Player, results: Sequence[Result]) -> None:
 
 @dataclass
 class _Player(Interpreter):
+    numbers: Collection[float] = ()
     wide: bool = True
     noise: float = 0.0
     visit: Visit = lambda index, data: None
@@ -131,18 +139,16 @@ class _Player(Interpreter):
 
     def constant(self, data: Any) -> Cell:
         name = f"captured {getattr(data, 'dtype', type(data).__name__)}{list(np.shape(data)) or ''}"
-        if self.wide and getattr(data, "dtype", None) == np.float32:
-            data = exact_constants(data)
+        if self.wide and _is_float(data) and np.size(data) <= LARGEST_WRITTEN:
+            data = _as_written(data, self.numbers)
         return self.outside(data, "constant", name)
 
     def _literal(self, literal: Any) -> Cell:
         known = self._literals.get(id(literal))
         if known is None:
             data = literal.val
-            if self.wide and np.ndim(data) == 0 and _is_float(data) and not np.iscomplexobj(data):
-                narrow = getattr(data, "dtype", None) == np.float32
-                number = float(data)
-                data = np.float64(exact_constant(number) if narrow else number)
+            if self.wide and np.ndim(data) == 0 and _is_float(data):
+                data = _as_written(data, self.numbers)
             known = self._literals[id(literal)] = (literal, self.outside(data, "constant"))
         return known[1]
 
@@ -235,7 +241,12 @@ class _Player(Interpreter):
                 plain = numpy_answer(name, inputs, given, aval)
                 if plain is not None:
                     return [plain]
-            return [self._widened(o) for o in bind(eqn, inputs, given)]
+            try:
+                formula = formula_of(name, inputs, given)
+                out = bind(eqn, inputs, given) if formula is None else formula(*inputs)
+            except _NO_FLOAT64:
+                out = bind(eqn, self._recorded(eqn, inputs), eqn.params if params is None else params)
+            return [self._widened(o) for o in out]
 
     def _params(self, eqn: Any, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters of an equation with all formats widened."""
@@ -245,6 +256,8 @@ class _Player(Interpreter):
         for key in _DTYPES:
             if given.get(key) is not None and _is_float_dtype(given[key]):
                 given[key] = _wide_dtype(given[key])
+        if "precision" in given:  # may name an algorithm that rounds the operands
+            given["precision"] = None
         if name in _COMBINING:
             number = jax.ShapeDtypeStruct((), _wide_dtype(eqn.outvars[0].aval.dtype))
             given["update_jaxpr"] = jax.make_jaxpr(_COMBINING[name])(number, number).jaxpr
@@ -270,6 +283,35 @@ class _Player(Interpreter):
         if value.producer is None and value.role:
             return value.role != "constant"
         return cell.id in self.moving
+
+
+def numbers_of(traced: Traced) -> frozenset[float]:
+    """Return the numbers of a jaxpr: its literals and its small constants, as they were written."""
+    written = [x for x in traced.closed.consts if np.size(x) <= LARGEST_WRITTEN]
+
+    def keep(eqn: Any) -> bool:
+        written.extend(x.val for x in eqn.invars if isinstance(x, Literal))
+        return False
+
+    any_equation(traced.closed.jaxpr, keep)
+    arrays = [_as_written(x, ()) for x in written if _is_float(x) and not np.iscomplexobj(x)]
+    return frozenset(float(x) for array in arrays for x in np.ravel(array))
+
+
+def _as_written(data: Any, numbers: Collection[float]) -> Any:
+    """Return the numbers, in float64, of which a small array of a program holds the roundings."""
+    dtype = getattr(data, "dtype", None)
+    if dtype is None or np.iscomplexobj(data) or dtype == np.float64:
+        return data
+    if dtype == np.float32:
+        return exact_constants(data)
+    array = np.asarray(data)
+
+    def rounded(number: float) -> float:
+        return float(np.asarray(number).astype(array.dtype))
+
+    exact = [narrow_constant(float(x), numbers, rounded) for x in array.ravel()]
+    return np.asarray(exact, np.float64).reshape(array.shape)
 
 
 def _in_place_of(data: Any, new: Any) -> Any:

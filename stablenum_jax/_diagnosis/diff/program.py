@@ -18,7 +18,7 @@ from stablenum.diagnosis.diff.call_sites import CallSite, argument_site
 from stablenum.diagnosis.diff.play import Moments, Play, Visit
 from stablenum.settings_checks import check_callable
 from stablenum_jax._diagnosis.diff.optimizer_states import continued
-from stablenum_jax._diagnosis.diff.player import Traced, play
+from stablenum_jax._diagnosis.diff.player import Traced, numbers_of, play
 from stablenum_jax._diagnosis.diff.writing import DIALECT
 from stablenum_jax._diagnosis.module_scopes import names_of, with_module_names
 from stablenum_jax._diagnosis.replay.inputs import Call, Leaf, call_of
@@ -82,6 +82,7 @@ class Program:
         self.optimizer_at = optimizer_at
         self._loss_fn, self._params, self._args = loss_fn, params, args
         self._optimizer, self._compute = optimizer, compute
+        self.numbers: Collection[float] = ()
         self._traced: dict[int, Traced] = {}
         self._moments: Moments | None = None
 
@@ -99,12 +100,16 @@ class Program:
         if steps not in self._traced:
             self._traced[steps] = quietly(lambda: with_own_lines_in_backward(lambda: self._named(steps)))
 
+    def written(self, steps: int) -> Collection[float]:
+        """Return the numbers that the recorded program computes with, as its author wrote them."""
+        return numbers_of(self._traced[steps])
+
     def fresh(self) -> Program:
         """Return the same program, not recorded yet."""
         made = Program(
             self._loss_fn, self._params, self._args, self._optimizer, self._compute, self.optimizer_at
         )
-        made._moments = self._moments
+        made._moments, made.numbers = self._moments, self.numbers
         return made
 
     def optimizer_state(self) -> Mapping[tuple[str, str], Any]:
@@ -134,6 +139,7 @@ class Program:
         return quietly(
             lambda: play(
                 traced,
+                numbers=self.numbers,
                 wide=wide,
                 weights=weights or {},
                 noise=noise,

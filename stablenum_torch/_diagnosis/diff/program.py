@@ -21,7 +21,7 @@ from stablenum.settings_checks import check_callable
 from stablenum_torch._diagnosis.diff.compiled import is_compiled, with_arrays
 from stablenum_torch._diagnosis.diff.optimizer_states import begin_with, kept_by
 from stablenum_torch._diagnosis.diff.player import play
-from stablenum_torch._diagnosis.diff.tape import Detaching, Tape, Taping, draws
+from stablenum_torch._diagnosis.diff.tape import Detaching, Tape, Taping, draws, numbers_of
 from stablenum_torch._diagnosis.diff.writing import DIALECT
 from stablenum_torch._diagnosis.replay.inputs import Surroundings, look_around
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
@@ -89,6 +89,7 @@ class Program:
         self.optimizer_at = optimizer_at
         self._loss_fn, self._args, self._compute = loss_fn, args, compute
         self._model, self._optimizer = model, optimizer
+        self.numbers: Collection[float] = ()
         self._tapes: dict[int, Tape] = {}
         self._around: Surroundings | None = None
         self._begin_with: Callable[[Mapping[str, Tensor]], None] | None = None
@@ -110,12 +111,16 @@ class Program:
         if steps not in self._tapes:
             self._tapes[steps] = self._record(steps)
 
+    def written(self, steps: int) -> Collection[float]:
+        """Return the numbers that the recorded program computes with."""
+        return numbers_of(self._tapes[steps])
+
     def fresh(self) -> Program:
         """Return the same program, not recorded yet."""
         made = Program(
             self._loss_fn, self._args, self._model, self._optimizer, self._compute, self.optimizer_at
         )
-        made._begin_with = self._begin_with
+        made._begin_with, made.numbers = self._begin_with, self.numbers
         return made
 
     def optimizer_state(self) -> Mapping[tuple[str, str], Any]:

@@ -17,10 +17,21 @@ from torch.overrides import TorchFunctionMode
 from stablenum.diagnosis.replay.trace import Step
 from stablenum_torch._diagnosis.replay.contexts import Context
 from stablenum_torch._diagnosis.replay.recorder import Recorder, require_grad
-from stablenum_torch._diagnosis.replay.schemas import Operation, tensors_in
+from stablenum_torch._diagnosis.replay.schemas import Operation, numbers_in, tensors_in
 from stablenum_torch._diagnosis.replay.tensor_memory import Storage
 
-__all__ = ["Detaching", "Entry", "Mark", "Place", "Tape", "Taping", "draws", "last_uses", "places_in"]
+__all__ = [
+    "Detaching",
+    "Entry",
+    "Mark",
+    "Place",
+    "Tape",
+    "Taping",
+    "draws",
+    "last_uses",
+    "numbers_of",
+    "places_in",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +266,12 @@ def places_of(entry: Entry | Mark) -> list[Place]:
     if isinstance(entry, Mark):
         return [entry.place]
     return [*places_in((entry.args, entry.kwargs)), *(r.place for r in (*entry.results, *entry.written))]
+
+
+def numbers_of(tape: Tape) -> frozenset[float]:
+    """Return the plain numbers among the arguments of the calls."""
+    calls = [entry for entry in tape.entries if isinstance(entry, Entry)]
+    return frozenset(number for entry in calls for number in numbers_in((entry.args, entry.kwargs)))
 
 
 def places_in(tree: Any) -> list[Place]:
