@@ -301,8 +301,7 @@ def test_a_watcher_that_cannot_begin_leaves_the_script_alone(tmp_path, monkeypat
     assert "ModuleNotFoundError" in text
 
 
-def test_what_was_passed_by_is_mentioned_at_the_end(tmp_path):
-    text = """
+COPES = """
 import math, torch
 torch.manual_seed(0)
 model = torch.nn.Linear(2, 1)
@@ -312,23 +311,56 @@ for i in range(4):
     if math.isfinite(loss.item()):
         optimizer.zero_grad(); loss.backward(); optimizer.step()
 """
-    result = command(written(tmp_path, text), cwd=tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "passed by, because training went on without it: the loss of step 1 is not finite" in result.stderr
-
-
-def test_what_was_passed_by_in_jax_is_mentioned_with_its_line(tmp_path):
-    text = """
+COPES_IN_JAX = """
 import jax, jax.numpy as jnp
 step = jax.jit(jax.value_and_grad(lambda w: jnp.log(w - 1.0).sum()))
 for i in range(12):
     step(jnp.full(2, 0.5 if i == 4 else 2.0))
 """
-    script = written(tmp_path, text)
+# The first steps overflow because of their loss scale. In step 6 the logarithm is that of 0.
+GUARDED = """
+import stablenum_torch, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+opt = stablenum_torch.wrap(torch.optim.SGD(model.parameters(), lr=1e-36), loss_scale="dynamic")
+for i in range(12):
+    x = torch.full((1, 2), -1.0 if i == 6 else 1.0)
+    loss = 1e34 * model(torch.log(x + 1.0)).square().sum()
+    opt.zero_grad(); opt.backward(loss); opt.step()
+"""
+
+
+def test_what_was_passed_by_is_mentioned_at_the_end(tmp_path):
+    result = command(written(tmp_path, COPES), cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "passed by, because training went on without it: the loss of step 1 is not finite" in result.stderr
+    assert "--strict reports where that came from, and why" in result.stderr
+
+
+def test_what_was_passed_by_in_jax_is_mentioned_with_its_line(tmp_path):
+    script = written(tmp_path, COPES_IN_JAX)
     result = command(script, cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     line = f"the result of <lambda>() is not finite in call 4 ({script}:3: log gives NaN (forward))"
     assert line in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "failure"),
+    [
+        (COPES, 7, "the loss of step 1 is not finite"),
+        (COPES_IN_JAX, 3, "the result of <lambda>() is not finite in call 4"),
+        (GUARDED, 8, "the loss of step 6 is not finite"),
+    ],
+    ids=["torch", "jax", "a guard"],
+)
+def test_strict_reports_the_first_value_that_the_script_copes_with(tmp_path, text, line, failure):
+    script = written(tmp_path, text)
+    result = command("--strict", script, cwd=tmp_path)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert failure in result.stderr
+    assert f"{script}:{line}" in result.stdout
+    assert "Cause:" in result.stdout
 
 
 def test_a_module_runs_by_its_name(tmp_path):

@@ -38,6 +38,12 @@ def explain(
     once: Annotated[
         bool, typer.Option("--once", help="Record every step of the first run: slower, but only one run.")
     ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Stop at the first value that is not finite, even if the script copes with it."
+        ),
+    ] = False,
     seed: Seed = 0,
     ignore: Annotated[
         list[str] | None,
@@ -54,8 +60,8 @@ def explain(
 
     Your script is not changed. A loss, a gradient or a parameter that is NaN or inf counts unless the script
     copes with it: it skips the step, retries a line search, or only prints a metric. Such values are passed
-    over, and named at the end. After a failure, a PyTorch script runs a second time to record the step that
-    failed, so whatever it writes is written twice.
+    over, and named at the end; with `--strict` the first of them is reported. After a failure, a PyTorch
+    script runs a second time to record the step that failed, so whatever it writes is written twice.
 
     Some of the steps are measured as by `stablenum checkup`. If nothing fails, what keeps the training from
     learning is reported.
@@ -77,6 +83,7 @@ def explain(
         seed=seed,
         record_from=0 if once else None,
         ignore=tuple(ignore or ()),
+        strict=strict,
     )
     launch = Launch.of(os.environ)
     if launch is None:
@@ -105,6 +112,7 @@ def _tell(explained: Explained, json: Path | None, html: Path | None, say: Calla
         say(_ended(explained.outcome))
         if explained.outcome.harmless:
             say(f"passed by, because training went on without it: {explained.outcome.harmless}")
+            say("--strict reports where that came from, and why")
         if explained.checkup is not None and not explained.checkup.ok:
             say("but the training may not learn:")
             show(explained.checkup, json, html, say)

@@ -25,6 +25,7 @@ class Plan:
         again: whether an earlier run has failed.
         settings: whether that run has failed by a setting of an optimizer, whose line is looked for.
         ignore: names of functions and of entries of their results that are not judged.
+        strict: whether a value that is not finite is a failure even if the script copes with it.
         checkup: whether what is finite is measured, too.
         finite: whether values that are not finite are looked for.
         steps: end the script after so many optimizer steps; None to run it to its end.
@@ -41,6 +42,7 @@ class Plan:
     again: bool = False
     settings: bool = False
     ignore: tuple[str, ...] = ()
+    strict: bool = False
     checkup: bool = False
     finite: bool = True
     steps: int | None = None

@@ -109,7 +109,9 @@ class Session:
             return FAILED
 
     def doubt(self, doubt: Doubt) -> None:
-        """Keep a doubt until the script has ended."""
+        """Keep a doubt until the script has ended, unless nothing may be passed by."""
+        if self.plan.strict:
+            self.found(doubt.failure, doubt.report)
         self.doubts.append(doubt)
         if len(self.doubts) % _MANY == 0:
             earlier, self.doubts = self.doubts, []
