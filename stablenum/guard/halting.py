@@ -55,4 +55,6 @@ def first_bad_parameter(row: StepRecord) -> str:
     if math.isfinite(row["grad_norm"]):
         bad_loss = where and row["reason"] == Reason.NONFINITE_LOSS
         return f"All gradients were finite ({numbers}{f'; first bad loss{where}' if bad_loss else ''})."
+    if loss and not math.isfinite(row["loss"]):  # then every gradient is NaN, and the first one says nothing
+        return f"The loss{where} was not finite, nor were the gradients ({numbers})."
     return f"First bad parameter: {worst.name or f'parameter {worst.index}'}{where} ({numbers})."

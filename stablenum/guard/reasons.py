@@ -71,7 +71,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "or NaN in the batch or the parameters; with a loss scale also an overflow in the backward pass, in "
         "which inf soon becomes NaN",
         "with dynamic loss scaling, nothing to do if the next steps are good at a lower scale; otherwise "
-        "look at the parameter named and the batch, and use the safe form of the function that feeds it",
+        "find the line with `stablenum explain --strict SCRIPT`, or look at the parameter named and the "
+        "batch, and use the safe form of the function that feeds it",
     ),
     Reason.INF_GRADIENT: Explanation(
         "the step was skipped: a gradient holds inf",
@@ -84,7 +85,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "the step was skipped: the unscaled loss is NaN or inf",
         "a bad batch, a loss evaluated at the edge of its domain, or parameters that have diverged or are "
         "NaN or inf themselves",
-        "check the batch and the loss function (cross entropy from logits instead of log of a probability); "
+        "find the line with `stablenum explain --strict SCRIPT`, or check the batch and the loss function "
+        "(cross entropy from logits instead of log of a probability); "
         "check the parameters: `stablenum check` a checkpoint, and in float16 see that eps is not 0 "
         "(EpsTooSmallWarning); "
         "the loss scale is not the cause and was left alone",
@@ -122,8 +124,9 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "the step was skipped: gradients are still not finite at the smallest loss scale",
         "a genuine overflow or NaN in the model, the loss or the parameters; no scale that min_scale allows "
         "avoids it, so the scale is not lowered further",
-        "find the first non-finite operation, in the layer of the parameter named; compute it in float32 "
-        "or bfloat16; check that the parameters themselves are finite",
+        "find the first non-finite operation (`stablenum explain --strict SCRIPT` does), in the layer of "
+        "the parameter named; compute it in float32 or bfloat16; check that the parameters themselves are "
+        "finite",
     ),
 }
 

@@ -129,6 +129,17 @@ def test_the_message_names_parameter_scale_history_cause_and_remedy(backend):
     assert repr(caught.value.history) == repr(history(state, NAMES))  # repr: NaN differs from itself
 
 
+def test_no_parameter_is_blamed_for_a_loss_that_makes_every_gradient_nan(backend):
+    config = GuardConfig(on_nonfinite="raise")
+    _, state = backend.run(config, [backend.observe([math.nan, math.nan], loss=math.nan)])
+    with pytest.raises(NonFiniteError) as caught:
+        check_halted(state, NAMES, config=config)
+    assert "The loss was not finite, nor were the gradients (gradient norm nan, loss nan)" in str(
+        caught.value
+    )
+    assert "First bad parameter" not in str(caught.value)
+
+
 def test_the_message_shows_the_last_eight_scales():
     numpy = BACKENDS["numpy"]
     config = GuardConfig(max_skips_in_a_row=10, loss_scale=DynamicLossScale(init_scale=1024.0))
