@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from stablenum.guard.readout import StepRecord
+from stablenum.recovery.logged import Why
 from stablenum.recovery.parameters import Measures
 from stablenum.recovery.positions import Generators
 from stablenum.recovery.settings import Response
@@ -50,6 +51,12 @@ class Hooks(Protocol):
 
     def restore(self, state: Any) -> None:
         """Put a captured state back; it may be put back again later."""
+
+    def log(self, why: Why, before: Sequence[StepRecord]) -> None:
+        """Write into the log of the run, if it has one, why a state has just been put back.
+
+        ``before`` is what the guard's history was. All of it must be in the log by then.
+        """
 
     def rows(self) -> Sequence[StepRecord]:
         """Return the guard's history, oldest first."""

@@ -11,7 +11,9 @@ from stablenum.recovery.identifiers import shown_range
 from stablenum.recovery.settings import Response
 from stablenum.recovery.symptoms import Symptom
 
-__all__ = ["Ledger", "RecoveryEvent"]
+__all__ = ["Ledger", "RecoveryEvent", "shown_symptom", "tried"]
+
+_NAMES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,25 +40,10 @@ class RecoveryEvent:
     clip_at: float | None = None
 
     def __str__(self) -> str:
-        s = self.symptom
-        named = f" ({', '.join(s.names[:4])}{', ...' if len(s.names) > 4 else ''})" if s.names else ""
         return (
-            f"step {s.step}: {s.detail}{named}. Attempt {self.attempt}: back to step {self.to_step}, "
-            f"{self._tried()}"
+            f"step {self.symptom.step}: {shown_symptom(self.symptom)}. "
+            f"Attempt {self.attempt}: back to step {self.to_step}, {tried(self)}"
         )
-
-    def _tried(self) -> str:
-        parts = ["the same data again"]
-        if self.left_out is not None:
-            parts = [f"{shown_range(*self.left_out)} left out"]
-        if self.response.rate != 1.0:
-            parts.append(f"learning rate x {self.response.rate:g}")
-        if self.clip_at is not None:
-            parts.append(f"gradients clipped at {self.clip_at:.3g}")
-        if self.response.wider:
-            parts.append("a wider format")
-        until = f", up to step {self.eased_until}" if self.response.eases else ""
-        return ", ".join(parts) + until
 
     @property
     def eased_until(self) -> int:
@@ -86,6 +73,28 @@ class RecoveryEvent:
                 "suspects": tuple(plain["suspects"]),
             }
         )
+
+
+def shown_symptom(symptom: Symptom) -> str:
+    """Return a clause that says what was seen, and of what."""
+    names = symptom.names
+    more = ", ..." if len(names) > _NAMES else ""
+    return f"{symptom.detail} ({', '.join(names[:_NAMES])}{more})" if names else symptom.detail
+
+
+def tried(event: RecoveryEvent) -> str:
+    """Return in words how the run went on after a rewind."""
+    response, parts = event.response, ["the same data again"]
+    if event.left_out is not None:
+        parts = [f"{shown_range(*event.left_out)} left out"]
+    if response.rate != 1.0:
+        parts.append(f"learning rate x {response.rate:g}")
+    if event.clip_at is not None:
+        parts.append(f"gradients clipped at {event.clip_at:.3g}")
+    if response.wider:
+        parts.append("a wider format")
+    until = f", up to step {event.eased_until}" if response.eases else ""
+    return ", ".join(parts) + until
 
 
 class Ledger:

@@ -13,6 +13,7 @@ from stablenum.recovery.hooks import Easing, Hooks
 from stablenum.recovery.identifiers import Identifiers
 from stablenum.recovery.ledger import Ledger, RecoveryEvent
 from stablenum.recovery.ledger_file import events_in, text_in, write_events
+from stablenum.recovery.logged import Why, of_event, of_stop
 from stablenum.recovery.pairing import Pairing
 from stablenum.recovery.plan import Rewind, Stop, plan
 from stablenum.recovery.positions import position_of
@@ -202,7 +203,7 @@ class RecoveryLoop:
         # First, so that whatever fails from here on is in the budget of a restart.
         self._ledger.events.append(event)
         write_events(self._folder, self.events)
-        self._go_back_to(snapshot)
+        self._go_back_to(snapshot, of_event(event))
         if response.skip_data:
             # Whoever comes back here again leaves the same data out.
             snapshot = dataclasses.replace(snapshot, position=self._position.state())
@@ -224,19 +225,26 @@ class RecoveryLoop:
             last = self._identifiers.identified(*self._position.next())
         return first, last
 
-    def _go_back_to(self, snapshot: Snapshot) -> None:
+    def _go_back_to(self, snapshot: Snapshot, why: Why | None = None) -> None:
         self._handed_out = False
         self._ease(None)
-        self._hooks.restore(snapshot.state)
+        self._put_back(snapshot, why)
         self._snapshots.drop_from(snapshot.step + 1)
         self._pairing.go_back_to(snapshot.step)
         self._set_course(snapshot.course)
         self.step = snapshot.step
 
+    def _put_back(self, snapshot: Snapshot, why: Why | None) -> None:
+        """Put the state back; where there is a reason, it is in the log before anything follows."""
+        before = [] if why is None else self._hooks.rows()
+        self._hooks.restore(snapshot.state)
+        if why is not None:
+            self._hooks.log(why, before)
+
     def _stop(self, symptom: Symptom, move: Stop) -> None:
         verdict = self._verdict(symptom)
         suspects = self._identifiers.range(symptom.origin, symptom.step)
-        self._go_back_to(move.snapshot)
+        self._go_back_to(move.snapshot, of_stop(symptom, move))
         self._position.go_to(move.snapshot.position)
         self._save(move.snapshot)  # what is newer there is not known to be good
         write_events(self._folder, self.events)

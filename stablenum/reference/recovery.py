@@ -12,6 +12,7 @@ import numpy as np
 
 from stablenum.guard.readout import StepRecord
 from stablenum.recovery.hooks import Easing
+from stablenum.recovery.logged import Why
 from stablenum.recovery.parameters import Measures
 from stablenum.recovery.settings import Response
 from stablenum.recovery.snapshots import Snapshot
@@ -61,6 +62,9 @@ class Hooks:
         guarded, (*parts, generators) = self._guarded, state
         guarded._params, guarded.opt_state, guarded.state = copy.deepcopy(parts)
         self.generators.write(generators)
+
+    def log(self, why: Why, before: Sequence[StepRecord]) -> None:
+        """Do nothing: there is no log."""
 
     def rows(self) -> Sequence[StepRecord]:
         """Return the guard's history."""

@@ -1,8 +1,9 @@
 """The lines of a log: JSON objects, in the order of the run.
 
 The first line is a header, and so is the first line of each later start of the run. Every other line is a
-step, or the size of an update. Each is strict JSON: a number that is not finite is one of the strings
-``"nan"``, ``"inf"`` and ``"-inf"``, as in a guard's state dict, and ``float`` reads it.
+step, the size of an update, or a rewind; readers pass over lines of other kinds. Each is strict JSON: a
+number that is not finite is one of the strings ``"nan"``, ``"inf"`` and ``"-inf"``, as in a guard's state
+dict, and ``float`` reads it.
 """
 
 from __future__ import annotations
@@ -16,10 +17,22 @@ from typing import Any, NamedTuple
 from stablenum.guard.readout import StepRecord, loss_was_given
 from stablenum.guard.reasons import Reason
 
-__all__ = ["FORMAT", "Step", "Update", "header_line", "is_header", "parsed", "step_line", "update_line"]
+__all__ = [
+    "FORMAT",
+    "Rewind",
+    "Step",
+    "Update",
+    "header_line",
+    "is_header",
+    "parsed",
+    "rewind_line",
+    "step_line",
+    "update_line",
+]
 
 FORMAT = 1
 _MARK = "stablenum_log"
+_MOST = 1000  # characters of what a user may have said; a batch may be named by all that is in it
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _decode = json.JSONDecoder().decode
 
@@ -67,20 +80,40 @@ class Update(NamedTuple):
     parameter: str | None
 
 
+class Rewind(NamedTuple):
+    """A return of the run to an earlier step, and why. Its line follows those of the steps that it undid.
+
+    Attributes:
+        symptom: the kind of what was seen, such as ``"runaway_loss"``.
+        first: the first step that was undone, which the run takes again.
+        last: the last one; below ``first`` if none was undone.
+        seen: a clause that says what was seen.
+        done: a sentence, without its full stop, that says what was done about it.
+    """
+
+    symptom: str
+    first: int
+    last: int
+    seen: str
+    done: str
+
+
 def header_line(
     *,
     framework: str,
     settings: Mapping[str, Any] | None,
     versions: Mapping[str, str],
     optimizer: Mapping[str, Any] | None = None,
+    changed: bool = False,
 ) -> str:
-    """Return the line that begins a log, and each later start of the run.
+    """Return the line that begins a log, each later start of the run, and its steps under other settings.
 
     Args:
         framework: ``"torch"`` or ``"jax"``.
         settings: the guard's, as :meth:`GuardConfig.to_dict` returns them; None if they are not known.
         versions: the version of each package.
         optimizer: its class and settings, if they are known.
+        changed: whether the run goes on, with other settings.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
     plain = {
@@ -91,7 +124,7 @@ def header_line(
         "optimizer": optimizer,
         "versions": dict(versions),
     }
-    return _line(plain)
+    return _line(plain | {"changed": True} if changed else plain)
 
 
 def step_line(record: StepRecord) -> str:
@@ -120,8 +153,16 @@ def update_line(update: Update) -> str:
     return _line(plain if update.parameter is None else plain | {"parameter": update.parameter})
 
 
-def parsed(line: str | bytes) -> dict[str, Any] | Step | Update:
-    """Return what a line holds: a header as a dict, a step or an update.
+def rewind_line(rewind: Rewind) -> str:
+    """Return the line of a rewind."""
+    plain = {"rewind": rewind.symptom, "first": rewind.first, "last": rewind.last}
+    return _line(plain | {"seen": _in_short(rewind.seen), "done": _in_short(rewind.done)})
+
+
+def parsed(line: str | bytes) -> dict[str, Any] | Step | Update | Rewind | None:
+    """Return what a line holds: a header as a dict, a step, an update or a rewind.
+
+    None is returned for an object of another kind, which a later version may have written.
 
     Raises:
         ValueError: the line is none of these, such as the last one of a process that was killed.
@@ -130,7 +171,9 @@ def parsed(line: str | bytes) -> dict[str, Any] | Step | Update:
         plain = _decode(line if isinstance(line, str) else str(line, "utf-8"))
         if is_header(plain):
             return _header(plain)
-        return _update(plain) if "update" in plain else _step(plain)
+        kinds = (("update", _update), ("rewind", _rewind), ("reason", _step))
+        read = next((read for key, read in kinds if key in plain), _other)
+        return read(plain)
     except (KeyError, TypeError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError("not a line of a log") from error
 
@@ -171,6 +214,19 @@ def _update(plain: Mapping[str, Any]) -> Update:
     return Update(_count(plain["step"]), size, largest, None if name is None else str(name))
 
 
+def _rewind(plain: Mapping[str, Any]) -> Rewind:
+    symptom, seen, done = (str(plain[key]) for key in ("rewind", "seen", "done"))
+    first, last = _count(plain["first"]), plain["last"]
+    if not isinstance(last, int) or last < first - 1:
+        raise ValueError("not a rewind")
+    return Rewind(symptom, first, last, seen, done)
+
+
+def _other(plain: object) -> None:
+    if not isinstance(plain, dict):
+        raise ValueError("not an object")
+
+
 def _count(value: object) -> int:
     if not isinstance(value, int) or value < 0:
         raise ValueError("not a count")
@@ -180,6 +236,12 @@ def _count(value: object) -> int:
 def _number(value: float) -> float | str:
     """Return a float32 value with as few digits as hold it exactly, or its name if it is not finite."""
     return float(f"{value:.9g}") if math.isfinite(value) else str(value)
+
+
+def _in_short(text: str) -> str:
+    """Return a text in one line, and not too long."""
+    text = " ".join(text.split())
+    return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."
 
 
 def _line(plain: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stablenum.guard.reasons import APPLIED, Reason
-from stablenum.runlog.lines import FORMAT, Step, Update, is_header, parsed
+from stablenum.runlog.lines import FORMAT, Rewind, Step, Update, is_header, parsed
 
 __all__ = ["NotALogError", "Run", "RunReader", "Undone", "read_run"]
 
@@ -54,7 +54,9 @@ class Run:
         updates: the measured updates.
         headers: each header with the number of the first step after it.
         restarts: the first step of each later start of the run.
-        rewinds: the first step after each return to an earlier one in which the run had not ended.
+        rewinds: the first step after each return to an earlier one in which the run had not ended, where the
+            log does not say why.
+        events: the returns of which it says why.
         undone: the steps that were taken before the run went back, in the order of the log.
         unreadable: how many lines were not readable.
     """
@@ -73,6 +75,7 @@ class Run:
         self.headers: list[tuple[int, Mapping[str, Any]]] = []
         self.restarts: list[int] = []
         self.rewinds: list[int] = []
+        self.events: list[Rewind] = []
         self.undone: list[Undone] = []
         self.unreadable = 0
         self._waiting: list[Mapping[str, Any]] = []  # headers before their first step
@@ -90,13 +93,16 @@ class Run:
         """The positions of the steps that were skipped."""
         return [i for i, reason in enumerate(self.reason) if reason not in APPLIED]
 
-    def add(self, line: dict[str, Any] | Step | Update) -> None:
-        """Add what a line holds."""
+    def add(self, line: dict[str, Any] | Step | Update | Rewind | None) -> None:
+        """Add what a line holds; nothing for one of an unknown kind."""
         if isinstance(line, Step):
             self._add_step(line)
         elif isinstance(line, Update):
             self.updates.append(line)
-        else:
+        elif isinstance(line, Rewind):
+            self._go_back_to(line.first, restarted=False)
+            self.events.append(line)
+        elif line is not None:
             self._waiting.append(line)
 
     def _add_step(self, step: Step) -> None:
@@ -123,7 +129,7 @@ class Run:
 
     def _begin(self, step: int) -> bool:
         """Take the headers before a step; return whether the run was started again there."""
-        started = bool(self.headers)
+        started = bool(self.headers) and not all(header.get("changed") is True for header in self._waiting)
         if started:
             self.restarts.append(step)
         self.headers += [(step, header) for header in self._waiting]

@@ -20,7 +20,18 @@ from typing import Any
 from stablenum.errors import bad_type
 from stablenum.guard.readout import StepRecord
 from stablenum.guard.recorder import CAPACITY
-from stablenum.runlog.lines import FORMAT, Update, header_line, is_header, parsed, step_line, update_line
+from stablenum.runlog.lines import (
+    FORMAT,
+    Rewind,
+    Step,
+    Update,
+    header_line,
+    is_header,
+    parsed,
+    rewind_line,
+    step_line,
+    update_line,
+)
 
 __all__ = ["EVERY", "LogFile", "Pace"]
 
@@ -72,7 +83,7 @@ class LogFile:
         """Write a header: at the start of the run, and when its settings change. See :func:`header_line`."""
         first = self._header is None
         self._header = header_line(
-            framework=framework, settings=settings, versions=versions, optimizer=optimizer
+            framework=framework, settings=settings, versions=versions, optimizer=optimizer, changed=not first
         )
         try:
             unfinished = first and self._go_on()
@@ -95,6 +106,18 @@ class LogFile:
         if texts:
             self._append("\n".join(texts) + "\n")
         self._last = {record["step"]: record for record in records}
+
+    def go_back(self, rewind: Rewind, records: Sequence[StepRecord]) -> None:
+        """Write that the run went back, and why, after the steps that this undid.
+
+        Args:
+            rewind: from where, to where, and why.
+            records: the recorded steps now, oldest first. They are from before ``rewind.first``, so the file
+                has them. Steps that follow are written even if they come out as before.
+        """
+        self._written = {record["step"]: step_line(record) for record in records}
+        self._last = {record["step"]: record for record in records}
+        self._append(f"{rewind_line(rewind)}\n")
 
     def _new(self, records: Sequence[StepRecord]) -> Sequence[StepRecord]:
         """Return the records from the first one on that is not in the file as it is."""
@@ -133,8 +156,10 @@ class LogFile:
                 found = parsed(line)
             except ValueError:
                 continue
-            if not isinstance(found, (dict, Update)):
+            if isinstance(found, Step):
                 self._remember([(found.step, line.decode())])
+            elif isinstance(found, Rewind):
+                self._written = {step: text for step, text in self._written.items() if step < found.first}
         self._size = size
         return bool(last)
 

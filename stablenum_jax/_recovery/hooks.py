@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import stablenum
 from stablenum.checkpoints.finiteness import listed
 from stablenum.recovery.hooks import Easing
+from stablenum.recovery.logged import Why
 from stablenum.recovery.parameters import Measures
 from stablenum.recovery.positions import Generators
 from stablenum.recovery.settings import Response
@@ -26,7 +27,7 @@ from stablenum_jax._recovery.generators import ProcessGenerators
 from stablenum_jax._recovery.snapshot_folder import SnapshotFolder
 from stablenum_jax._recovery.together import Processes
 from stablenum_jax._step.readout import history
-from stablenum_jax._step.run_log import write_logs
+from stablenum_jax._step.run_log import RunLog, write_logs
 from stablenum_jax._trees.state import find_guard, multisteps_around_guard
 
 __all__ = ["JaxHooks"]
@@ -48,15 +49,20 @@ class JaxHooks:
         state: the first state.
         on_ease: called after each change of the easing.
         folder: where snapshots are written, too; None for nowhere.
+        run_log: the log of the run; None if it has none.
     """
 
     def __init__(
-        self, state: PyTree, on_ease: Callable[[Easing | None], object] | None, folder: Path | None = None
+        self,
+        state: PyTree,
+        on_ease: Callable[[Easing | None], object] | None,
+        folder: Path | None = None,
+        run_log: RunLog | None = None,
     ) -> None:
         self.generators: Generators = ProcessGenerators()
         self.processes = Processes()
         self.state = state
-        self._on_ease = on_ease
+        self._on_ease, self._log = on_ease, run_log
         self._findings = Findings(state)
         self._last_step: Any = find_guard(state).guard.step  # an array: the guard's count at the last check
         self._easing: Easing | None = None
@@ -94,6 +100,12 @@ class JaxHooks:
         write_logs()
         self.state = state.put_into(self.state)
         self.generators.write(state.generators)
+
+    def log(self, why: Why, before: Sequence[stablenum.StepRecord]) -> None:
+        """Write why the run went back into its log, if it has one."""
+        if self._log is not None:
+            now = self.rows()
+            self._log._go_back(why.rewind(before, now), now)
 
     def rows(self) -> list[stablenum.StepRecord]:
         """Return the guard's history, oldest first."""

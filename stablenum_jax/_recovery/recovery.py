@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, Unpack
 import jax
 import numpy as np
 
+from stablenum.errors import bad_type
 from stablenum.recovery.hooks import Easing
 from stablenum.recovery.ledger import RecoveryEvent
 from stablenum.recovery.loop import RecoveryLoop
@@ -20,6 +21,7 @@ from stablenum.recovery.settings import (
     make_policy,
 )
 from stablenum_jax._recovery.hooks import JaxHooks
+from stablenum_jax._step.run_log import RunLog
 from stablenum_jax._trees.state import find_guard
 
 __all__ = ["Recovery"]
@@ -63,6 +65,8 @@ class Recovery:
             is the batch's place in the data.
         explain: is given the batch of the first of several skipped steps when the run is stopped; what it
             returns is shown in the report.
+        log: the :class:`stablenum_jax.RunLog` that the loop calls after each step; each rewind is then in it,
+            with its reason, for ``stablenum report``.
         on_ease: called with an easing (``rate``, ``clip_at``, ``wider``, ``until``) when the next steps are
             to be taken more carefully, and with None when they are not any longer; for steps that are built
             by the caller.
@@ -99,14 +103,17 @@ class Recovery:
         identify: Callable[[Any], Any] | None = None,
         explain: Callable[[Any], object] | None = None,
         on_ease: Callable[[Easing | None], object] | None = None,
+        log: RunLog | None = None,
         **settings: Unpack[RecoverySettings],
     ) -> None:
         made = make_policy(policy, settings)
         check_functions(predicate=predicate, identify=identify, explain=explain, on_ease=on_ease)
         place = absolute_folder(folder)
+        if log is not None and not isinstance(log, RunLog):
+            raise bad_type("log", "a RunLog or None", log)
         _check_state(state)
         self._structure = jax.tree.structure(state)
-        self._hooks = JaxHooks(state, on_ease, place)
+        self._hooks = JaxHooks(state, on_ease, place, log)
         self._loop = RecoveryLoop(
             made,
             self._hooks,

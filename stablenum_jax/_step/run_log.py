@@ -12,6 +12,7 @@ import os
 import platform
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,8 +22,9 @@ import numpy as np
 import optax
 
 import stablenum
-from stablenum.guard.readout import history
+from stablenum.guard.readout import StepRecord, history
 from stablenum.guard.recorder import Recorder
+from stablenum.runlog.lines import Rewind
 from stablenum.runlog.writing import LogFile, Pace
 from stablenum_jax._step.readout import check_readable
 from stablenum_jax._step.sampled import Sample, sample, update_between
@@ -42,6 +44,7 @@ def write_logs() -> None:
     """Write what all logs have yet to write, before a run goes back: those steps will not be seen again."""
     for readings in list(_open):
         readings.flush()
+        readings.forget_sample()
 
 
 class RunLog:
@@ -108,6 +111,15 @@ class RunLog:
     def close(self) -> None:
         """Write what is still to be written, which waits for the device. Later steps can still be logged."""
         self._readings.flush()
+
+    def _go_back(self, rewind: Rewind, records: Sequence[StepRecord]) -> None:
+        """Write that the run went back, and why, when all steps so far are written.
+
+        Args:
+            rewind: from where, to where, and why.
+            records: what the guard has recorded, now that its state is put back.
+        """
+        self._readings.go_back(rewind, records)
 
     def __enter__(self) -> RunLog:
         return self
@@ -198,6 +210,15 @@ class _Readings:
             else:
                 self._read(last)
         self._write(wait=True)
+
+    def forget_sample(self) -> None:
+        """Measure no update from the parameters as they are: the next step begins elsewhere."""
+        self._before = None
+
+    def go_back(self, rewind: Rewind, records: Sequence[StepRecord]) -> None:
+        """Write that the run went back; not in processes that do not write, nor before the first step."""
+        if self._begun:
+            self._file.go_back(rewind, records)
 
     def close(self) -> None:
         """Do as :meth:`flush`, when the log is dropped and when the program ends: nothing is raised."""

@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from stablenum.checkpoints.finiteness import listed
-from stablenum.guard.readout import StepRecord
+from stablenum.guard.readout import StepRecord, history
 from stablenum.recovery.hooks import Easing
+from stablenum.recovery.logged import Why
 from stablenum.recovery.parameters import Measures
 from stablenum.recovery.positions import Generators
 from stablenum.recovery.settings import Response
@@ -70,6 +71,11 @@ class TorchHooks:
 
     def restore(self, state: Captured) -> None:
         self._state.restore(state)
+
+    def log(self, why: Why, before: Sequence[StepRecord]) -> None:
+        guard = self._opt._guard
+        now = history(guard.state, guard.names())  # opt.history() would write it, as steps taken since
+        guard.log_rewind(why.rewind(before, now), now)
 
     def rows(self) -> Sequence[StepRecord]:
         return self._opt.history()

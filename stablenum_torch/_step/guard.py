@@ -21,10 +21,11 @@ from torch.optim import Optimizer
 
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState, init_guard
-from stablenum.guard.readout import Metrics, Names, metrics
+from stablenum.guard.readout import Metrics, Names, StepRecord, metrics
 from stablenum.guard.restored import follow_config, learning_rules
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum.interrupts import finish
+from stablenum.runlog.lines import Rewind
 from stablenum.runlog.writing import LogFile
 from stablenum.user_warnings import warn
 from stablenum_torch._devices.groups import Groups
@@ -139,6 +140,11 @@ class Guard:
         """Write all steps so far to the log, if there is one. The host waits for the device."""
         if self._log is not None:
             self._log.flush(self._logged())
+
+    def log_rewind(self, rewind: Rewind, records: Sequence[StepRecord]) -> None:
+        """Write to the log, if there is one, why this state was loaded; ``records`` is its history."""
+        if self._log is not None:
+            self._log.go_back(rewind, records)
 
     def unscale(self) -> None:
         """Divide the gradients by the loss scale in place, so that the user can look at them and change them.

@@ -18,8 +18,9 @@ from torch.optim import Optimizer
 
 import stablenum
 from stablenum.guard.decide import GuardState
-from stablenum.guard.readout import Names, history
+from stablenum.guard.readout import Names, StepRecord, history
 from stablenum.guard.recorder import Recorder
+from stablenum.runlog.lines import Rewind
 from stablenum.runlog.writing import EVERY, LogFile
 from stablenum_torch._devices.ranks import is_first_rank
 from stablenum_torch._devices.waits import BackgroundRead, capturing
@@ -111,6 +112,17 @@ class StepLog:
             self._file.write(history(self._state, self._names))
         except RuntimeError as error:  # the device has failed
             _logger.warning(f"The last steps are missing in {self._file.path}: {error}")
+
+    def go_back(self, rewind: Rewind, records: Sequence[StepRecord]) -> None:
+        """Write that the run went back, and why, when all steps so far are written.
+
+        Args:
+            rewind: from where, to where, and why.
+            records: what the guard has recorded, now that its state is put back.
+        """
+        if self._mine and not capturing():
+            self._before = None  # the next update begins elsewhere
+            self._file.go_back(rewind, records)
 
     def settings_changed(self, seen: Logged) -> None:
         """Write the steps so far and a header with other settings."""

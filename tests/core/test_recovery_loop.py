@@ -19,11 +19,13 @@ from hypothesis import strategies as st
 from stablenum import Reason, RecoveryEvent, RecoveryPolicy, RecoveryStopped, Response, Worst
 from stablenum.recovery.hooks import Easing
 from stablenum.recovery.ledger import Ledger
+from stablenum.recovery.logged import Why
 from stablenum.recovery.loop import RecoveryLoop
 from stablenum.recovery.parameters import Measures, ParameterWatch
 from stablenum.recovery.plan import Rewind, Stop, plan
 from stablenum.recovery.snapshots import Snapshot, Snapshots
 from stablenum.recovery.symptoms import Finding, Symptom, SymptomCode
+from stablenum.runlog.lines import Rewind as LoggedRewind
 
 
 class PythonsGenerator:
@@ -43,6 +45,7 @@ class Training:
         self.record: list[Any] = []
         self.easings: list[Easing | None] = []
         self.rate = 0.1
+        self.logged: list[tuple[LoggedRewind, int]] = []
         self.saved: dict[int, Snapshot] = {}
         self.moments_poisoned = False
         self.second_moment = 1.0
@@ -82,6 +85,9 @@ class Training:
         random.setstate(generator)
         self.moments_poisoned = False
         self.second_moment = 1.0
+
+    def log(self, why: Why, before: Any) -> None:
+        self.logged.append((why.rewind(before, self.rows()), len(self.rows())))
 
     def rows(self) -> Any:
         return self.record[-128:]
@@ -272,6 +278,49 @@ def test_a_later_fault_is_another_one() -> None:
         run(400, policy=RecoveryPolicy(**_fields(policy) | {"forget_after": 1000}), data=data)
     with pytest.raises(RecoveryStopped, match="the budget of 1 rewinds"):
         run(400, policy=RecoveryPolicy(**_fields(policy) | {"budget": 1}), data=data)
+
+
+def test_a_log_is_given_each_rewind_and_its_reason() -> None:
+    training, loop = run(hurt=once(73, made_nan))
+    (event,) = loop.events
+    ((rewind, rows),) = training.logged
+    # It is seen after 75 steps, of which the last has the number 74 in the guard's record.
+    assert (event.symptom.step, event.to_step) == (75, 40)
+    assert (rewind.symptom, rewind.first, rewind.last) == ("nonfinite_state", 40, 74)
+    assert rows == 40  # the state has been put back
+    assert rewind.seen == "a parameter is not finite (weight)"
+    assert str(event) == f"step 75: {rewind.seen}. {rewind.done.replace(': ', ': back to step 40, ')}"
+
+
+def test_a_log_is_given_steps_by_their_numbers_in_the_record() -> None:
+    """The guard had made steps before the recovery, which counts its own."""
+    training = Training()
+    for n in range(10):
+        training.train(targets(n))
+    run(training=training, hurt=once(3, made_nan))
+    ((rewind, _),) = training.logged
+    assert (rewind.first, rewind.last) == (10, 14)
+
+
+def test_a_log_is_given_a_return_to_the_first_step() -> None:
+    training, _ = run(hurt=once(3, made_nan))
+    ((rewind, rows),) = training.logged
+    assert (rewind.first, rewind.last, rows) == (0, 4, 0)
+
+
+def test_a_log_is_given_the_end_of_a_run_that_is_stopped() -> None:
+    training = Training()
+
+    def always(training: Training, now: int) -> None:
+        if now == 73:
+            made_nan(training)
+
+    with pytest.raises(RecoveryStopped):
+        run(training=training, hurt=always, policy=dataclasses.replace(POLICY, budget=1))
+    tried, stopped = (rewind for rewind, _ in training.logged)
+    assert tried.done.startswith("Attempt 1: ")
+    assert stopped.done == "The training was stopped: the budget of 1 rewinds is used up"
+    assert stopped.seen == "a parameter is not finite (weight)"
 
 
 def _fields(policy: RecoveryPolicy) -> dict[str, Any]:

@@ -17,7 +17,16 @@ import pytest
 from stablenum import Reason
 from stablenum.guard.readout import StepRecord, Worst
 from stablenum.guard.recorder import CAPACITY
-from stablenum.runlog.lines import Step, Update, header_line, parsed, step_line, update_line
+from stablenum.runlog.lines import (
+    Rewind,
+    Step,
+    Update,
+    header_line,
+    parsed,
+    rewind_line,
+    step_line,
+    update_line,
+)
 from stablenum.runlog.reading import NotALogError, RunReader, read_run
 from stablenum.runlog.updates import update_of
 from stablenum.runlog.writing import EVERY, LogFile, Pace
@@ -160,14 +169,16 @@ def test_headers_and_updates():
         "7",
         "null",
         '"step"',
-        "{}",
-        '{"step": 1}',
         '{"step": -1, "grad_norm": 1, "reason": "OK"}',
         '{"step": 1.5, "grad_norm": 1, "reason": "OK"}',
         '{"step": 1, "grad_norm": "much", "reason": "OK"}',
         '{"step": 1, "grad_norm": [1], "reason": "OK"}',
         '{"step": 1, "grad_norm": 1, "reason": "LUCK"}',
         '{"step": 1, "update": null, "largest": 1}',
+        '{"rewind": "reported", "first": 3, "last": 9, "seen": "smoke"}',
+        '{"rewind": "reported", "first": 3, "last": 1, "seen": "smoke", "done": "nothing"}',
+        '{"rewind": "reported", "first": -1, "last": 9, "seen": "smoke", "done": "nothing"}',
+        '{"rewind": "reported", "first": 3, "last": "9", "seen": "smoke", "done": "nothing"}',
         '{"stablenum_log": 1, "settings": [1]}',
         '{"stablenum_log": 1, "settings": {"clip": 1.0}}',
         '{"stablenum_log": 1, "settings": {"clip": [1.0]}}',
@@ -179,6 +190,36 @@ def test_headers_and_updates():
 def test_other_lines_are_rejected(line):
     with pytest.raises(ValueError, match=r".*"):
         parsed(line)
+
+
+def test_a_rewind_is_read_as_it_was_written():
+    rewind = Rewind("reported", 450, 539, 'what "you" saw: ü', "Attempt 1: batches 450 to 639 left out")
+    assert parsed(rewind_line(rewind)) == rewind
+    nothing_undone = rewind._replace(last=449)
+    assert parsed(rewind_line(nothing_undone)) == nothing_undone
+
+
+def test_what_a_user_says_of_a_rewind_is_one_line_of_limited_length():
+    rewind = Rewind("reported", 0, 9, "a\n b\t\tc", "batches " + "7, " * 100_000)
+    line = rewind_line(rewind)
+    assert len(line) < 1200
+    read = parsed(line)
+    assert isinstance(read, Rewind)
+    assert read.seen == "a b c"
+    assert read.done.endswith("...")
+    assert len(read.done) == 1000
+
+
+@pytest.mark.parametrize("line", ["{}", '{"step": 1}', '{"step": 70, "learning_rate": 0.1}'])
+def test_a_line_of_another_kind_is_passed_over(path, line):
+    assert parsed(line) is None
+    file = written(path, 10)
+    with path.open("a") as log:
+        log.write(f"{line}\n")
+    file.write(records(0, 12))
+    begun(path).write(records(0, 14))
+    run = read_run(path)
+    assert (run.steps, run.unreadable) == (list(range(14)), 0)
 
 
 def test_an_update_counts_elements_and_names_the_parameter_that_moved_most():
@@ -250,6 +291,98 @@ def test_steps_taken_again_with_the_same_result_are_not_written_again(path):
     file.write(records(0, 90))
     file.write(records(0, 110))
     assert steps_in(path) == list(range(110))
+
+
+WHY = Rewind("runaway_loss", 80, 99, "the median loss is 6.3", "Attempt 1: batches 80 to 120 left out")
+
+
+def test_a_rewind_is_between_the_steps_that_it_undid_and_those_taken_again(path):
+    file = written(path, 100)
+    file.go_back(WHY, records(0, 80))
+    run = read_run(path)
+    assert run.steps == list(range(80))  # also while none is taken again
+    file.write([*records(0, 80), *records(80, 90, loss=5.0)])
+    lines = [parsed(line) for line in path.read_text().splitlines()]
+    assert [line for line in lines if isinstance(line, Rewind)] == [WHY]
+    at = lines.index(WHY)
+    assert (lines[at - 1].step, lines[at + 1].step) == (99, 80)
+    run = read_run(path)
+    assert (run.events, run.rewinds, run.restarts) == ([WHY], [], [])
+    assert run.steps == list(range(90))
+    assert run.loss[79:] == [pytest.approx(1 / 80)] + [5.0] * 10
+    assert [(step.step, step.restarted) for step in run.undone] == [(n, False) for n in range(80, 100)]
+
+
+def test_after_a_rewind_steps_that_come_out_as_before_are_written_again(path):
+    file = written(path, 100)
+    file.go_back(WHY, records(0, 80))
+    file.write(records(0, 90))
+    file.write(records(0, 110))
+    assert steps_in(path) == [*range(100), *range(80, 110)]
+    run = read_run(path)
+    assert run.steps == list(range(110))
+    assert [step.step for step in run.undone] == list(range(80, 100))
+
+
+@pytest.mark.parametrize("with_nan", [False, True])
+def test_steps_from_long_before_a_rewind_are_not_written_again(path, with_nan):
+    def read_from_a_state(first: int, stop: int) -> list[StepRecord]:
+        bad = {"loss": float("nan"), "reason": Reason.NONFINITE_LOSS}  # another NaN each time
+        return [record(n, **(bad if with_nan and n % 10 == 5 else {})) for n in range(first, stop)]
+
+    file = begun(path)
+    for stop in range(EVERY, 800, EVERY):
+        file.write(read_from_a_state(max(0, stop - CAPACITY), stop))
+    file.go_back(WHY._replace(first=200, last=767), read_from_a_state(72, 200))
+    file.write(read_from_a_state(82, 210))
+    assert steps_in(path) == [*range(768), *range(200, 210)]
+
+
+def test_a_run_that_went_back_to_the_beginning_begins_again(path, caplog):
+    file = written(path, 100)
+    file.go_back(WHY._replace(first=0), [])
+    file.write(records(0, 64))
+    assert read_run(path).steps == list(range(64))
+    assert steps_in(path) == [*range(100), *range(64)]
+    assert caplog.messages == []
+
+
+def test_after_a_rewind_and_a_restart_steps_are_compared_with_those_that_count(path):
+    """The process was killed before it had written a step that it took again."""
+    written(path, 100).go_back(WHY, records(0, 80))
+    begun(path).write(records(0, 90))  # as before the rewind
+    run = read_run(path)
+    assert run.steps == list(range(90))
+    assert (run.restarts, run.events, len(run.undone)) == ([80], [WHY], 20)
+
+
+def test_a_rewind_of_a_log_that_has_ended_is_not_written(path, monkeypatch):
+    file = written(path, 100)
+    before = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("stablenum.runlog.writing.os.getpid", lambda: -1)
+        file.go_back(WHY, records(0, 80))
+    assert path.read_bytes() == before
+
+
+def test_updates_of_steps_that_were_undone_are_left_out(path):
+    file = written(path, 80)
+    file.write(records(0, 100), [Update(79, 0.1, 0.1, "w"), Update(90, 0.1, 0.1, "w")])
+    file.go_back(WHY, records(0, 80))
+    assert [update.step for update in read_run(path).updates] == [79]
+
+
+def test_other_settings_are_no_restart(path):
+    file = written(path, 100)
+    file.begin(**(HEADER | {"settings": {"on_nonfinite": "raise"}}))
+    file.go_back(WHY, records(0, 80))
+    file.begin(**HEADER)
+    file.write(records(0, 90))
+    run = read_run(path)
+    assert (run.restarts, run.rewinds, run.events) == ([], [], [WHY])
+    assert [step for step, _ in run.headers] == [0, 80, 80]
+    begun(path).write(records(0, 95, loss=2.0))
+    assert read_run(path).restarts == [0]
 
 
 def test_a_run_goes_on_in_its_log(path):

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from stablenum.commands.report.tables import settings_table, skips_table, summary, worst_table
+from stablenum.commands.report.tables import (
+    rewinds_table,
+    settings_table,
+    skips_table,
+    summary,
+    worst_table,
+)
 from stablenum.commands.run_plots.page_data import in_script, plotted, plotted_run
 from stablenum.commands.run_plots.script import script, style
 from stablenum.diagnosis.report.html import page, sealed_head
@@ -26,7 +32,8 @@ _CONTROLS = """<div class="controls">
 _HELP = """<p class="soft hint">Drag across a plot to zoom, double-click to see the whole run,
 or use the keys <kbd>+</kbd> <kbd>-</kbd> <kbd>←</kbd> <kbd>→</kbd> <kbd>0</kbd> on the plots.
 A <span class="tick">tick</span> at the top is a skipped step: point at it to see why.
-What is grey was undone: the run went back and took these steps again.</p>"""
+What is grey was undone: the run went back and took these steps again.{bands}</p>"""
+_BANDS = '\nPoint at a <span class="band">grey band</span> to see why.'
 _FOOT = """<footer>Written by <code>stablenum report</code>.
 Plots by <a href="https://github.com/leeoniya/uPlot">uPlot</a>.</footer></main>"""
 
@@ -35,6 +42,7 @@ def as_html(runs: Sequence[Run]) -> str:
     """Return the whole page; everything that comes from the logs is escaped."""
     code = script(_MAIN)
     data = in_script(plotted([plotted_run(run) for run in runs]))
+    told = any(run.events for run in runs)
     title = ", ".join(run.name for run in runs)
     body = [
         '<main class="runs">',
@@ -45,7 +53,8 @@ def as_html(runs: Sequence[Run]) -> str:
         '<noscript><p class="soft">The plots need JavaScript; the tables below do not.</p></noscript>',
         _CONTROLS,
         '<div class="plots" tabindex="0" role="group" aria-label="Plots over the steps"></div>',
-        _HELP,
+        _HELP.format(bands=_BANDS if told else ""),
+        f"<h2>Rewinds</h2>{rewinds_table(runs)}" if told else "",
         f"<h2>Skipped steps</h2>{skips_table(runs)}",
         f"<h2>Worst parameters</h2>{worst_table(runs)}",
         f"<h2>Settings and versions</h2>{settings_table(runs)}",

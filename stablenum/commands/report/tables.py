@@ -1,4 +1,4 @@
-"""What the page shows as text: skips by reason, worst parameters, settings and versions."""
+"""What the page shows as text: rewinds, skips by reason, worst parameters, settings and versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stablenum.commands.run_plots.undone import skipped_undone, undone_phrases
 from stablenum.guard.reasons import EXPLANATIONS, Reason
 from stablenum.runlog.reading import Run
 
-__all__ = ["settings_table", "skips_table", "summary", "worst_table"]
+__all__ = ["rewinds_table", "settings_table", "skips_table", "summary", "worst_table"]
 
 _MOST = 12  # parameters
 
@@ -27,7 +27,8 @@ def summary(run: Run) -> str:
         str(header.get("framework", "")),
     ]
     parts += [f"started again {_times(len(run.restarts))}"] if run.restarts else []
-    parts += [f"went back {_times(len(run.rewinds))}"] if run.rewinds else []
+    returns = len(run.rewinds) + len(run.events)
+    parts += [f"went back {_times(returns)}"] if returns else []
     parts += [f"{_counted(run.unreadable, 'line')} of the log cannot be read"] if run.unreadable else []
     return " &middot; ".join(escape(part) for part in parts if part)
 
@@ -43,6 +44,25 @@ def _moment(header: Mapping[str, Any]) -> str:
 
 def _times(n: int) -> str:
     return "once" if n == 1 else f"{n:,} times"
+
+
+def rewinds_table(runs: Sequence[Run]) -> str:
+    """Return a table of the rewinds of which the logs say why; at least one does."""
+    rows = [row for run in runs for row in _rewinds(run, named=len(runs) > 1)]
+    run = "<th>run</th>" if len(runs) > 1 else ""
+    head = f"<tr>{run}<th>from step</th><th>to step</th><th>symptom</th><th>response</th></tr>"
+    return _table(head, rows)
+
+
+def _rewinds(run: Run, *, named: bool) -> Iterator[str]:
+    for rewind in run.events:
+        cells = [
+            f"<td>{escape(run.name)}</td>" if named else "",
+            *(f'<td class="number">{number:,}</td>' for number in (rewind.last, rewind.first)),
+            f'<td class="remedy"><code>{escape(rewind.symptom)}</code><br>{escape(rewind.seen)}.</td>',
+            f'<td class="remedy">{escape(rewind.done)}.</td>',
+        ]
+        yield f"<tr>{''.join(cells)}</tr>"
 
 
 def skips_table(runs: Sequence[Run]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from stablenum.commands.run_plots.undone import undone_phrases
+from stablenum.commands.run_plots.undone import rewind_sentence, undone_phrases
 from stablenum.guard.reasons import APPLIED
 from stablenum.runlog.reading import Run, RunReader
 
@@ -22,6 +22,7 @@ __all__ = ["begun", "shown", "watched"]
 
 _EVERY = 1.0  # seconds
 _ROWS = 8
+_REWINDS = 4
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDE = 30.0
 
@@ -73,7 +74,7 @@ def shown(run: Run, width: int) -> RenderableType:
     if not len(run):
         return Text(f"{run.name}: no step yet. Waiting for the first ones; Ctrl-C ends this.")
     bars = max(16, min(64, width - 40))
-    return Group(_headline(run), _courses(run, bars), _last(run), _skips(run))
+    return Group(_headline(run), *_rewinds(run), _courses(run, bars), _last(run), _skips(run))
 
 
 def _headline(run: Run) -> Text:
@@ -81,6 +82,14 @@ def _headline(run: Run) -> Text:
     skipped = len(run.skipped)
     text.append(f", {skipped:,} of {len(run):,} skipped", style="red" if skipped else "green")
     return text.append("".join(f"; {phrase}" for phrase in undone_phrases(run)), style="red")
+
+
+def _rewinds(run: Run) -> Iterator[Text]:
+    earlier = len(run.events) - _REWINDS
+    if earlier > 0:
+        yield Text(f"{earlier:,} earlier rewind{'' if earlier == 1 else 's'}")
+    for rewind in run.events[-_REWINDS:]:
+        yield Text(rewind_sentence(rewind))
 
 
 def _courses(run: Run, bars: int) -> Table:

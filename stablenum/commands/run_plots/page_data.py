@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stablenum.commands.run_plots.thresholds import thresholds
-from stablenum.commands.run_plots.undone import one_at_each_step
+from stablenum.commands.run_plots.undone import one_at_each_step, rewind_sentence
 from stablenum.guard.reasons import APPLIED, EXPLANATIONS, Reason
 from stablenum.runlog.reading import Run
 
@@ -62,6 +62,10 @@ def plotted_run(run: Run) -> dict[str, Any]:
             "names": [update.parameter for update in run.updates],
         },
         "undone": _undone(run),
+        "rewinds": [
+            {"first": rewind.first, "last": rewind.last, "text": rewind_sentence(rewind)}
+            for rewind in run.events
+        ],
         "starts": [{"step": step, "what": "started again"} for step in run.restarts]
         + [{"step": step, "what": "went back to this step"} for step in run.rewinds],
     }

@@ -1,13 +1,14 @@
-"""The steps of a run that were undone because it went back: how many, and which of them are shown."""
+"""The steps of a run that were undone because it went back: how many, which of them are shown, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from stablenum.guard.reasons import APPLIED
+from stablenum.runlog.lines import Rewind
 from stablenum.runlog.reading import Run, Undone
 
-__all__ = ["one_at_each_step", "skipped_undone", "undone_phrases"]
+__all__ = ["one_at_each_step", "rewind_sentence", "skipped_undone", "undone_phrases"]
 
 
 def undone_phrases(run: Run) -> list[str]:
@@ -21,6 +22,11 @@ def _phrase(way: str, steps: Sequence[Undone]) -> str:
     skipped = len(_skipped(steps))
     counted = f"{len(steps):,} step{'' if len(steps) == 1 else 's'} undone by {way}"
     return f"{counted}, of which {skipped:,} {'was' if skipped == 1 else 'were'} skipped"
+
+
+def rewind_sentence(rewind: Rewind) -> str:
+    """Return from where to where the run went back, why, and what was done."""
+    return f"back from step {rewind.last:,} to step {rewind.first:,}: {rewind.seen}. {rewind.done}"
 
 
 def skipped_undone(run: Run) -> list[Undone]:

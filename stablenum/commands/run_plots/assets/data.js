@@ -42,7 +42,7 @@ const RUNS = DATA.runs.map((run) => {
     worst: decoded(run.worst, Int32Array), loss: column(run.loss, count), norm: column(run.norm, count),
     threshold: column(run.threshold, count), scale: column(run.scale, count), updates: run.updates,
     moved: run.moved ? column(run.moved, count) : [],
-    undone: undoneOf(run.undone),
+    undone: undoneOf(run.undone), rewinds: run.rewinds,
   };
 });
 

@@ -74,6 +74,25 @@ function seriesOf(plot) {
   }));
 }
 
+// The steps that each rewind undid, below the lines.
+function bands(u) {
+  const { left, top, width, height } = u.bbox;
+  const ratio = devicePixelRatio;
+  u.ctx.save();
+  u.ctx.beginPath();
+  u.ctx.rect(left, top, width, height);
+  u.ctx.clip();
+  RUNS.filter((run) => run.shown).forEach((run) => {
+    for (const { first, last } of run.rewinds) {
+      const [from, to] = [first, Math.max(first, last)].map((step) => u.valToPos(step, "x", true));
+      u.ctx.globalAlpha = 0.18;
+      u.ctx.fillStyle = colour("undone");
+      u.ctx.fillRect(from, top, Math.max(2 * ratio, to - from), height);
+    }
+  });
+  u.ctx.restore();
+}
+
 function marks(u) {
   const { left, top, width, height } = u.bbox;
   const ratio = devicePixelRatio;
@@ -100,8 +119,8 @@ function marks(u) {
     u.ctx.strokeStyle = colour("soft");
     u.ctx.setLineDash([3 * ratio, 3 * ratio]);
     u.ctx.lineWidth = ratio;
-    for (const start of run.starts) {
-      const x = Math.round(u.valToPos(start.step, "x", true)) + 0.5;
+    for (const step of [...run.starts.map((start) => start.step), ...run.rewinds.map((rewind) => rewind.first)]) {
+      const x = Math.round(u.valToPos(step, "x", true)) + 0.5;
       u.ctx.beginPath();
       u.ctx.moveTo(x, top);
       u.ctx.lineTo(x, top + height);
@@ -143,6 +162,7 @@ function make(plot) {
     },
     axes: axes(), series: [{ label: "step" }, ...seriesOf(plot)],
     hooks: {
+      drawClear: [bands],
       draw: [marks],
       setScale: [(u, key) => { if (key === "x") follow(u); }],
       setCursor: [pointed],

@@ -50,6 +50,7 @@ function described(step, plot) {
     parts.push(...ofUpdate(run, step));
     for (const start of run.starts.filter((start) => start.step === step)) parts.push(line("div", start.what));
     if (gone >= 0) parts.push(...ofUndone(run, gone));
+    parts.push(...ofRewinds(run, step));
   });
   return parts;
 }
@@ -75,6 +76,11 @@ function ofUndone(run, i) {
   const at = worst[i] < 0 ? "" : `, worst parameter: ${run.names[worst[i]]}`;
   const why = applied ? "" : `, skipped for ${name}: ${what}`;
   return [line("div", `before the run went back: loss ${number(loss[i])}, gradient norm ${number(norm[i])}${at}${why}`, "undone")];
+}
+
+function ofRewinds(run, step) {
+  const around = run.rewinds.filter(({ first, last }) => first <= step && step <= Math.max(first, last));
+  return around.map(({ text }) => line("div", text, "why"));
 }
 
 function ofBareStep(run, i) {
