@@ -12,7 +12,7 @@ import pytest
 from stablenum import GuardConfig, Reason
 from stablenum.commands.report.page import as_html
 from stablenum.guard.readout import Worst
-from stablenum.runlog.lines import Update
+from stablenum.runlog.lines import Rewind, Update
 from stablenum.runlog.reading import Run, read_run
 from tests.report.logs import begun, log_of, long_log, record
 from tests.report.test_page import HOSTILE
@@ -375,6 +375,87 @@ def test_steps_that_were_undone_are_grey_and_can_be_pointed_at(opened, tmp_path)
     expect(tip).to_contain_text("worst parameter: head, skipped for NONFINITE_LOSS")
     point_at(page, plot(page, "Loss"), 75 / 99)
     expect(tip).to_contain_text("before the run went back: loss 37.5, gradient norm 0.5")
+
+
+WHY = Rewind("reported", 60, 89, "smoke came out", "Attempt 1: batches 60 to 189 left out")
+
+
+def told(path: Path) -> Run:
+    """As :func:`rewound`, and the log says why the run went back."""
+    file = begun(path)
+    file.write([record(i, loss=3.0 - i / 100 if i < 70 else i / 2) for i in range(90)])
+    file.go_back(WHY, [record(i, loss=3.0 - i / 100) for i in range(60)])
+    file.write([record(i, loss=2.4 - i / 100) for i in range(60, 100)])
+    return read_run(path)
+
+
+# Where a band is in a row of pixels at the bottom of the first plot, below its lines.
+BAND = """() => {
+  const { data, width } = (PIXELS)();
+  const { offsetTop, offsetLeft, clientHeight, clientWidth } = document.querySelector(".u-over");
+  const row = offsetTop + clientHeight - 3; // one pixel of the canvas is one of the page here
+  const found = [];
+  for (let x = offsetLeft + 1; x < offsetLeft + clientWidth; x++) {
+    const alpha = data[4 * (row * width + x) + 3];
+    if (alpha > 30 && alpha < 60) found.push(x);
+  }
+  return found;
+}""".replace("PIXELS", PIXELS)
+
+
+def test_a_rewind_is_a_band_that_says_why(opened, tmp_path):
+    page = opened(told(tmp_path / "run.jsonl"))
+    expect(page.locator(".legend")).to_contain_text("30 steps undone by a rewind")
+    expect(page.locator(".legend")).to_contain_text("went back once")
+    left, width = page.locator(".u-over").first.evaluate("e => [e.offsetLeft, e.clientWidth]")
+    band = page.evaluate(BAND)
+    assert band[0] == pytest.approx(left + 60 / 99 * width, abs=3)
+    assert band[-1] == pytest.approx(left + 89 / 99 * width, abs=3)
+    assert len(band) > 0.8 * (band[-1] - band[0])  # but for the lines of the grid
+    tip = page.locator(".tip")
+    said = "back from step 89 to step 60: smoke came out. Attempt 1: batches 60 to 189 left out"
+    for step in (60, 75, 89):
+        point_at(page, plot(page, "Gradient norm"), step / 99)
+        expect(tip).to_contain_text(f"step {step}")
+        expect(tip).to_contain_text(said)
+    for step in (58, 91):
+        point_at(page, plot(page, "Gradient norm"), step / 99)
+        expect(tip).to_contain_text(f"step {step}")
+        expect(tip).not_to_contain_text("back from")
+    row = page.locator("tr", has_text="smoke came out")
+    assert row.locator("td").all_inner_texts() == [
+        "89", "60", "reported\nsmoke came out.", "Attempt 1: batches 60 to 189 left out."
+    ]  # fmt: skip
+    page.locator(".legend input").uncheck()
+    page.wait_for_function(f"({BAND})().length === 0")
+
+
+def test_of_many_rewinds_the_last_are_told_at_a_step(opened, tmp_path):
+    path = tmp_path / "run.jsonl"
+    file = begun(path)
+    for attempt in range(1, 6):
+        file.write([record(i, loss=float(attempt)) for i in range(20)])
+        file.go_back(Rewind("reported", 0, 19, "smoke", f"Attempt {attempt}: nothing"), [])
+    file.write([record(i) for i in range(20)])
+    page = opened(read_run(path))
+    point_at(page, plot(page, "Loss"), 0.5)
+    assert [text.split()[-2] for text in page.locator(".tip .why").all_inner_texts()] == ["3:", "4:", "5:"]
+
+
+@pytest.mark.parametrize("width", [360, 1000])
+def test_the_rewinds_fit_the_page(opened, tmp_path, width):
+    page = opened(told(tmp_path / "run.jsonl"), viewport={"width": width, "height": 740})
+    table = page.locator(".scroll", has_text="smoke came out")
+    assert table.evaluate("e => e.scrollWidth - e.clientWidth") == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_there_is_no_band_where_the_log_does_not_say_why(opened, tmp_path):
+    page = opened(rewound(tmp_path / "run.jsonl"))
+    assert page.evaluate(BAND) == []
+    expect(page.get_by_role("heading", name="Rewinds")).to_have_count(0)
+    point_at(page, plot(page, "Loss"), 60 / 99)
+    expect(page.locator(".tip")).to_contain_text("went back to this step")
 
 
 def test_nothing_is_grey_where_nothing_was_undone(opened, tmp_path):

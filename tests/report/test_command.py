@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from stablenum import Reason, cli
 from stablenum.commands.report import watch
+from stablenum.runlog.lines import Rewind
 from stablenum.runlog.reading import RunReader, read_run
 from tests.report.logs import begun, log_of, record
 from tests.test_imports import BLOCK, JAX, ROOT, TORCH
@@ -50,6 +51,51 @@ def test_steps_that_were_undone_are_counted(log):
         0, "run.jsonl (1 steps, 0 skipped; 3 steps undone by a restart, of which 1 was skipped)"
     )  # fmt: skip
     assert "3 steps undone by a restart, of which 1 was skipped" in on_terminal(log, 150)
+
+
+WHY = Rewind("reported", 1, 2, "smoke came out", "Attempt 1: batches 1 to 102 of epoch 0 left out")
+
+
+def test_a_rewind_is_told_with_its_reason(log):
+    file = begun(log)
+    file.go_back(WHY, [record(0)])
+    file.write([record(0), *(record(i, loss=1.0) for i in range(1, 4))])
+    said = "back from step 2 to step 1: smoke came out. Attempt 1: batches 1 to 102 of epoch 0 left out"
+    code, text = report(log)
+    assert (code, text.split(": ", 1)[1]) == (
+        0,
+        "run.jsonl (4 steps, 0 skipped; 2 steps undone by a rewind, of which 1 was skipped) " + said,
+    )
+    assert said in on_terminal(log, 150).splitlines()
+    other = log_of(log.with_name("other.jsonl"), [record(0)])
+    assert f"run.jsonl: {said}" in report(log, other)[1]
+
+
+@pytest.mark.parametrize(
+    ("width", "said"),
+    [
+        (
+            102,
+            "back from step 2 to step 1: smoke came out. Attempt 1: batches 1 to 102 of epoch 0 left out",
+        ),
+        (90, "back from step 2 to step 1: reported. Attempt 1: batches 1 to 102 of epoch 0 left out"),
+        (60, "back from step 2 to step 1: reported. Attempt 1: batches 1 …"),
+    ],
+)
+def test_a_rewind_takes_one_line_of_the_terminal(log, width, said):
+    begun(log).go_back(WHY, [record(0)])
+    assert said in on_terminal(log, width).splitlines()
+
+
+def test_of_many_rewinds_the_terminal_shows_the_last(log):
+    file = begun(log)
+    for first in (9, 8, 7, 6, 5, 4):
+        file.go_back(WHY._replace(first=first, last=first), [])
+    shown = on_terminal(log, 150)
+    assert [line[:26] for line in shown.splitlines() if line.startswith("back from")] == [
+        f"back from step {first} to step {first}" for first in (7, 6, 5, 4)
+    ]
+    assert "2 earlier rewinds\n" in shown
 
 
 def test_the_page_goes_where_it_is_asked_to(log, tmp_path):

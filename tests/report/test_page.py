@@ -15,12 +15,18 @@ import pytest
 
 from stablenum import Reason
 from stablenum.commands.report.page import as_html
-from stablenum.commands.report.tables import settings_table, skips_table, summary, worst_table
+from stablenum.commands.report.tables import (
+    rewinds_table,
+    settings_table,
+    skips_table,
+    summary,
+    worst_table,
+)
 from stablenum.commands.run_plots.page_data import in_script, plotted, plotted_run
 from stablenum.commands.run_plots.script import PARTS, asset
 from stablenum.commands.run_plots.thresholds import thresholds
 from stablenum.guard.readout import Worst
-from stablenum.runlog.lines import Update
+from stablenum.runlog.lines import Rewind, Update
 from stablenum.runlog.reading import Run, read_run
 from tests.report.logs import CLIP, begun, log_of, long_log, record
 
@@ -137,6 +143,48 @@ def test_steps_that_were_undone_by_a_restart_are_counted_by_themselves(tmp_path)
     path = log_of(tmp_path / "run.jsonl", [record(i) for i in range(10)])
     begun(path).write([record(9, loss=1.0)])
     assert "1 step undone by a restart, of which 0 were skipped" in summary(read_run(path))
+
+
+WHY = Rewind("reported", 6, 9, HOSTILE, f"Attempt 1: {HOSTILE}")
+
+
+def test_a_rewind_is_in_the_page_with_its_reason(tmp_path):
+    file = begun(tmp_path / "run.jsonl")
+    file.write([record(i) for i in range(10)])
+    why = WHY._replace(seen="the median loss is 6.3", done="Attempt 2: batches 6 to 9 left out")
+    file.go_back(why, [record(i) for i in range(6)])
+    file.write([record(i) for i in range(12)])
+    run = read_run(tmp_path / "run.jsonl")
+    assert text_of(rewinds_table([run])) == (
+        "from step to step symptom response 9 6 reported the median loss is 6.3. "
+        "Attempt 2: batches 6 to 9 left out."
+    )
+    (stored,) = data(run)["runs"]
+    said = "back from step 9 to step 6: the median loss is 6.3. Attempt 2: batches 6 to 9 left out"
+    assert stored["rewinds"] == [{"first": 6, "last": 9, "text": said}]
+    assert (stored["starts"], stored["undone"]["count"]) == ([], 4)
+    assert "went back once" in summary(run)
+    page = as_html([run])
+    assert "<h2>Rewinds</h2>" in page
+    assert 'Point at a <span class="band">grey band</span>' in page
+    other = read_run(log_of(tmp_path / "other.jsonl", [record(0)]))
+    assert "response run.jsonl 9 6 reported" in text_of(rewinds_table([other, run]))
+
+
+def test_a_log_without_a_reason_is_shown_as_before(tmp_path):
+    page = as_html([went_back(tmp_path / "run.jsonl")])
+    assert "<h2>Rewinds</h2>" not in page
+    assert "from step" not in page
+    assert 'class="band"' not in page
+
+
+def test_what_is_said_of_a_rewind_cannot_act(tmp_path):
+    file = begun(tmp_path / "run.jsonl")
+    file.write([record(i) for i in range(10)])
+    file.go_back(WHY._replace(symptom=HOSTILE), [])
+    page = as_html([read_run(tmp_path / "run.jsonl")])
+    assert "<img" not in page
+    assert page.count("<script") == 2
 
 
 # --- thresholds --------------------------------------------------------------------------------------------

@@ -59,8 +59,8 @@ def _rewinds(run: Run, *, named: bool) -> Iterator[str]:
         cells = [
             f"<td>{escape(run.name)}</td>" if named else "",
             *(f'<td class="number">{number:,}</td>' for number in (rewind.last, rewind.first)),
-            f'<td class="remedy"><code>{escape(rewind.symptom)}</code><br>{escape(rewind.seen)}.</td>',
-            f'<td class="remedy">{escape(rewind.done)}.</td>',
+            f'<td class="why"><code>{escape(rewind.symptom)}</code><br>{escape(rewind.seen)}.</td>',
+            f'<td class="why">{escape(rewind.done)}.</td>',
         ]
         yield f"<tr>{''.join(cells)}</tr>"
 

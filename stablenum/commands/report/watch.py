@@ -74,7 +74,7 @@ def shown(run: Run, width: int) -> RenderableType:
     if not len(run):
         return Text(f"{run.name}: no step yet. Waiting for the first ones; Ctrl-C ends this.")
     bars = max(16, min(64, width - 40))
-    return Group(_headline(run), *_rewinds(run), _courses(run, bars), _last(run), _skips(run))
+    return Group(_headline(run), *_rewinds(run, width), _courses(run, bars), _last(run), _skips(run))
 
 
 def _headline(run: Run) -> Text:
@@ -84,12 +84,15 @@ def _headline(run: Run) -> Text:
     return text.append("".join(f"; {phrase}" for phrase in undone_phrases(run)), style="red")
 
 
-def _rewinds(run: Run) -> Iterator[Text]:
+def _rewinds(run: Run, width: int) -> Iterator[Text]:
+    """Yield a line for each of the last rewinds; with the symptom's name where the clause has no room."""
     earlier = len(run.events) - _REWINDS
     if earlier > 0:
         yield Text(f"{earlier:,} earlier rewind{'' if earlier == 1 else 's'}")
     for rewind in run.events[-_REWINDS:]:
-        yield Text(rewind_sentence(rewind))
+        whole = rewind_sentence(rewind)
+        said = whole if len(whole) <= width else rewind_sentence(rewind._replace(seen=rewind.symptom))
+        yield Text(said, style="red", no_wrap=True, overflow="ellipsis")
 
 
 def _courses(run: Run, bars: int) -> Table:

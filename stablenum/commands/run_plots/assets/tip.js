@@ -80,7 +80,7 @@ function ofUndone(run, i) {
 
 function ofRewinds(run, step) {
   const around = run.rewinds.filter(({ first, last }) => first <= step && step <= Math.max(first, last));
-  return around.map(({ text }) => line("div", text, "why"));
+  return around.slice(-3).map(({ text }) => line("div", text, "why"));
 }
 
 function ofBareStep(run, i) {
