@@ -90,6 +90,20 @@ class Recovery:
         ...     recovery.state, loss = train_step(recovery.state, batch)
         >>> recovery.step, float(loss), recovery.events
         (100, 0.0, [])
+
+        With a log:
+
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "run.jsonl")
+        >>> with stablenum_jax.RunLog(file) as log:
+        ...     recovery = Recovery((params, tx.init(params)), data=lambda n: jnp.zeros(2), log=log)
+        ...     for batch in recovery.batches(steps=20):
+        ...         recovery.state, loss = train_step(recovery.state, batch)
+        ...         log(recovery.state)
+        ...         if recovery.step == 14 and not recovery.events:
+        ...             recovery.report("smoke")
+        >>> [line for line in file.read_text().splitlines() if "rewind" in line][0][:62]
+        '{"rewind":"reported","first":0,"last":19,"seen":"smoke","done"'
     """
 
     def __init__(

@@ -42,6 +42,9 @@ class Recovery:
     On CUDA a snapshot is copied in the background, and the host waits for the device only at the checks,
     every ``check_every`` steps.
 
+    If ``opt`` writes a log (``wrap(..., log="run.jsonl")``), each rewind is in it, with its reason, for
+    ``stablenum report``.
+
     Args:
         model: the model.
         opt: its optimizer, guarded by :func:`stablenum_torch.wrap`, whose record is judged. Losses are known

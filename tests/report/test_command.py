@@ -75,7 +75,7 @@ def test_a_rewind_is_told_with_its_reason(log):
     ("width", "said"),
     [
         (
-            102,
+            91,
             "back from step 2 to step 1: smoke came out. Attempt 1: batches 1 to 102 of epoch 0 left out",
         ),
         (90, "back from step 2 to step 1: reported. Attempt 1: batches 1 to 102 of epoch 0 left out"),
