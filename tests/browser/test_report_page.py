@@ -450,6 +450,17 @@ def test_the_rewinds_fit_the_page(opened, tmp_path, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_a_run_of_which_no_step_is_left_opens(opened, tmp_path):
+    file = begun(tmp_path / "run.jsonl")
+    file.write([record(i) for i in range(20)])
+    file.go_back(WHY._replace(first=0, last=19), [])
+    page = opened(read_run(file.path))
+    assert shown(page) == (0, 19)
+    point_at(page, plot(page, "Loss"), 0.5)
+    expect(page.locator(".tip")).to_contain_text("before the run went back: loss 2")
+    expect(page.locator(".tip")).to_contain_text("back from step 19 to step 0: smoke came out")
+
+
 def test_there_is_no_band_where_the_log_does_not_say_why(opened, tmp_path):
     page = opened(rewound(tmp_path / "run.jsonl"))
     assert page.evaluate(BAND) == []

@@ -87,6 +87,15 @@ def test_a_rewind_takes_one_line_of_the_terminal(log, width, said):
     assert said in on_terminal(log, width).splitlines()
 
 
+def test_a_run_that_went_back_to_its_beginning_says_why(log):
+    begun(log).go_back(WHY._replace(first=0), [])
+    assert on_terminal(log, 150).splitlines() == [
+        "run.jsonl: no step is left. Waiting for the next ones; Ctrl-C ends this.",
+        f"back from step 2 to step 0: smoke came out. {WHY.done}",
+    ]
+    assert report(log)[0] == 0
+
+
 def test_of_many_rewinds_the_terminal_shows_the_last(log):
     file = begun(log)
     for first in (9, 8, 7, 6, 5, 4):

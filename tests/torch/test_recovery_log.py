@@ -129,6 +129,20 @@ def test_a_run_that_is_stopped_says_so_in_its_log(path):
     assert "The training was stopped: the budget of 1 rewinds is used up" in on_terminal(run)
 
 
+def test_a_run_that_is_started_again_after_a_rewind_goes_on_in_its_log(path, tmp_path):
+    first = training(path)
+    first.run(steps=37, hurt=made_nan, at=33, policy=AGAIN, folder=tmp_path / "snapshots")
+    before = kept(first, path)
+    assert ([event.first for event in before.events], before.steps) == ([30], [*range(37)])
+    second = training(path)
+    recovery = second.recovery(AGAIN, folder=tmp_path / "snapshots")
+    assert recovery.resume() == 30
+    second.run(steps=60, recovery=recovery)
+    run = kept(second, path)
+    assert (run.events, run.rewinds, run.restarts) == (before.events, [], [37])  # until then, as before
+    assert run.steps == list(range(60))
+
+
 def test_an_update_is_not_measured_over_a_rewind(path):
     """The sample is taken after step 62, the run goes back, and step 60 is the 64th that is taken."""
     hurt = training(path)

@@ -72,7 +72,9 @@ def watched(reader: RunReader, console: Console) -> None:
 def shown(run: Run, width: int) -> RenderableType:
     """Return what the terminal shows of a run."""
     if not len(run):
-        return Text(f"{run.name}: no step yet. Waiting for the first ones; Ctrl-C ends this.")
+        none, next_ones = ("no step is left", "next") if run.events else ("no step yet", "first")
+        text = Text(f"{run.name}: {none}. Waiting for the {next_ones} ones; Ctrl-C ends this.")
+        return Group(text, *_rewinds(run, width))
     bars = max(16, min(64, width - 40))
     return Group(_headline(run), *_rewinds(run, width), _courses(run, bars), _last(run), _skips(run))
 
