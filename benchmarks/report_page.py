@@ -106,7 +106,7 @@ def _round(browser: Any, address: str) -> dict[str, float]:
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
     page.goto(address)
-    page.wait_for_function("performance.getEntriesByName('interactive').length === 1")
+    page.wait_for_function("() => performance.getEntriesByName('interactive').length === 1")
     times = {"interactive": page.evaluate("performance.getEntriesByName('interactive')[0].startTime")}
     busy = [_busy(session)]
     for name, script, argument in ACTIONS:

@@ -38,7 +38,7 @@ def main() -> None:
 def _picture(browser: Any, file: Path, name: str, skipped: int, scheme: str, size: dict[str, int]) -> None:
     page = browser.new_page(viewport=size, color_scheme=scheme)
     page.goto(file.as_uri())
-    page.wait_for_function("performance.getEntriesByName('interactive').length === 1")
+    page.wait_for_function("() => performance.getEntriesByName('interactive').length === 1")
     box = page.locator(".u-over").first.bounding_box()
     page.mouse.move(box["x"] + skipped / STEPS * box["width"], box["y"] + 20)
     page.screenshot(path=HERE / "static" / name)
