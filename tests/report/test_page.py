@@ -139,6 +139,16 @@ def test_steps_that_were_undone_are_in_the_page(tmp_path):
     assert "<code>head</code>" in worst_table([run])
 
 
+def test_no_parameter_is_blamed_for_a_step_whose_loss_was_bad(tmp_path):
+    bad = [
+        record(i, reason=reason)
+        for i, reason in enumerate([Reason.NONFINITE_LOSS] * 3 + [Reason.INF_GRADIENT])
+    ]
+    run = run_of(tmp_path, bad)
+    assert [worst >= 0 for worst in run.worst] == [True] * 4
+    assert '<td class="number">1</td></tr>' in worst_table([run])
+
+
 def test_steps_that_were_undone_by_a_restart_are_counted_by_themselves(tmp_path):
     path = log_of(tmp_path / "run.jsonl", [record(i) for i in range(10)])
     begun(path).write([record(9, loss=1.0)])

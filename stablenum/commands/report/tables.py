@@ -116,7 +116,10 @@ def worst_table(runs: Sequence[Run]) -> str:
 def _worst(run: Run, *, named: bool) -> Iterator[str]:
     names = list(run.names)
     skipped = set(run.skipped)
-    faulty = Counter(run.worst[i] for i in skipped) + Counter(step.worst for step in skipped_undone(run))
+    blamed = [(run.reason[i], run.worst[i]) for i in skipped]
+    blamed += [(step.reason, step.worst) for step in skipped_undone(run)]
+    # A bad loss makes every gradient bad, and the worst of them is only the first.
+    faulty = Counter(worst for reason, worst in blamed if reason != Reason.NONFINITE_LOSS)
     largest = Counter(worst for i, worst in enumerate(run.worst) if i not in skipped)
     applied = max(1, len(run) - len(skipped))
     order = sorted(range(len(names)), key=lambda k: (-largest[k] - faulty[k], names[k]))
