@@ -15,7 +15,7 @@ from stablenum_jax._trees.leaves import check_argnums, wide_dtype
 from stablenum_jax._trees.models import differentiable, holds_nnx, with_parameters
 from stablenum_jax._trees.state import loss_scale
 
-__all__ = ["scale_loss", "scaled_in_range", "scaled_value_and_grad"]
+__all__ = ["loss_times_scale", "scale_loss", "scaled_in_range", "scaled_value_and_grad"]
 
 PyTree: TypeAlias = Any
 
@@ -139,14 +139,15 @@ def scale_loss(loss: Any, opt_state: PyTree) -> jax.Array:
     check_real_loss("loss", loss)
     if not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
         raise TypeError(f"loss must be of a floating-point format; got {jnp.result_type(loss)}.")
-    return _scaled(jnp.asarray(loss), loss_scale(opt_state))
+    return loss_times_scale(jnp.asarray(loss), loss_scale(opt_state))
 
 
 def scaled_in_range(loss: jax.Array, scale: jax.Array) -> jax.Array:
     """Return the loss times as much of the scale as its cotangent can represent, in float32 or wider."""
-    return _scaled(loss, _scale_on_loss(scale, loss.dtype))
+    return loss_times_scale(loss, _scale_on_loss(scale, loss.dtype))
 
 
-def _scaled(loss: jax.Array, scale: jax.Array) -> jax.Array:
+def loss_times_scale(loss: jax.Array, scale: jax.Array) -> jax.Array:
+    """Return the product in float32 or wider. All scaled losses come from here."""
     wide = wide_dtype(loss.dtype)
     return loss.astype(wide) * scale.astype(wide)

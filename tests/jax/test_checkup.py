@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkups import assert_fault, assert_healthy
+from tests.checkups import assert_fault, assert_healthy, checked
 from tests.selection import thinned
 
 START = """
@@ -250,3 +250,36 @@ def test_the_fault_is_the_first_finding_with_its_line(fault: str, tmp_path: Path
 @pytest.mark.parametrize("oddity", thinned(HEALTHY))
 def test_a_healthy_training_is_not_blamed(oddity: str, tmp_path: Path) -> None:
     assert_healthy(HEALTHY[oddity], tmp_path)
+
+
+SCALED = """
+import jax, jax.numpy as jnp, optax, stablenum_jax
+from stablenum_jax import scale_loss
+x = jax.random.normal(jax.random.key(0), (32, 8))
+tx = optax.chain(stablenum_jax.guard(loss_scale="dynamic"), optax.adam(1e-3))
+params = {{"w": 0.1 * jnp.ones((8, 16)), "v": jax.random.normal(jax.random.key(1), (16,))}}
+state = tx.init(params)
+loss_fn = lambda p: ((jnp.tanh(x @ p["w"]) @ p["v"] - x.sum(1)) ** 2).mean()
+@jax.jit
+def step(params, state):
+    {gradients}
+    return (*stablenum_jax.step(tx, params, state, grads, value=value)[:2], value)
+for i in range(30):
+    params, state, value = step(params, state)
+    if i == 0:
+        print(f"first {{float(value):.4g}}")
+"""
+
+
+@pytest.mark.parametrize(
+    "gradients",
+    [
+        "value, grads = stablenum_jax.value_and_grad(loss_fn, state)(params)",
+        "value, grads = loss_fn(params), jax.grad(lambda p: scale_loss(loss_fn(p), state))(params)",
+    ],
+    ids=["value_and_grad", "scale_loss"],
+)
+def test_the_loss_is_the_one_before_its_scale(gradients: str, tmp_path: Path) -> None:
+    done, _ = checked(SCALED.format(gradients=gradients), tmp_path)
+    first = done.stdout.partition("first ")[2].split()[0]
+    assert f"The loss went from {first} to" in " ".join(done.stdout.split())

@@ -86,7 +86,7 @@ def _unfit(one: Running, course: Course) -> tuple[str, str] | None:
         f"running mean is {shift:.2g} standard deviations away"
     )
     return (
-        shown if settled else f"{shown}: with momentum {one.momentum:g}, {left:.0%} of them is as at first",
+        shown if settled else f"{shown}: a batch counts {one.momentum:.2g}, so {left:.0%} is as at first",
         "",
     )
 

@@ -188,8 +188,8 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
     ),
     S.BATCH_NORM: SymptomText(
         "the statistics of a batch normalisation do not fit the batches",
-        "train in training mode with at least 16 values per channel and momentum 0.1, and evaluate in "
-        "evaluation mode",
+        "train in training mode with at least 16 values per channel, let a new batch count 0.1 (momentum 0.1 "
+        "in PyTorch, 0.9 in flax), and evaluate in evaluation mode",
         "the same results in training and evaluation",
     ),
     S.STALE_STATE: SymptomText(

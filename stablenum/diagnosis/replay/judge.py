@@ -395,7 +395,9 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
                 "its value is squared after it; at 0 the derivative of the square is 0: 0 x inf is NaN"
             )
         if f.clipped and (f.derivative or f.kind == "inf") and cause is not Cause.EXPLODED:
-            facts.append("a clip after it cuts the value but not the derivative: 0 x inf is NaN")
+            facts.append(
+                "a clip, a maximum or a ReLU after it cuts the value but not the derivative: 0 x inf is NaN"
+            )
         if f.spread:
             facts.append(f"from {f.shard} it spread through {', '.join(f.spread)}")
     if e.reproduced:

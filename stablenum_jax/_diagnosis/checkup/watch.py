@@ -44,6 +44,7 @@ from stablenum_jax._diagnosis.replay.processes import spans_in
 from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in
 from stablenum_jax._diagnosis.watch.programs import without_static
 from stablenum_jax._diagnosis.watch.watcher import traced
+from stablenum_jax._step import scaled_loss
 from stablenum_jax._step.driver_mode import Capture, current_mode
 from stablenum_jax._trees.leaves import is_floating
 
@@ -72,6 +73,7 @@ def watch(session: Session) -> None:
     optax.MultiSteps.__init__ = watcher.accumulating(optax.MultiSteps.__init__)
     for name in _DRAWING:
         setattr(jax.random, name, watcher.drawing(getattr(jax.random, name)))
+    scaled_loss.loss_times_scale = watcher.scaling(scaled_loss.loss_times_scale)
     session.on_end.append(watcher.conclude)
 
 
@@ -135,6 +137,7 @@ class _Watcher:
         self.remedy = session.remedy
         self.bounds: dict[str, tuple[float, Place]] = {}  # kind of a mark -> what it is clipped to
         self.shapes: dict[str, tuple[int, ...]] = {}  # name of a parameter -> its shape
+        self.unscaled = False  # whether the loss that is differentiated was marked before it was scaled
         self.every = 1  # how many calls of optax.MultiSteps make a step
         self.inside = False  # whether an optimizer's function runs, of which others may be parts
         self.updated: Place | None = None  # where the script has the optimizer compute updates
@@ -165,9 +168,11 @@ class _Watcher:
             @transparent
             def derivative(*args: Any, **kwargs: Any) -> Any:
                 def marked(*args: Any, **kwargs: Any) -> Any:
+                    before, self.unscaled = self.unscaled, False
                     first, gradients = inner(*_marked_arguments(args, argnums), **kwargs)
                     loss, aux = first if has_aux else (first, None)
-                    loss, gradients = mark(loss, LOSS), mark(gradients, GRADIENT)
+                    loss = loss if self.unscaled else mark(loss, LOSS)
+                    gradients, self.unscaled = mark(gradients, GRADIENT), before
                     if value:
                         return ((loss, aux) if has_aux else loss), gradients
                     return (gradients, aux) if has_aux else gradients
@@ -177,6 +182,17 @@ class _Watcher:
             return derivative
 
         return outer
+
+    def scaling(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a loss times its scale, and mark the loss."""
+
+        @functools.wraps(inner)
+        @transparent
+        def scaled(loss: Any, scale: Any) -> Any:
+            self.unscaled = True
+            return inner(mark(loss, LOSS), scale)
+
+        return scaled
 
     def update(self, transformation: Any) -> Callable[..., Any]:
         """Do what ``tx.update`` does, and mark in a trace which gradients it uses."""
