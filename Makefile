@@ -46,6 +46,7 @@ mutants: $(STAMP) ## Put small faults into the library and see that the tests fi
 
 lint: $(STAMP) ## Check style, types and import contracts
 	$(BIN)/ruff format --check .
+	$(BIN)/ruff format --check --line-length 86 docs/*.md docs/*/*.md
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports

@@ -56,6 +56,11 @@ ON_TWO_RANKS = {
 }  # programs for torchrun
 
 
+@pytest.mark.parametrize("name", BLOCKS)
+def test_an_example_needs_no_scrolling(name):
+    assert max(map(len, BLOCKS[name].splitlines())) <= 86
+
+
 def test_the_pages_have_examples():
     with_examples = {name.partition(":")[0] for name in BLOCKS}
     rules = {str(page.relative_to(DOCS)) for page in RULES}
@@ -83,6 +88,7 @@ def test_the_pages_have_examples():
         "ranges.md",
         "recover.md",
         "report.md",
+        "same-decisions.md",
         "settings.md",
         "tutorial.md",
     }
