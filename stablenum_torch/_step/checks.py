@@ -36,6 +36,7 @@ __all__ = [
     "keeps_state_on_one_rank",
     "needs_closure",
     "state_dict_of",
+    "two_loss_scales",
     "warn_of_forgotten_elements",
     "warn_of_lost_eps",
 ]
@@ -241,6 +242,17 @@ def check_unscaled(params: Iterable[Tensor]) -> None:
             "runs the backward pass (Accelerate, a Trainer, a GradScaler), wrap the optimizer without "
             "loss_scale. Nothing was changed."
         )
+
+
+def two_loss_scales(config: GuardConfig) -> RuntimeError:
+    """Return the error for a ``GradScaler`` that steps a guard with a loss scale."""
+    return RuntimeError(
+        "A guard with a loss scale must be stepped without a GradScaler, which multiplies by a scale of its "
+        f"own and drops steps before the guard sees them; got loss_scale={config.loss_scale}. Leave the "
+        "GradScaler out: compute the loss in opt.autocast(), then opt.backward(loss) and opt.step(). With "
+        "Fabric, make it without precision=, and call fabric.backward(opt.scale(loss)). No parameter was "
+        "changed."
+    )
 
 
 def given_names(

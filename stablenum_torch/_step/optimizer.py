@@ -40,6 +40,7 @@ from stablenum_torch._step.checks import (
     check_state_dict,
     given_names,
     state_dict_of,
+    two_loss_scales,
     warn_of_lost_eps,
 )
 from stablenum_torch._step.guard import Guard
@@ -49,7 +50,7 @@ from stablenum_torch._step.schedulers import hold, remember
 if TYPE_CHECKING:
     from stablenum.diagnosis.report.report import Report
 
-__all__ = ["GuardedOptimizer", "take_lost_rules", "wrap"]
+__all__ = ["GuardedOptimizer", "put_in_place_of_scaler", "take_lost_rules", "wrap"]
 
 _KEY = "stablenum"  # the guard's key in a state dict, next to torch's "state" and "param_groups"
 
@@ -174,9 +175,7 @@ class GuardedOptimizer(Optimizer):
     inner: Optimizer
     _guard: Guard
 
-    # An outer GradScaler must unscale the gradients itself. It would otherwise set grad_scale on this
-    # object, where the inner kernel does not see it.
-    _step_supports_amp_scaling = False
+    _in_place_of_scaler = False
 
     def __init__(
         self,
@@ -254,6 +253,23 @@ class GuardedOptimizer(Optimizer):
         if not isinstance(config, GuardConfig):
             raise bad_type("config", "a GuardConfig", config)
         self._guard.configure(config)
+
+    # --- beside a GradScaler -------------------------------------------------------------------
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # Torch's protocol. If it is True, a GradScaler sets grad_scale on this object before it drops a step
+        # itself: the one moment at which a second loss scale can be found in time. If it is False, the
+        # GradScaler unscales the gradients, because the inner kernel would not see a grad_scale set here.
+        return self.scales_loss and not self._in_place_of_scaler
+
+    @property
+    def grad_scale(self) -> Tensor:
+        raise AttributeError("grad_scale is never set on a guarded optimizer.")
+
+    @grad_scale.setter
+    def grad_scale(self, scale: Tensor | None) -> None:
+        raise two_loss_scales(self.config)
 
     # --- shared with the inner optimizer -------------------------------------------------------
 
@@ -716,6 +732,14 @@ def take_lost_rules(optimizer: GuardedOptimizer) -> list[str] | None:
     been taken.
     """
     return optimizer._guard.take_lost_rules()
+
+
+def put_in_place_of_scaler(optimizer: GuardedOptimizer, yes: bool) -> None:
+    """Say whether an optimizer is stepped by code that calls ``unscale_`` as if it had a ``GradScaler``.
+
+    This is for integrations that put the guard where a partner has its scaler.
+    """
+    optimizer._in_place_of_scaler = yes
 
 
 def _defines(optimizer: Optimizer, name: str) -> bool:

@@ -18,7 +18,12 @@ from stablenum.public_names import present
 from stablenum.rules.clipping import ClipByGlobalNorm, ClipByValue
 from stablenum.user_warnings import warn
 from stablenum_torch._devices.groups import Groups, groups_of
-from stablenum_torch._step.optimizer import GuardedOptimizer, take_lost_rules, wrap
+from stablenum_torch._step.optimizer import (
+    GuardedOptimizer,
+    put_in_place_of_scaler,
+    take_lost_rules,
+    wrap,
+)
 
 __all__ = ["GuardCallback"]
 
@@ -113,6 +118,8 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
         trainer.gradient_clip_val = None
         if scaler is not None:
             trainer.precision_plugin.scaler = _GuardsAsScaler(optimizers, automatic)
+            for optimizer in optimizers:
+                put_in_place_of_scaler(optimizer, True)
         for scheduler in trainer.lr_scheduler_configs:
             if _is_stepped_with_the_optimizer(scheduler, automatic):
                 _hold(scheduler, optimizers, automatic)
@@ -185,6 +192,8 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
             trainer.gradient_clip_val = clip
         if scaler is not None:
             trainer.precision_plugin.scaler = scaler
+            for optimizer in self.optimizers:
+                put_in_place_of_scaler(optimizer, False)
 
 
 class _GuardsAsScaler:

@@ -209,3 +209,16 @@ def test_fabric_takes_a_guarded_optimizer():
         states.append(whole_state(module, opt.optimizer))
     assert same_bits(*states)
     assert opt.last["applied"]
+
+
+def test_a_loss_scale_beside_that_of_fabric_stops_the_first_step():
+    from lightning.fabric import Fabric
+    from lightning.fabric.plugins import MixedPrecision as OfFabric
+
+    fabric = Fabric(accelerator="cpu", devices=1, plugins=OfFabric("16-mixed", "cpu"))
+    module = module_of().net
+    opt = stablenum_torch.wrap(torch.optim.AdamW(module.parameters(), lr=0.1), loss_scale="dynamic")
+    model, optimizer = fabric.setup(module, opt)
+    fabric.backward(opt.scale(model(data()[0]).square().mean()))
+    with pytest.raises(RuntimeError, match=r"without a GradScaler.*Fabric, make it without precision="):
+        optimizer.step()

@@ -13,6 +13,7 @@ import stablenum_torch as st
 from tests.torch.conftest import parameters, snapshot
 
 PAST_THE_SCALE = "no loss was multiplied by it since the last step"
+TWO_SCALES = r"without a GradScaler.*got loss_scale="
 Program = Callable[[torch.optim.Optimizer, Callable[[], torch.Tensor]], None]
 
 
@@ -78,7 +79,7 @@ def test_a_backward_pass_past_the_scale_stops_before_anything_moves(program, sca
         opt.step()
     opt.zero_grad()
     before, state = snapshot(opt), opt.guard_state_dict()
-    with pytest.raises(RuntimeError, match=PAST_THE_SCALE):
+    with pytest.raises(RuntimeError, match=TWO_SCALES if program is outer_scaler else PAST_THE_SCALE):
         program(opt, loss)
     assert snapshot(opt) == before
     assert opt.guard_state_dict() == state
@@ -95,6 +96,36 @@ def test_without_a_scale_any_backward_pass_will_do(program):
     before = snapshot(opt)
     program(opt, loss_of(params))
     assert snapshot(opt) != before
+
+
+@pytest.mark.parametrize("unscaled_before", [False, True])
+def test_two_loss_scales_stop_the_first_step(unscaled_before):
+    """Their product overflows, and ``GradScaler`` would drop the steps silently, in front of the guard."""
+    params = parameters()
+    opt, loss = st.wrap(torch.optim.AdamW(params), loss_scale="dynamic"), loss_of(params)
+    scaler = torch.amp.GradScaler("cpu")
+    before, state = snapshot(opt), opt.guard_state_dict()
+    scaler.scale(opt.scale(loss()) * 2.0**100).backward()
+    if unscaled_before:
+        scaler.unscale_(opt)
+    with pytest.raises(RuntimeError, match=TWO_SCALES):
+        scaler.step(opt)
+    assert snapshot(opt) == before
+    assert opt.guard_state_dict() == state
+    opt.zero_grad()
+    opt.backward(loss())
+    opt.step()
+    assert opt.last["applied"]
+
+
+def test_a_gradscaler_that_is_turned_off_is_no_second_scale():
+    params = parameters()
+    opt, loss = st.wrap(torch.optim.AdamW(params), loss_scale=8.0), loss_of(params)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    scaler.scale(opt.scale(loss())).backward()
+    scaler.step(opt)
+    scaler.update()
+    assert opt.last["applied"]
 
 
 def test_the_scale_counts_for_one_step(path):
