@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +25,8 @@ from stablenum_torch.integrations.lightning import GuardCallback
 from tests.partners.lightning_modules import BAD, WARNINGS, data, fit, gan, module_of, trainer_of, without
 
 pytestmark = WARNINGS
+
+ROOT = Path(__file__).parents[2]
 
 
 # --- the faults -------------------------------------------------------------------------------------
@@ -233,3 +239,22 @@ def test_a_run_that_fails_gives_the_trainer_its_settings_back():
     with pytest.raises(ArithmeticError, match="NaN"):
         fit(trainer, module, data(bad=BAD))
     assert trainer.gradient_clip_val == 1.0
+
+
+@pytest.mark.slow(reason="two processes import Lightning")
+def test_ranks_that_lightning_starts_skip_together(tmp_path):
+    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    program = [sys.executable, "-W", "ignore", "-m", "tests.partners.lightning_ranks_program", str(tmp_path)]
+    ended = subprocess.run(program, env=env, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    for rank in ranks:  # the gradients are finite, so that only rank 1's loss is a reason to skip
+        assert [row["applied"] for row in rank["history"]] == [i != BAD for i in range(6)]
+        row = rank["history"][BAD]
+        assert (row["reason"].name, row["worst_rank"]) == ("NONFINITE_LOSS", 1)
+        assert np.isfinite(row["grad_norm"])
+        assert rank["model"]["net.1.num_batches_tracked"] == 5
+        # Running statistics are those of each rank's own batches.
+        rank["model"] = {name: v for name, v in rank["model"].items() if "running" not in name}
+    first, second = ({"model": r["model"], "optimizer": r["optimizer"]} for r in ranks)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
