@@ -119,12 +119,13 @@ def test_the_scenario_files_on_the_page_run(tmp_path, backends):
     assert result.exit_code == 0, result.output
 
 
-# What torch.distributed.checkpoint says in one process, Lightning without worker processes, the Trainer on a
-# machine without a GPU, and transformers about old names in TRL.
+# What torch.distributed.checkpoint says in one process, Lightning without worker processes and in a folder of
+# an earlier run, the Trainer on a machine without a GPU, and transformers about old names in TRL.
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator:UserWarning")
 @pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing.*` is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
 @pytest.mark.filterwarnings("ignore:The '.*dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated")
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name not in ON_TWO_RANKS])
 def test_the_example_runs(name):

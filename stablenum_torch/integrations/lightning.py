@@ -52,7 +52,7 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
     ``ReduceLROnPlateau``; one that you step per epoch stands still if the epoch's last step is skipped.
     An optimizer that is guarded already keeps its settings. Every ``log_every_n_steps`` steps the guard's
     numbers are logged. Checkpoints contain the guard's state, except those of ``FSDPStrategy`` and
-    ``ModelParallelStrategy``.
+    ``ModelParallelStrategy``. With ``strategy="ddp"`` the ranks decide together without further settings.
 
     - ``precision="16-mixed"`` needs ``loss_scale="dynamic"`` (or another scale) here: the guard's scale then
       replaces Lightning's. With other precisions ``loss_scale`` must be None in automatic optimization,

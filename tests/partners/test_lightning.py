@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ import stablenum
 import stablenum_torch
 from benchmarks.partners.judge import judge, same_bits
 from benchmarks.partners.outcome import Fault
+from benchmarks.partners.torch_parts import whole_state
 from benchmarks.partners.torch_trainers import LOOPS
 from stablenum import ClipByGlobalNorm
 from stablenum.runlog.reading import read_run
@@ -258,3 +260,22 @@ def test_ranks_that_lightning_starts_skip_together(tmp_path):
         rank["model"] = {name: v for name, v in rank["model"].items() if "running" not in name}
     first, second = ({"model": r["model"], "optimizer": r["optimizer"]} for r in ranks)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # of the first attempt
+def test_the_recipes_restart_ends_bit_equal_to_the_run_without_the_fault(capsys):
+    page = (ROOT / "docs" / "recipes" / "lightning.md").read_text(encoding="utf-8")
+    (program,) = [
+        block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "faults = [33]" in block
+    ]
+    program = program.partition("assert attempt")[0]
+    states = []
+    for faults in ("faults = [33]", "faults = []"):
+        torch.manual_seed(0)
+        names: dict[str, Any] = {"__name__": "example"}
+        exec(compile(program.replace("faults = [33]", faults), "<documentation>", "exec"), names)
+        trainer = names["trainer"]
+        states.append(whole_state(trainer.lightning_module, trainer.optimizers[0]))
+        assert names["attempt"] == (faults == "faults = [33]")
+    assert "Training stopped: 8 step(s) in a row" in capsys.readouterr().out
+    assert same_bits(*states)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import lightning.pytorch as pl
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import stablenum_torch
 from benchmarks.partners.judge import same_bits
 from benchmarks.partners.torch_parts import whole_state
 from stablenum import ClipByGlobalNorm, ClipByValue
+from stablenum.diagnosis import Cause
 from stablenum_torch.integrations.lightning import GuardCallback
 from tests.partners.lightning_modules import BAD, WARNINGS, data, fit, gan, module_of, trainer_of, without
 
@@ -61,6 +64,37 @@ def test_float16_on_a_cpu_scales_by_the_guards_scale_and_shows_hooks_unscaled_gr
     assert last["loss_scale"] == 1024.0
     assert 0 < norms[0] <= callback.optimizers[0].history()[0]["grad_norm"] < 100
     assert plugin.scaler is scaler
+
+
+def explaining(
+    module: pl.LightningModule, callback: GuardCallback, causes: list[Cause], context: bool
+) -> None:
+    """Let the module explain the steps that are skipped, as the recipe does."""
+
+    def on_train_batch_end(outputs: object, batch: torch.Tensor, batch_idx: int) -> None:
+        opt = callback.optimizers[0]
+        if opt.step_was_skipped:
+            lightnings = module.trainer.precision_plugin.train_step_context()
+            with lightnings if context else contextlib.nullcontext():
+                report = opt.explain(module.training_step, batch, batch_idx, model=module)
+            causes.append(report.verdict.cause)
+
+    module.on_train_batch_end = on_train_batch_end
+
+
+@pytest.mark.parametrize(
+    ("context", "cause"), [(True, Cause.LOW_PRECISION_OVERFLOW), (False, Cause.TRANSIENT)]
+)
+def test_a_skipped_step_is_explained_in_lightnings_own_precision(context, cause):
+    batches, states, causes = data(), [], []
+    batches[BAD] = batches[BAD] * 1e6  # beyond float16's range
+    for explained in (True, False):
+        callback, module = GuardCallback(loss_scale=64.0), module_of()
+        if explained:
+            explaining(module, callback, causes, context)
+        states.append(fit(trainer_of(callback, plugins=MixedPrecision("16-mixed", "cpu")), module, batches))
+    assert causes == [cause]
+    assert same_bits(*states)
 
 
 def test_a_loss_scale_and_the_precision_have_to_fit():
