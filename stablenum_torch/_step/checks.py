@@ -250,8 +250,8 @@ def two_loss_scales(config: GuardConfig) -> RuntimeError:
         "A guard with a loss scale must be stepped without a GradScaler, which multiplies by a scale of its "
         f"own and drops steps before the guard sees them; got loss_scale={config.loss_scale}. Leave the "
         "GradScaler out: compute the loss in opt.autocast(), then opt.backward(loss) and opt.step(). With "
-        "Fabric, make it without precision=, and call fabric.backward(opt.scale(loss)). No parameter was "
-        "changed."
+        "Fabric, make it without precision=, and call fabric.backward(opt.scale(loss)); with Lightning's "
+        "Trainer, add a GuardCallback. No parameter was changed."
     )
 
 

@@ -195,6 +195,21 @@ def test_an_optimizer_that_is_guarded_already_keeps_its_settings(outside):
         fit(trainer_of(GuardCallback(clip=1.0)), module, data())
 
 
+def test_a_loss_scale_beside_that_of_the_trainer_names_the_callback():
+    module, plugin = module_of(), MixedPrecision("16-mixed", "cpu")
+    module.optimizer = lambda params: stablenum_torch.wrap(torch.optim.AdamW(params), loss_scale="dynamic")
+    with pytest.raises(RuntimeError, match=r"without a GradScaler.*Trainer, add a GuardCallback"):
+        fit(trainer_of(plugins=plugin), module, data())
+    callback = GuardCallback()
+    fit(trainer_of(callback, plugins=plugin), module, data())
+    (opt,) = callback.optimizers
+    assert opt.last["applied"]
+    loss = module.net(data()[0]).square().mean()
+    plugin.scaler.scale(opt.scale(loss)).backward()
+    with pytest.raises(RuntimeError, match="without a GradScaler"):  # the training with the callback is over
+        plugin.scaler.step(opt)
+
+
 # --- several optimizers, Fabric ---------------------------------------------------------------------
 
 
