@@ -270,7 +270,7 @@ class _Reader:
             self.missing.append(
                 f"{field}: no statistics were saved under the names of {len(new)} of this guard's "
                 f"{len(self.here)} parameters ({shown}); these parameters start from scratch. To carry "
-                "theirs over, write this guard's names into the dict's 'names', in the order of the saved ones."
+                "theirs over, write this guard's names into the dict's 'names', in the saved order."
             )
         return {
             name: [plain[name][self.source[i]] if i in self.source else row for i, row in enumerate(rows)]

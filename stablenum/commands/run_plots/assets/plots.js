@@ -74,14 +74,19 @@ function seriesOf(plot) {
   }));
 }
 
-// The steps that each rewind undid, below the lines.
-function bands(u) {
+// Draw within the plot's own area, and leave the settings of the canvas as they were.
+function inside(u, draw) {
   const { left, top, width, height } = u.bbox;
-  const ratio = devicePixelRatio;
   u.ctx.save();
   u.ctx.beginPath();
   u.ctx.rect(left, top, width, height);
   u.ctx.clip();
+  draw(u, u.bbox, devicePixelRatio);
+  u.ctx.restore();
+}
+
+// The steps that each rewind undid, below the lines.
+function bands(u, { top, height }, ratio) {
   RUNS.filter((run) => run.shown).forEach((run) => {
     for (const { first, last } of run.rewinds) {
       const [from, to] = [first, Math.max(first, last)].map((step) => u.valToPos(step, "x", true));
@@ -90,16 +95,9 @@ function bands(u) {
       u.ctx.fillRect(from, top, Math.max(2 * ratio, to - from), height);
     }
   });
-  u.ctx.restore();
 }
 
-function marks(u) {
-  const { left, top, width, height } = u.bbox;
-  const ratio = devicePixelRatio;
-  u.ctx.save();
-  u.ctx.beginPath();
-  u.ctx.rect(left, top, width, height);
-  u.ctx.clip();
+function marks(u, { left, top, width, height }, ratio) {
   let row = 0;
   RUNS.forEach((run, r) => {
     if (!run.shown) return;
@@ -127,7 +125,6 @@ function marks(u) {
       u.ctx.stroke();
     }
   });
-  u.ctx.restore();
 }
 
 function short(value) {
@@ -162,8 +159,8 @@ function make(plot) {
     },
     axes: axes(), series: [{ label: "step" }, ...seriesOf(plot)],
     hooks: {
-      drawClear: [bands],
-      draw: [marks],
+      drawClear: [(u) => inside(u, bands)],
+      draw: [(u) => inside(u, marks)],
       setScale: [(u, key) => { if (key === "x") follow(u); }],
       setCursor: [pointed],
     },
