@@ -128,7 +128,7 @@ def disabling_fields(plain: Any) -> Iterator[tuple[str, float]]:
     These are the statistics of rules and the loss scale; records and windows may hold inf and NaN.
 
     Raises:
-        ValueError: ``plain`` is not what :func:`state_to_dict` returns.
+        ValueError: ``plain`` is not what :func:`state_to_dict` returns, or its loss scale is out of range.
 
     Example:
         >>> scale = {"scale": "inf", "good_steps": 0}
@@ -142,6 +142,14 @@ def disabling_fields(plain: Any) -> Iterator[tuple[str, float]]:
             raise bad_field(field, "a number", value)
         if field.startswith(_RULES) and (_disables(name, number) or number == -math.inf):
             yield field, number
+        else:
+            _check_scale(field, number)
+
+
+def _check_scale(field: str, value: Any) -> None:
+    """Check a value, if the field is that of the loss scale."""
+    if field == "state.loss_scale.scale" and not SMALLEST_SCALE <= value <= LARGEST_SCALE:
+        raise bad_field(field, "a number from 2**-100 to 2**100", value)
 
 
 def _plain_leaves(field: str, name: str, plain: Any) -> Iterator[tuple[str, str, Any]]:
@@ -286,8 +294,7 @@ class _Reader:
                 values = [[row[0], row[1], self._place_here(row[2]), row[3]] for row in values]
         if field in _COUNTS and values < 0:
             raise bad_field(field, "a whole number of 0 or more", plain)
-        if field == "state.loss_scale.scale" and not SMALLEST_SCALE <= values <= LARGEST_SCALE:
-            raise bad_field(field, "a number from 2**-100 to 2**100", plain)
+        _check_scale(field, values)
         if field.startswith(_RULES):
             _check_statistics(field, values)
         return self._array(values, like)

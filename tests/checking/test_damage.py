@@ -236,6 +236,17 @@ def test_an_interrupted_save(tmp_path):
     assert_not_checked(temporary, "corrupt")
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.0, 2.0**101])
+def test_a_guard_whose_loss_scale_no_guard_would_load(scale, tmp_path):
+    step = jax_states.WRITERS["orbax, manager"](jax_states.started("guarded"), tmp_path)
+    (file,) = step.rglob("guard.json")
+    plain = json.loads(file.read_text(encoding="utf-8"))
+    plain["state"]["loss_scale"]["scale"] = scale
+    file.write_text(json.dumps(plain), encoding="utf-8")
+    assert_not_checked(step, "corrupt")
+    assert "state.loss_scale.scale" in looked_at(step).why
+
+
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
     path = good("torch", "torch", tmp_path)
 
