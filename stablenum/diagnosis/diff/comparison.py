@@ -11,7 +11,7 @@ from stablenum.diagnosis.diff.fingerprints import distance
 from stablenum.diagnosis.diff.frontier import Frontier, Start, frontiers, last_of_line, same_line
 from stablenum.diagnosis.diff.kinds import kind, quiet
 from stablenum.diagnosis.diff.matching import Matching, matched
-from stablenum.diagnosis.diff.results import Group, Pair, groups_of
+from stablenum.diagnosis.diff.results import Group, Pair, groups_after, groups_of
 from stablenum.diagnosis.diff.sides import Side, again, arrays_of
 from stablenum.diagnosis.diff.update_causes import Update
 from stablenum.diagnosis.diff.weights import WeightMap
@@ -34,10 +34,22 @@ class Comparison:
         notes: what the report says of the optimizers' states.
     """
 
-    def __init__(self, left: Side, right: Side, weights: WeightMap, notes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        left: Side,
+        right: Side,
+        weights: WeightMap,
+        notes: tuple[str, ...] = (),
+        *,
+        like: Comparison | None = None,
+    ) -> None:
         self.left, self.right, self.weights, self.notes = left, right, weights, notes
-        self.found: Matching = matched(left, right)
-        self.groups = groups_of(left, right, weights)
+        if like is None:
+            self.found = matched(left, right)
+            self.groups = groups_of(left, right, weights)
+        else:  # of copies of whose sides one has other values
+            self.found = like.found.after(left, right)
+            self.groups = groups_after(like.groups, (like.left, like.right), (left, right), weights)
 
     @property
     def differing(self) -> Group | None:
@@ -53,7 +65,8 @@ class Comparison:
         results of that group only."""
         last = None if until is None else max(getattr(p, side).value for p in until.pairs)
         new = again(self.side(side), values, last=last)
-        return Comparison(*((new, self.right) if side == "left" else (self.left, new)), self.weights)
+        left, right = (new, self.right) if side == "left" else (self.left, new)
+        return Comparison(left, right, self.weights, like=self)
 
     def agrees(self, group: Group) -> bool:
         """Return whether the results of a group agree here."""

@@ -59,8 +59,8 @@ def lacking(comparison: Comparison, place: Frontier, group: Group) -> tuple[Fron
             if after.agrees(group):
                 missing = Start(lacks.trace.steps[producer], missing=True, value=trial.same)
                 values = (trial.made, trial.same) if has == "left" else (trial.same, trial.made)
-                whole = comparison.with_values(OTHER[has], {trial.same: array})
-                return _with(place, OTHER[has], missing), Patch(*values, whole, agrees=True, shared=0)
+                patch = Patch(*values, OTHER[has], {trial.same: array}, agrees=True, shared=0)
+                return _with(place, OTHER[has], missing), patch
     return None
 
 

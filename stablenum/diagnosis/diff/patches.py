@@ -7,8 +7,8 @@ share what they compute next.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,18 +32,20 @@ _MOST_LAYOUTS = 24
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A pair of values, and the comparison in which the left one takes the place of the right one.
+    """A pair of values, of which one takes the place of the other.
 
     Attributes:
         left, right: the values.
-        after: the comparison with the left value in place; from a trial, up to the results tried.
+        side: the side whose values are replaced.
+        values: the arrays that take their place.
         agrees: whether the results agree then.
         shared: how many computed values are shared only then.
     """
 
     left: int
     right: int
-    after: Comparison
+    side: str
+    values: Mapping[int, Any]
     agrees: bool
     shared: int
 
@@ -72,24 +74,22 @@ def patched(comparison: Comparison, found: Frontier, group: Group, pairs: Iterab
 
     Sharing most, rather than the results alone, leaves equal what the derivatives read later.
     """
-    trials = [(tried_with(comparison, found, group, [p]), p) for p in list(pairs)[:_MOST_TRIALS]]
-    useful = [(patch, pair) for patch, pair in trials if patch is not None]
-    if not useful:
-        return None
-    patch, pair = max(useful, key=lambda t: (t[0].agrees, t[0].shared))
-    return replace(patch, after=comparison.with_values("right", {pair.right: pair.mine}))
+    trials = [tried_with(comparison, found, group, [p]) for p in list(pairs)[:_MOST_TRIALS]]
+    useful = [patch for patch in trials if patch is not None]
+    return max(useful, key=lambda patch: (patch.agrees, patch.shared), default=None)
 
 
 def tried_with(comparison: Comparison, found: Frontier, group: Group, pairs: Sequence[Pair]) -> Patch | None:
     """Return what follows with the left values of pairs in place of the right ones; None if the two sides do
     not go on alike then."""
-    after = comparison.with_values("right", {p.right: p.mine for p in pairs}, until=group)
+    values = {p.right: p.mine for p in pairs}
+    after = comparison.with_values("right", values, until=group)
     last = max(pairs, key=lambda p: p.right)
     shared = _shared(comparison, after, found.region_right, last.right)
     agrees = after.agrees(group)
     if not agrees and shared < _LEAST_SHARED:
         return None
-    return Patch(last.left, last.right, after, agrees, shared)
+    return Patch(last.left, last.right, "right", values, agrees, shared)
 
 
 def _shared(before: Comparison, after: Comparison, region: Iterable[Step], value: int) -> int:

@@ -154,3 +154,26 @@ class Program(Protocol):
         Raises:
             ReplacedError: the operations do not fit the values of ``replace``.
         """
+
+    def show(
+        self,
+        visit: Visit,
+        *,
+        weights: Mapping[str, Any] | None,
+        replace: Mapping[int, Any],
+        steps: int,
+        since: int = 0,
+        keep: bool = False,
+    ) -> None:
+        """Show the values of one more evaluation in float64 without noise. As nothing of it is recorded, and
+        only what follows has to be computed, this takes less time than ``play``.
+
+        Args:
+            visit, weights, replace, steps: as in ``play``.
+            since: the values before this one need not be shown.
+            keep: whether later evaluations with the same arrays, and with further values replaced, can go on
+                from where this one comes by.
+
+        Raises:
+            ReplacedError: as in ``play``.
+        """

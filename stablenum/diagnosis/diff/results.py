@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from stablenum.diagnosis.diff.play import Result
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.diff.weights import WeightMap
 
-__all__ = ["Group", "Pair", "groups_of"]
+__all__ = ["Group", "Pair", "groups_after", "groups_of"]
 
 # A result is compared element by element, which the noise moves more than it moves a sum.
 _FACTOR = 10.0
@@ -66,21 +66,47 @@ def groups_of(left: Side, right: Side, weights: WeightMap) -> list[Group]:
     Raises:
         ValueError: the programs have no result of the same kind, or outputs that do not correspond.
     """
-    keys = list(dict.fromkeys((r.step, r.kind) for r in right.play.results))
     found, since = list[Group](), (-1, -1)
-    for step, kind in keys:
-        mine = [r for r in left.play.results if (r.step, r.kind) == (step, kind)]
-        theirs = [r for r in right.play.results if (r.step, r.kind) == (step, kind)]
-        pairs = _pairs(left, right, mine, theirs, weights)
+    mine, theirs = _by_kind(left), _by_kind(right)
+    for (step, kind), results in theirs.items():
+        pairs = _pairs(left, right, mine.get((step, kind), []), results, weights)
         if pairs:
             found.append(Group(kind, step, tuple(pairs), since))
-            since = (_last(left, mine), _last(right, theirs))
+            since = (_last(left, mine[step, kind]), _last(right, results))
     if not found:
         kinds = [", ".join(sorted({r.kind for r in s.play.results})) or "nothing" for s in (left, right)]
         raise ValueError(
             f"the two programs have no results in common: the left one gives {kinds[0]}, the right one "
             f"{kinds[1]}. Return a loss (a floating-point scalar) from both, or outputs from both."
         )
+    return found
+
+
+def groups_after(
+    groups: Sequence[Group], before: tuple[Side, Side], after: tuple[Side, Side], weights: WeightMap
+) -> list[Group]:
+    """Return the groups of copies of two sides, some of whose results are others."""
+    changed = {
+        (r.step, r.kind)
+        for old, new in zip(before, after, strict=True)
+        for r in new.play.results
+        if new.arrays[r.value] is not old.arrays[r.value]
+    }
+    mine, theirs = (_by_kind(side) for side in after)
+
+    def again(group: Group) -> Group:
+        key = group.step, group.kind
+        if key not in changed:
+            return group
+        return replace(group, pairs=tuple(_pairs(*after, mine[key], theirs[key], weights)))
+
+    return [again(group) for group in groups]
+
+
+def _by_kind(side: Side) -> dict[tuple[int, str], list[Result]]:
+    found: dict[tuple[int, str], list[Result]] = {}
+    for r in side.play.results:
+        found.setdefault((r.step, r.kind), []).append(r)
     return found
 
 

@@ -83,8 +83,12 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], bool]:
             place, pairs, patch = _set_right(comparison, group, found)
         if not any(f.holds(stop or place) for f in found):
             found.append(_found(Scene(comparison, place, group, tuple(pairs), patch), stop))
-        after = patch.after if patch is not None else None if stop is None else stop.after
-        comparison = _past(comparison, group, past) if after is None else after
+        if patch is not None:
+            comparison = comparison.with_values(patch.side, patch.values)
+        elif stop is not None and stop.after is not None:
+            comparison = stop.after
+        else:
+            comparison = _past(comparison, group, past)
     return found, False
 
 

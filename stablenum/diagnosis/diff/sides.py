@@ -74,7 +74,7 @@ def measured(
     side.depends = _depending(play.trace, lambda role: role not in ("constant", ""))
     side.trained = _depending(play.trace, lambda role: role == "parameter")
     if noise:
-        side.arrays = arrays_of(side, {r.value for r in play.results})
+        side.arrays = arrays_of(side, {r.value for r in play.results}, keep=True)
         moved: list[Fingerprint] = []
         program.play(_into(moved), weights=weights, steps=steps, noise=NOISE)
         side.tolerance = [
@@ -104,14 +104,15 @@ def again(side: Side, values: Mapping[int, Any], *, last: int | None = None) -> 
                 arrays[index] = host(data).copy()
 
     try:
-        _play(side, visit, replaced)
+        _show(side, visit, replaced, since=first, keep=last is None)
     except ReplacedError:
         return side
     return replace(side, replaced=replaced, prints=prints, arrays=arrays)
 
 
-def arrays_of(side: Side, wanted: Iterable[int]) -> dict[int, Any]:
-    """Return some values of another evaluation, which ends when all are known."""
+def arrays_of(side: Side, wanted: Iterable[int], *, keep: bool = False) -> dict[int, Any]:
+    """Return some values of another evaluation, which ends when all are known; ``keep`` as in
+    ``Program.show``."""
     found: dict[int, Any] = {}
     asked = frozenset(wanted)
 
@@ -122,7 +123,7 @@ def arrays_of(side: Side, wanted: Iterable[int]) -> dict[int, Any]:
                 raise _Enough
 
     if asked:
-        _play(side, visit, side.replaced)
+        _show(side, visit, side.replaced, since=min(asked), keep=keep)
     return found
 
 
@@ -135,7 +136,7 @@ def first_with(side: Side, holds: Callable[[Any], bool]) -> int | None:
             found.append(index)
             raise _Enough
 
-    _play(side, visit, side.replaced)
+    _show(side, visit, side.replaced)
     return found[0] if found else None
 
 
@@ -143,9 +144,13 @@ class _Enough(Exception):  # noqa: N818
     """Ends an evaluation of which no more is needed."""
 
 
-def _play(side: Side, visit: Visit, replaced: Mapping[int, Any]) -> None:
+def _show(
+    side: Side, visit: Visit, replaced: Mapping[int, Any], *, since: int = 0, keep: bool = False
+) -> None:
     with suppress(_Enough):
-        side.program.play(visit, weights=side.weights, steps=side.steps, replace=replaced)
+        side.program.show(
+            visit, weights=side.weights, replace=replaced, steps=side.steps, since=since, keep=keep
+        )
 
 
 def _into(prints: list[Fingerprint], shapes: list[tuple[int, ...]] | None = None) -> Visit:

@@ -28,7 +28,7 @@ from stablenum_jax._diagnosis.replay.naming import primitive_name
 from stablenum_jax._diagnosis.replay.numpy_answers import numpy_answer
 from stablenum_jax._diagnosis.replay.phases import assign_phases
 
-__all__ = ["Traced", "numbers_of", "play"]
+__all__ = ["Player", "Traced", "arguments", "numbers_of", "play"]
 
 _DTYPES = ("new_dtype", "preferred_element_type", "dtype", "out_dtype", "accum_dtype", "float_dtype")
 _STILL = (*MOVING, *EXACT, "cast")
@@ -62,20 +62,11 @@ def play(
     code: Collection[int] = (),
 ) -> Play:
     """Evaluate a jaxpr; see ``stablenum.diagnosis.diff.play``."""
-    player = _Player(
+    player = Player(
         numbers=numbers, wide=wide, noise=noise, visit=visit, replacing=replace, writing=frozenset(code)
     )
     with jax.enable_x64(wide):
-        data = [weights.get(leaf.name, leaf.data) for leaf in traced.leaves]
-        given = [
-            x
-            if x is leaf.data
-            else np.asarray(x).reshape(leaf.data.shape).astype(leaf.data.dtype if not wide else None)
-            for x, leaf in zip(data, traced.leaves, strict=True)
-        ]
-        inputs = [
-            player.outside(x, leaf.role, leaf.name) for x, leaf in zip(given, traced.leaves, strict=True)
-        ]
+        inputs = arguments(player, traced, weights)
         consts = [player.constant(c) for c in traced.closed.consts]
         outputs = player.run(traced.closed.jaxpr, consts, inputs, Context())
     results = tuple(
@@ -92,7 +83,19 @@ def play(
     return Play(player.trace, results, keys, player.code, stops)
 
 
-def _stops(player: _Player) -> frozenset[int]:
+def arguments(player: Player, traced: Traced, weights: Mapping[str, Any]) -> list[Cell]:
+    """Return the arguments of a jaxpr, weights in the place of its own."""
+    data = [weights.get(leaf.name, leaf.data) for leaf in traced.leaves]
+    given = [
+        x
+        if x is leaf.data
+        else np.asarray(x).reshape(leaf.data.shape).astype(leaf.data.dtype if not player.wide else None)
+        for x, leaf in zip(data, traced.leaves, strict=True)
+    ]
+    return [player.outside(x, leaf.role, leaf.name) for x, leaf in zip(given, traced.leaves, strict=True)]
+
+
+def _stops(player: Player) -> frozenset[int]:
     """Return the steps at which the user calls ``stop_gradient``, rather than a function of a library."""
     return frozenset(
         step.index
@@ -101,7 +104,7 @@ def _stops(player: _Player) -> frozenset[int]:
     )
 
 
-def _find_update(player: _Player, results: Sequence[Result]) -> None:
+def _find_update(player: Player, results: Sequence[Result]) -> None:
     """Set the phase of the steps between the last gradient and the last update of each training step."""
     made = player.trace.values
     for number in {r.step for r in results if r.kind == "updated"}:
@@ -112,7 +115,9 @@ def _find_update(player: _Player, results: Sequence[Result]) -> None:
 
 
 @dataclass
-class _Player(Interpreter):
+class Player(Interpreter):
+    """Evaluates a jaxpr in a width, with noise and with other values, and shows each value."""
+
     numbers: Collection[float] = ()
     wide: bool = True
     noise: float = 0.0

@@ -16,9 +16,11 @@ from jax.extend.core import jaxpr_as_fun
 
 from stablenum.diagnosis.diff.call_sites import CallSite, argument_site
 from stablenum.diagnosis.diff.play import Moments, Play, Visit
+from stablenum.diagnosis.diff.stands import Given
 from stablenum.settings_checks import check_callable
 from stablenum_jax._diagnosis.diff.optimizer_states import continued
 from stablenum_jax._diagnosis.diff.player import Traced, numbers_of, play
+from stablenum_jax._diagnosis.diff.showing import Showing
 from stablenum_jax._diagnosis.diff.writing import DIALECT
 from stablenum_jax._diagnosis.module_scopes import names_of, with_module_names
 from stablenum_jax._diagnosis.replay.inputs import Call, Leaf, call_of
@@ -84,6 +86,7 @@ class Program:
         self._optimizer, self._compute = optimizer, compute
         self.numbers: Collection[float] = ()
         self._traced: dict[int, Traced] = {}
+        self._shown: dict[tuple[int, frozenset[float]], Showing] = {}
         self._moments: Moments | None = None
 
     def parameters(self) -> Mapping[str, Any]:
@@ -148,6 +151,22 @@ class Program:
                 code=code,
             )
         )
+
+    def show(
+        self,
+        visit: Visit,
+        *,
+        weights: Mapping[str, Any] | None,
+        replace: Mapping[int, Any],
+        steps: int,
+        since: int = 0,
+        keep: bool = False,
+    ) -> None:
+        """Show the values of one more evaluation; see ``stablenum.diagnosis.diff.play.Program``."""
+        self.record(steps)
+        key = steps, frozenset(self.numbers)
+        showing = self._shown.setdefault(key, Showing(self._traced[steps], self.numbers))
+        quietly(lambda: showing.show(visit, Given(weights, replace), since=since, keep=keep))
 
     def compiled(self, weights: Mapping[str, Any] | None = None) -> Mapping[tuple[str, str], Any] | None:
         """Return the results of one step compiled as a whole, by kind and name; None if ``loss_fn`` is not

@@ -34,7 +34,7 @@ from stablenum_jax._diagnosis.replay.shards import Shard
 from stablenum_jax._diagnosis.replay.source_lines import Source, source_of
 from stablenum_jax._trees.leaves import is_floating
 
-__all__ = ["Interpreter", "Kept", "Written"]
+__all__ = ["Interpreter", "Kept", "Written", "last_uses"]
 
 _CONTROL = {"cond": control_flow.cond, "scan": control_flow.scan, "while": control_flow.while_loop}
 # Prints and checks, which return nothing and would print again.
@@ -200,7 +200,7 @@ class Interpreter:
         """Evaluate all equations of a jaxpr; values are dropped after they are read for the last time."""
         env: dict[Any, Cell] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
-        last = _last_uses(jaxpr)
+        last = last_uses(jaxpr)
 
         def read(atom: Any) -> Cell:
             return self._literal(atom) if isinstance(atom, core.Literal) else env[atom]
@@ -303,7 +303,8 @@ def _is_number(value: Any) -> bool:
     return is_floating(value) and np.ndim(value) == 0 and np.asarray(value).dtype.kind == "f"
 
 
-def _last_uses(jaxpr: Any) -> dict[int, list[Any]]:
+def last_uses(jaxpr: Any) -> dict[int, list[Any]]:
+    """Return, for each equation, the variables that are not read after it."""
     last: dict[Any, int] = {}
     for index, eqn in enumerate(jaxpr.eqns):
         for v in [*eqn.invars, *eqn.outvars]:

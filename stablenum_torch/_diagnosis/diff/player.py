@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +30,7 @@ from stablenum_torch._diagnosis.replay.schemas import (
 from stablenum_torch._diagnosis.replay.tensor_memory import Storage
 from stablenum_torch._diagnosis.replay.tensor_values import TensorValues
 
-__all__ = ["play"]
+__all__ = ["Player", "evaluating", "play"]
 
 _WIDE = {
     torch.float16: torch.float64,
@@ -53,12 +53,18 @@ def play(
     code: Collection[int] = (),
 ) -> Play:
     """Evaluate a tape; see ``stablenum.diagnosis.diff.play``."""
-    dtype = torch.float64 if wide else torch.get_default_dtype()
-    with torch.no_grad(), _default(dtype), torch.device("cpu"):  # what is made here lies on the host
-        player = _Player(tape, wide, weights, noise, visit, replace)
+    with evaluating(torch.float64 if wide else torch.get_default_dtype()):
+        player = Player(tape, wide, weights, noise, visit, replace)
         player.wanted = frozenset(code)
         player.run()
     return Play(player.trace, tuple(player.results), player.keys, player.code, frozenset(player.stops))
+
+
+@contextmanager
+def evaluating(dtype: torch.dtype) -> Iterator[None]:
+    """Evaluate without gradients; what is made lies on the host, and in a format where none is named."""
+    with torch.no_grad(), _default(dtype), torch.device("cpu"):
+        yield
 
 
 @contextmanager
@@ -80,7 +86,9 @@ class _Nothing:
     def keep_tensor(self, tensor: Tensor) -> None: ...
 
 
-class _Player(TorchDispatchMode):
+class Player(TorchDispatchMode):
+    """Evaluates a tape in a width, with noise and with other values, and shows each value."""
+
     def __init__(
         self,
         tape: Tape,
@@ -116,19 +124,26 @@ class _Player(TorchDispatchMode):
     def run(self) -> None:
         """Play all entries."""
         last = last_uses(self._tape.entries)
-        for index, entry in enumerate(self._tape.entries):
-            if isinstance(entry, Mark):
-                tensor = self._tensor(entry.place)
-                self.results.append(Result(entry.kind, entry.name, self._known(tensor), entry.step))
-            else:
-                self._context = entry.step
-                self._played(entry)
-                for number, result in enumerate((*entry.written, *entry.results)):
-                    self.keys.setdefault(self._known(self._tensor(result.place)), (index, number))
-                self._steps[entry.step.index] = len(self.trace.steps) - 1
-            for storage in last.get(index, ()):
-                self._bases.pop(storage, None)
-                self._kept.pop(storage, None)
+        for index in range(len(self._tape.entries)):
+            self._entry(index)
+            self._forget(last.get(index, ()))
+
+    def _entry(self, index: int) -> None:
+        entry = self._tape.entries[index]
+        if isinstance(entry, Mark):
+            tensor = self._tensor(entry.place)
+            self.results.append(Result(entry.kind, entry.name, self._known(tensor), entry.step))
+            return
+        self._context = entry.step
+        self._played(entry)
+        for number, result in enumerate((*entry.written, *entry.results)):
+            self.keys.setdefault(self._known(self._tensor(result.place)), (index, number))
+        self._steps[entry.step.index] = len(self.trace.steps) - 1
+
+    def _forget(self, storages: Iterable[int]) -> None:
+        for storage in storages:
+            self._bases.pop(storage, None)
+            self._kept.pop(storage, None)
 
     # --- entries ---
 
@@ -413,10 +428,9 @@ class _Player(TorchDispatchMode):
         written: set[int],
         call: tuple[tuple[Any, ...], dict[str, Any]],
     ) -> None:
-        of = self._context
         own = operation_name(operation.name, "")
-        still = own in _STILL
-        computed = [t for t in outputs if t.is_floating_point()] if not still and own not in EXACT else []
+        computes = own not in _STILL and own not in EXACT
+        computed = [t for t in outputs if t.is_floating_point()] if computes else []
         moves = any(self._depends(i) for i in inputs)
         for tensor in computed if self._noise and moves else ():
             drawn = torch.randint(0, 2, tensor.shape, generator=self._generator, device="cpu")
@@ -428,12 +442,25 @@ class _Player(TorchDispatchMode):
             if value in self._replace:
                 tensor.copy_(torch.as_tensor(self._replace[value]).reshape(tensor.shape))
             self._values.note(tensor, value, written=id(tensor) in written, uninitialised=operation.empty)
+        self._add_step(operation, name, inputs, ids, call)
+        for tensor, value in zip(outputs, ids):
+            self._show(value, tensor)
+
+    def _add_step(
+        self,
+        operation: Operation,
+        name: str,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        call: tuple[tuple[Any, ...], dict[str, Any]],
+    ) -> None:
+        of, own = self._context, operation_name(operation.name, "")
         forward = None if of.forward is None else self._steps.get(of.forward)
         self.trace.add_step(
             name or self._opened or (of.operation if own not in MOVING else own),
             inputs=inputs,
-            outputs=ids,
-            primitive=f"{own}" if still or self._opened else operation.full,
+            outputs=outputs,
+            primitive=f"{own}" if own in _STILL or self._opened else operation.full,
             phase=of.phase,
             scalars=list(numbers_in(call)),
             module=of.module,
@@ -443,8 +470,6 @@ class _Player(TorchDispatchMode):
             library=of.library,
             options=of.options or options_in(operation, *call),
         ).roles = roles_of(operation.name, call[0])
-        for tensor, value in zip(outputs, ids):
-            self._show(value, tensor)
 
 
 def _typed(base: Tensor, place: Place) -> Tensor:

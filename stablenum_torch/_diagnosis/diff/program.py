@@ -16,11 +16,13 @@ from torch.optim import Optimizer
 from stablenum.diagnosis.diff.call_sites import CallSite, argument_site
 from stablenum.diagnosis.diff.exact_constants import exact_constants
 from stablenum.diagnosis.diff.play import Moments, Play, Visit
+from stablenum.diagnosis.diff.stands import Given
 from stablenum.interrupts import and_restore
 from stablenum.settings_checks import check_callable
 from stablenum_torch._diagnosis.diff.compiled import is_compiled, with_arrays
 from stablenum_torch._diagnosis.diff.optimizer_states import begin_with, kept_by
 from stablenum_torch._diagnosis.diff.player import play
+from stablenum_torch._diagnosis.diff.showing import Showing
 from stablenum_torch._diagnosis.diff.tape import Detaching, Tape, Taping, draws, numbers_of
 from stablenum_torch._diagnosis.diff.writing import DIALECT
 from stablenum_torch._diagnosis.replay.inputs import Surroundings, look_around
@@ -91,6 +93,7 @@ class Program:
         self._model, self._optimizer = model, optimizer
         self.numbers: Collection[float] = ()
         self._tapes: dict[int, Tape] = {}
+        self._shown: dict[int, Showing] = {}
         self._around: Surroundings | None = None
         self._begin_with: Callable[[Mapping[str, Tensor]], None] | None = None
 
@@ -156,6 +159,21 @@ class Program:
             replace=replace or {},
             code=code,
         )
+
+    def show(
+        self,
+        visit: Visit,
+        *,
+        weights: Mapping[str, Any] | None,
+        replace: Mapping[int, Any],
+        steps: int,
+        since: int = 0,
+        keep: bool = False,
+    ) -> None:
+        """Show the values of one more evaluation; see ``stablenum.diagnosis.diff.play.Program``."""
+        self.record(steps)
+        showing = self._shown.setdefault(steps, Showing(self._tapes[steps]))
+        showing.show(visit, Given(weights, replace), since=since, keep=keep)
 
     def compiled(self, weights: Mapping[str, Any] | None = None) -> Mapping[tuple[str, str], Any] | None:
         """Return loss, outputs and gradients of one step as ``torch.compile`` runs it, by kind and name; None

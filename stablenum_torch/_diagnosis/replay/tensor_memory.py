@@ -79,6 +79,11 @@ class Memory:
         found = self._storages[address] = Storage(reference=reference, outside=outside)
         return found
 
+    def take_up(self, tensor: Tensor, known: Storage) -> None:
+        """Register the storage of a tensor, of which is known what is known of another one."""
+        known.reference = self.add(tensor, outside=known.outside).reference
+        self._storages[_address(tensor)] = known
+
     def keep(self, wanted: Callable[[Storage], bool]) -> None:
         """Forget all storages but those that are wanted, which become doubtful."""
         self._storages = {address: s for address, s in self._storages.items() if wanted(s)}
