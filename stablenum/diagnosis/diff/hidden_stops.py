@@ -72,8 +72,9 @@ def _found(
     gap = along.given("left") - along.given("right")
     for name, lacking in (("right", gap), ("left", -gap)):
         flow, other = Flow(comparison, name, group), Flow(comparison, OTHER[name], group)
-        for place in islice(places(flow, other), _MOST_PLACES):
-            passing = along.through(name, place.values)
+        some = list(islice(places(flow, other), _MOST_PLACES))
+        slopes = along.through(name, [place.values for place in some])
+        for place, passing in zip(some, slopes, strict=True):
             if passing and abs(passing - lacking) <= _CLOSE * abs(lacking):
                 return Hidden(name, place.stop, place.passes, place.reads)
     return None

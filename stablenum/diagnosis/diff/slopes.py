@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from stablenum.diagnosis.diff.comparison import Comparison
+from stablenum.diagnosis.diff.play import ReplacedError
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.sides import arrays_of
 
@@ -46,14 +47,13 @@ class Direction:
         up, down = (self._loss(name, self._moved(name, sign)) for sign in (1, -1))
         return (up - down) / (2 * _STEP)
 
-    def through(self, name: str, values: Iterable[int]) -> float:
-        """Return the part of the slope of a side that passes through some of its values."""
-        wanted = list(values)
-        losses = []
-        for sign in (1, -1):
-            moved = self.comparison.with_values(name, self._moved(name, sign), until=self._losses)
-            losses.append(self._loss(name, arrays_of(moved.side(name), wanted)))
-        return (losses[0] - losses[1]) / (2 * _STEP)
+    def through(self, name: str, places: Sequence[Sequence[int]]) -> Iterator[float]:
+        """Yield for each of some places the part of the slope of a side that passes through its values."""
+        wanted = {v for values in places for v in values}
+        up, down = (self._arrays(name, sign, wanted) for sign in (1, -1))
+        for values in places:
+            losses = [self._loss(name, {v: moved[v] for v in values}) for moved in (up, down)]
+            yield (losses[0] - losses[1]) / (2 * _STEP)
 
     @property
     def _losses(self) -> Group:
@@ -62,6 +62,14 @@ class Direction:
     def _loss(self, name: str, values: Mapping[int, Any]) -> float:
         after = self.comparison.with_values(name, values, until=self._losses).side(name)
         return sum(float(after.arrays[getattr(p, name).value]) for p in self._losses.pairs)
+
+    def _arrays(self, name: str, sign: int, wanted: Iterable[int]) -> dict[int, Any]:
+        """Return values of a side whose parameters are moved; as they are if its operations do not fit."""
+        side = self.comparison.side(name)
+        try:
+            return arrays_of(replace(side, replaced={**side.replaced, **self._moved(name, sign)}), wanted)
+        except ReplacedError:
+            return arrays_of(side, wanted)
 
     def _moved(self, name: str, sign: int) -> dict[int, Any]:
         side, along = self.comparison.side(name), self.along[name]

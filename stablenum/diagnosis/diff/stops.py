@@ -94,13 +94,13 @@ def _of_two(comparison: Comparison, group: Group, cases: Sequence[Case]) -> Stop
     apart = [p for p in combinations(cases, 2) if p[0].stop.place != p[1].stop.place]
     for one, two in apart[:_MOST_PAIRS]:
         sides = OTHER[one.side], OTHER[two.side]
-        options = (
+        firsts, seconds = (
             list(islice(_contributions(comparison.side(name), case.reads), _MOST_OF_TWO))
             for name, case in zip(sides, (one, two), strict=True)
         )
-        for values, others in product(*options):
+        for values in firsts if seconds else ():
             first = _without(comparison, {sides[0]: values})
-            if _without(first, {sides[1]: others}, group).agrees(group):
+            if any(_without(first, {sides[1]: others}, group).agrees(group) for others in seconds):
                 where = "" if two.stop.place is None else f" and at line {two.stop.place.line}"
                 return _stopped(
                     comparison.side(sides[0]),
