@@ -36,6 +36,10 @@ def two_in_a_line(x: Any, w: Any) -> Any:
     return sum((torch.tanh(part @ w) + torch.tanh(part)).exp().mean() for part in x.chunk(3)) / 3
 
 
+def picked(x: Any, w: Any) -> Any:
+    return torch.tanh(x[:4] @ w).exp().mean()
+
+
 def of(side: Side, operation: str) -> list[int]:
     steps = [s for s in side.trace.steps if s.operation == operation and s.phase == "forward"]
     return [step.outputs[0] for step in steps]
@@ -73,3 +77,13 @@ def test_noise_makes_no_whole_and_moves_one_by_its_share_only() -> None:
     assert whole.tolerance < 1e-8
     side.tolerance[parts[1]] = 1e3
     assert not [whole for whole in wholes_of(side) if parts[1] in whole.parts]
+
+
+@pytest.mark.parametrize("few", ["left", "right"])
+def test_a_value_with_some_rows_of_another_one_is_found_on_its_own_side(few: str) -> None:
+    sides = [side_of(picked), side_of(at_once)]
+    found = matched(*(sides if few == "left" else sides[::-1])).with_rows()
+    some, every = (of(side, "tanh")[0] for side in sides)
+    left, right = (some, every) if few == "left" else (every, some)
+    assert right in found.left[left]
+    assert left in found.right[right]

@@ -53,7 +53,7 @@ def rows_shared(
     mine, theirs = _tables(left), _tables(right)
     found: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
     pairs = [(i, j, 0) for key in mine.keys() & theirs.keys() for i, j in _within(mine[key], theirs[key])]
-    pairs += [(j, i, 1) for key in mine.keys() & theirs.keys() for i, j in _within(theirs[key], mine[key])]
+    pairs += [(j, i, 1) for key in mine.keys() & theirs.keys() for j, i in _within(theirs[key], mine[key])]
     for few, many, side in sorted(pairs, key=lambda p: p[p[2]]):
         other = 1 - side
         if many in known[other] or not _follows((left, right)[side], few, {*known[side], *found[side]}):
