@@ -409,3 +409,25 @@ def test_a_gradient_that_agrees_stays_no_difference_if_an_update_is_set_right() 
     places = [place for d in report.differences for place in (d.left, d.right)]
     assert {place.phase for place in places if place is not None} == {"update"}
     assert (report.causes[0].code, report.causes[0].confirmed) == ("decay_coupling", True)
+
+
+# --- two calls beside one ---------------------------------------------------------------------------------
+
+
+def torch_views(w: Any, x: Any) -> Any:
+    """Both halves of the batch at once."""
+    first, second = (nn.functional.gelu(x @ w) @ w.T).chunk(2)
+    return (first.tanh() * second).mean()
+
+
+def jax_views(w: Any, x: Any) -> Any:
+    """One call for each half."""
+    first, second = (jax.nn.gelu(part @ w) @ w.T for part in jnp.split(x, 2))
+    return jnp.mean(jnp.tanh(first) * second)
+
+
+def test_a_function_is_recognised_if_only_one_side_computes_it_at_once() -> None:
+    left, right, difference = compared(torch_views, jax_views)
+    assert "gelu" in left
+    assert "gelu" in right
+    assert [(c.code, c.confirmed) for c in difference.causes] == [("gelu_variant", True)]

@@ -8,8 +8,8 @@ from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.fingerprints import Fingerprint, distance, fingerprint
 from stablenum.diagnosis.diff.frontier import Start
 from stablenum.diagnosis.diff.scene import Scene, cause
-from stablenum.diagnosis.diff.sides import Side
-from stablenum.diagnosis.diff.variants import Variant, variants_of
+from stablenum.diagnosis.diff.sides import Side, arrays_of
+from stablenum.diagnosis.diff.variants import Variant, elementwise_of, variants_of
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_variant"]
@@ -41,13 +41,40 @@ def by_variant(scene: Scene) -> Cause | None:
         if pair is not None:
             products = "matmul" in (here.step.operation, there.step.operation)
             sums = products and pair[0].family == pair[1].family == "reduction"
-            return cause(
-                "reduction" if sums else _code_of(*pair),  # no statistic begins with a product
-                f"the left program computes {pair[0]}, the right one {pair[1]}.",
-                "Both formulas were evaluated on what the operation reads; each gives its side's value.",
-                confirmed=True,
-            )
+            code = "reduction" if sums else _code_of(*pair)  # no statistic begins with a product
+            return _confirmed(code, *pair)
+    pair = None if read or here.missing or there.missing else _unlike_in_parts(scene, here, there)
+    return None if pair is None else _confirmed(_code_of(*pair), *pair)
+
+
+def _unlike_in_parts(scene: Scene, here: Start, there: Start) -> tuple[Variant, Variant] | None:
+    """Return a function of elements of each side, of values that one side computes at once and the other one
+    in parts."""
+    parts = scene.comparison.found.known("right")
+    for j in there.step.inputs:
+        for i in set(here.step.inputs).intersection(parts.get(j, ())):
+            found = []
+            for side, start, value in ((scene.left, here, i), (scene.right, there, j)):
+                wanted = _prints(side, _region(scene, side), start)
+                tried = [(v, fingerprint(v.values)) for v in elementwise_of(arrays_of(side, [value])[value])]
+                found.append(_recognised(tried, wanted))
+            pair = _unlike(*found)
+            if pair is not None:
+                return pair
     return None
+
+
+def _region(scene: Scene, side: Side) -> Iterable[Step]:
+    return scene.found.region_left if side is scene.left else scene.found.region_right
+
+
+def _confirmed(code: str, left: Variant, right: Variant) -> Cause:
+    return cause(
+        code,
+        f"the left program computes {left}, the right one {right}.",
+        "Both formulas were evaluated on what the operation reads; each gives its side's value.",
+        confirmed=True,
+    )
 
 
 def _prints(side: Side, region: Iterable[Step], start: Start) -> list[Fingerprint]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Variant", "variants_of"]
+__all__ = ["Variant", "elementwise_of", "variants_of"]
 
 _EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 
@@ -36,16 +36,25 @@ def variants_of(x: Any) -> Iterator[Variant]:
     if np.iscomplexobj(x):
         return
     x = np.asarray(x, np.float64)
+    yield from elementwise_of(x)
     with np.errstate(all="ignore"):
-        yield Variant("identity", (), x)
-        for family, setting, function in _ELEMENTWISE:
-            yield Variant(family, setting, function(x))
         if x.size and x.min() >= 0:
             yield from _roots(x)
         for axes in _axes(x.ndim):
             yield from _over_rows(x, axes)
         if x.ndim > 2:
             yield from _in_groups(x)
+
+
+def elementwise_of(x: Any) -> Iterator[Variant]:
+    """Return the array itself and all functions of its elements; none for a complex array."""
+    if np.iscomplexobj(x):
+        return
+    x = np.asarray(x, np.float64)
+    with np.errstate(all="ignore"):
+        yield Variant("identity", (), x)
+        for family, setting, function in _ELEMENTWISE:
+            yield Variant(family, setting, function(x))
 
 
 def _axes(ndim: int) -> list[tuple[int, ...]]:

@@ -222,7 +222,7 @@ PAIRS: dict[str, Pair] = {
         (numpy_of.rmsprop(1e-2, alpha=0.99), numpy_of.rmsprop(1e-2, alpha=0.9, inside=True)),
         cause="scale",
         why="alpha is 0.99 in torch, decay 0.9 in optax; eps is outside the root in torch, inside in optax",
-        shortfall="the cause is said to be an extra operation",
+        shortfall="only the place of epsilon is named",
     ),
     "rmsprop, same decay": Pair(
         lambda p: optim.RMSprop(p),
@@ -268,7 +268,6 @@ PAIRS: dict[str, Pair] = {
         lambda: optax.adafactor(1e-2),
         (numpy_of.adafactor(1e-2), numpy_of.adafactor(1e-2, factored=False)),
         cause="!missing_operation",
-        shortfall="the cause is said to be a missing operation",
         why="optax keeps the second moment of a matrix whole if a side is shorter than 128",
     ),
     "adafactor, factored": Pair(
