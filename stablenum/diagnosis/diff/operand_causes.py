@@ -15,7 +15,7 @@ from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["by_exchange", "by_repetition", "by_transposition"]
+__all__ = ["by_exchange", "by_flip", "by_repetition", "by_transposition"]
 
 _MOST_TRIALS = 6
 _MOST_MODULES = 16
@@ -50,6 +50,24 @@ def by_transposition(scene: Scene) -> Cause | None:
 def _is_square(side: Side, value: int) -> bool:
     shape = side.shapes[value]
     return len(shape) == 2 and shape[0] == shape[1] and side.trained[value]
+
+
+def by_flip(scene: Scene) -> Cause | None:
+    """Flip the kernel that a convolution reads."""
+    for name, side, start, _ in _starts(scene):
+        for value, roles in zip(start.step.inputs, start.step.roles, strict=False):
+            window = [axis for axis, role in enumerate(roles) if role.startswith("window")]
+            if not window or not side.trained[value] or value not in scene.comparison.found.known(name):
+                continue
+            array = arrays_of(side, [value])[value]
+            if scene.mends(name, {value: np.flip(array, window).copy()}):
+                return cause(
+                    "flipped_kernel",
+                    f"the {name} program convolves with the flipped kernel of the other one.",
+                    f"With the kernel {list(array.shape)} flipped on the {name}, the two sides agree.",
+                    confirmed=True,
+                )
+    return None
 
 
 def by_exchange(scene: Scene) -> Cause | None:

@@ -12,6 +12,7 @@ REMEDIES = {
     "variance_correction": "Divide by the same count: torch.var has correction=1, jnp.var has ddof=0.",
     "norm_axis": "Normalise over the same axes.",
     "running_statistics": "Normalise by the batch on both sides in training (use_running_average=False).",
+    "flipped_kernel": "Flip the kernel: linen.ConvTranspose(transpose_kernel=True) does as torch's layer.",
     "transposed_weight": "Transpose the weight on one side.",
     "head_split_order": "Reshape to (heads, width) in the same order, and swap the axes back before merging.",
     "rotary_layout": "Rotate the same pairs: neighbours (interleaved) or halves.",

@@ -289,9 +289,8 @@ CONVOLUTIONS = {
             channels_last(IMAGE),
             channels_first,
         ),
-        "!padding",
+        "flipped_kernel",
         "torch flips the kernel, flax does not",
-        shortfall="the cause is said to be the padding",
         weights=lambda left: {named("params", "kernel"): left["weight"].transpose(2, 3, 0, 1)},
     ),
     "ConvTranspose2d, linen, flipped": Pair(
@@ -316,9 +315,8 @@ CONVOLUTIONS = {
         lambda: in_equinox(
             eqx.nn.ConvTranspose2d(4, 5, 4, stride=2, padding=1, use_bias=False, key=KEY), IMAGE
         ),
-        "!padding",
+        "flipped_kernel",
         "torch flips the kernel, equinox does not",
-        shortfall="the cause is said to be the padding",
         weights=lambda left: {"weight": left["weight"].transpose(1, 0, 2, 3)},
     ),
     "ConvTranspose2d, equinox, flipped": Pair(
