@@ -166,3 +166,25 @@ def test_a_number_that_only_one_loss_adds_is_named(one: float, code: str) -> Non
     assert first.left.code.endswith("# torch")  # type: ignore[union-attr]
     assert first.right.code.endswith("# jax")  # type: ignore[union-attr]
     assert (first.causes[0].code, first.causes[0].confirmed) == (code, True)
+
+
+# --- flipped kernels --------------------------------------------------------------------------------------
+
+
+def torch_transposed(w: Any, v: Any, x: Any) -> Any:
+    y = nn.functional.conv_transpose2d(x.reshape(3, 5, 2, 2), w.reshape(5, 2, 2, 2))
+    return y.tanh().mean()
+
+
+def jax_transposed(w: Any, v: Any, x: Any) -> Any:
+    image, kernel = x.reshape(3, 5, 2, 2), w.reshape(5, 2, 2, 2)
+    padding, layout = [(1, 1), (1, 1)], ("NCHW", "IOHW", "NCHW")
+    y = jax.lax.conv_general_dilated(image, kernel, (1, 1), padding, dimension_numbers=layout)
+    return jnp.mean(jnp.tanh(y))
+
+
+def test_a_kernel_that_one_side_flips_is_named() -> None:
+    first = first_of(torch_transposed, jax_transposed)
+    assert [(c.code, c.confirmed) for c in first.causes] == [("flipped_kernel", True)]
+    assert first.right is not None
+    assert "conv_general_dilated" in first.right.code

@@ -60,7 +60,7 @@ def by_flip(scene: Scene) -> Cause | None:
             if not window or not side.trained[value] or value not in scene.comparison.found.known(name):
                 continue
             array = arrays_of(side, [value])[value]
-            if scene.mends(name, {value: np.flip(array, window).copy()}):
+            if scene.mends(name, {value: np.flip(array, tuple(window)).copy()}):
                 return cause(
                     "flipped_kernel",
                     f"the {name} program convolves with the flipped kernel of the other one.",
