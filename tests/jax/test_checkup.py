@@ -228,6 +228,10 @@ HEALTHY: dict[str, str] = {
     "running statistics that are kept": LINEN.format(new="new"),
     "a batch norm of nnx": NNX.format(kind="nnx.Param", norm="nnx.BatchNorm(8, rngs=rngs)"),
     "an optimizer that takes every second step": script(tx="optax.MultiSteps(optax.adam(1e-2), 2)", steps=60),
+    "a gain of one element": script(
+        extra="params[-1]['scale'] = jnp.ones(1); state = tx.init(params)",
+        output='(x @ params[-1]["w"] + params[-1]["b"]) * params[-1]["scale"]',
+    ),
     "ReLU with half of the units inactive": script(activation="jax.nn.relu"),
     "warm-up from a rate of 0": script(tx="optax.adam(optax.linear_schedule(0.0, 1e-2, 10))", steps=60),
     "clipping that is rarely active": script(

@@ -37,10 +37,11 @@ def held_in(arguments: Any) -> list[tuple[str, str]]:
 
 
 def loss_scales(held: Sequence[tuple[str, str]], leaves: Sequence[Any]) -> list[float]:
-    """Return the loss scale among the inputs of a call, by its name; no more than one."""
+    """Return the loss scale among the inputs of a call, by its name; no more than one. An array of one
+    element is the gain of a layer."""
     known = zip(held, leaves, strict=True)
     named = [leaf for (_, name), leaf in known if name.rpartition(".")[2] in ("scale", "loss_scale")]
-    return [float(leaf) for leaf in named if is_floating(leaf) and jax.numpy.size(leaf) == 1][:1]
+    return [float(leaf) for leaf in named if is_floating(leaf) and jax.numpy.ndim(leaf) == 0][:1]
 
 
 def _variables() -> dict[int, tuple[str, str]]:
