@@ -8,6 +8,7 @@ from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.flow import size
 from stablenum.diagnosis.diff.gradient_causes import by_gradient, by_hand, by_rows
 from stablenum.diagnosis.diff.kinds import kind
+from stablenum.diagnosis.diff.moment_causes import cause_of_moments
 from stablenum.diagnosis.diff.operand_causes import by_exchange, by_flip, by_repetition, by_transposition
 from stablenum.diagnosis.diff.pair_causes import by_loss, by_pair
 from stablenum.diagnosis.diff.scene import Scene, cause
@@ -40,8 +41,11 @@ def _by_update(scene: Scene) -> Cause | None:
         for region in (scene.found.region_left, scene.found.region_right)
         for s in region[:20]
     ]
-    numbers = numbers_of_update(scene.left) | numbers_of_update(scene.right)
-    found = cause_of_updates(scene.comparison.updates(scene.group), names, numbers, _clips(scene))
+    own, clips = (numbers_of_update(scene.left), numbers_of_update(scene.right)), _clips(scene)
+    of_moments = cause_of_moments(scene.comparison.updates_so_far(scene.group), own, clips)
+    if of_moments is not None:
+        return cause(*of_moments, confirmed=True)
+    found = cause_of_updates(scene.comparison.updates(scene.group), names, own[0] | own[1], clips)
     if found is None or found[0] in _FACTORS:
         counted = by_count(scene)
         if counted is not None:

@@ -162,6 +162,11 @@ class Comparison:
                 found.append(Update(before, gradient, new - before, change, name))
         return found
 
+    def updates_so_far(self, group: Group) -> list[list[Update]]:
+        """Return the updates of each training step up to that of a group."""
+        groups = [g for g in self.groups if g.kind == "updated" and g.step <= group.step]
+        return [self.updates(g) for g in groups]
+
     def given(self, group: Group) -> Mapping[int, Any]:
         """Return the left side's results of a group as arrays that can take the place of the right side's."""
         mine = {r.name: self.left.arrays[r.value] for r in _of(self.left, group)}

@@ -36,6 +36,8 @@ REMEDIES = {
     "bias_correction": "Correct both moments for their start at zero.",
     "decay_coupling": "Decay both alike in amount and kind; AdamW's default is 1e-2 in torch, 1e-4 in optax.",
     "decay_excluded": "Exclude the same parameters from decay (mask= in optax, param_groups in torch).",
+    "betas": "Give both the same betas (b1 and b2 in optax); the defaults are 0.9 and 0.999 in both.",
+    "momentum": "Give both the same momentum.",
     "momentum_dampening": "torch's SGD has dampening; optax.trace has none.",
     "nesterov": "Set nesterov alike.",
     "schedule_offset": "Start both schedules at the same count: optax counts from 0.",

@@ -82,7 +82,9 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], bool]:
         if stop is None:
             place, pairs, patch = _set_right(comparison, group, found)
         if not any(f.holds(stop or place) for f in found):
-            found.append(_found(Scene(comparison, place, group, tuple(pairs), patch), stop))
+            new = _found(Scene(comparison, place, group, tuple(pairs), patch), stop)
+            if not any(_goes_on(new.difference, f.difference) for f in found):
+                found.append(new)
         if patch is not None:
             comparison = comparison.with_values(patch.side, patch.values)
         elif stop is not None and stop.after is not None:
@@ -90,6 +92,15 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], bool]:
         else:
             comparison = _past(comparison, group, past)
     return found, False
+
+
+def _goes_on(new: Difference, known: Difference) -> bool:
+    """Return whether a difference of a later step's update is that of an earlier one: at the same lines, and
+    with no cause of its own."""
+    places = [[None if p is None else (p.phase, p.where) for p in (d.left, d.right)] for d in (new, known)]
+    if new.step == known.step or places[0] != places[1] or ("update" not in {p[0] for p in places[0] if p}):
+        return False
+    return {(c.code, c.sentence) for c in new.causes} <= {(c.code, c.sentence) for c in known.causes}
 
 
 def _set_right(comparison: Comparison, group: Group, found: Iterable[Found]) -> _Place:

@@ -49,11 +49,19 @@ def _placed(
         step = _by_hand(code, region, side) or _of_library(code, does, region)
         return start if step is None else Start(step)
     if not start.step.library.startswith("optax."):
-        return start
-    step = next((s for s in region if does(_function(s))), None)
+        step = _decaying(region, side) if code.startswith("decay") else None
+        return start if step is None else Start(step)
+    step = next((s for s in region if does(_function(s))), None) or _elsewhere(start, does, side)
     if step is not None:
         return Start(step)
-    return replace(start, place=_line_that(does, side))
+    return replace(start, place=_line_that(does, side), missing=code.startswith("decay"))
+
+
+def _elsewhere(start: Start, does: Callable[[str], bool], side: Side) -> Step | None:
+    """Return the nearest step of the update that does what differs for other parameters, as a part of the
+    optimizer does that leaves some out."""
+    steps = [s for s in side.trace.steps if s.phase == "update" and s.library and does(_function(s))]
+    return min(steps, key=lambda s: abs(s.index - start.step.index), default=None)
 
 
 def _line_that(does: Callable[[str], bool], side: Side) -> Place | None:
@@ -130,6 +138,7 @@ _DOES: dict[str, Callable[[str], bool]] = {
     "decay_coupling": _decays, "decay_excluded": _decays,
     "clip_epsilon": _clips, "clip_missing": _clips, "clip_per_tensor": _clips,
     "schedule_offset": _has_a_rate, "loss_scale_left_in": _nothing,
+    "betas": _has_moments, "momentum": _has_momentum,
     "momentum_dampening": _has_momentum, "nesterov": _has_momentum,
     "adam_epsilon_placement": _has_moments, "epsilon_value": _has_moments, "bias_correction": _has_moments,
 }  # fmt: skip
