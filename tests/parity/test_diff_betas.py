@@ -97,6 +97,7 @@ def test_an_epsilon_is_one_difference_of_all_steps() -> None:
     )
     assert [d.step for d in report.differences] == [1]
     assert report.causes[0].code == "epsilon_value"
+    assert report.causes[0].remedy.endswith("the default of Adam is 1e-8 in torch and optax.")
 
 
 def test_betas_beside_an_epsilon_are_a_second_difference() -> None:

@@ -44,13 +44,13 @@ def _by_update(scene: Scene) -> Cause | None:
     own, clips = (numbers_of_update(scene.left), numbers_of_update(scene.right)), _clips(scene)
     of_moments = cause_of_moments(scene.comparison.updates_so_far(scene.group), own, clips)
     if of_moments is not None:
-        return cause(*of_moments, confirmed=True)
+        return cause(*of_moments, confirmed=True, update=True)
     found = cause_of_updates(scene.comparison.updates(scene.group), names, own[0] | own[1], clips)
     if found is None or found[0] in _FACTORS:
         counted = by_count(scene)
         if counted is not None:
             return counted
-    return None if found is None else cause(*found, confirmed=True)
+    return None if found is None else cause(*found, confirmed=True, update=True)
 
 
 def _clips(scene: Scene) -> tuple[int, int]:

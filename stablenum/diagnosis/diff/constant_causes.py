@@ -36,6 +36,7 @@ def by_constant(scene: Scene) -> Cause | None:
                 f"the left program uses {left:g}, the right one {right:g} in {step.operation}.",
                 f"With {new:g} in place of {number:g} on the {side}, the results agree.",
                 confirmed=True,
+                update=scene.group.kind == "updated",
             )
     return None
 

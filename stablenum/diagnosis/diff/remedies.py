@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["REMEDIES"]
+__all__ = ["REMEDIES", "REMEDIES_OF_UPDATES"]
 
 REMEDIES = {
     "epsilon_value": "Give both the same epsilon; the defaults are 1e-5 in torch and 1e-6 in flax.",
@@ -52,3 +52,7 @@ REMEDIES = {
     "missing_operation": "Add the operation.",
     "extra_operation": "Remove the operation.",
 }  # fmt: skip
+# Those that read otherwise where updates differ.
+REMEDIES_OF_UPDATES = REMEDIES | {
+    "epsilon_value": "Give both optimizers the same epsilon; the default of Adam is 1e-8 in torch and optax.",
+}

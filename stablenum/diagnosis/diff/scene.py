@@ -10,7 +10,7 @@ from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.frontier import Frontier
 from stablenum.diagnosis.diff.patches import Pair, Patch, tried_with
-from stablenum.diagnosis.diff.remedies import REMEDIES
+from stablenum.diagnosis.diff.remedies import REMEDIES, REMEDIES_OF_UPDATES
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.sides import Side, arrays_of
 
@@ -80,6 +80,7 @@ class Scene:
         return after.meets(self.found, side) or after.agrees(self.group)
 
 
-def cause(code: str, sentence: str, evidence: str, *, confirmed: bool) -> Cause:
-    """Return a cause with the remedy of its code."""
-    return Cause(code=code, sentence=sentence, evidence=evidence, remedy=REMEDIES[code], confirmed=confirmed)
+def cause(code: str, sentence: str, evidence: str, *, confirmed: bool, update: bool = False) -> Cause:
+    """Return a cause with the remedy of its code, which may be another one for an update."""
+    remedy = (REMEDIES_OF_UPDATES if update else REMEDIES)[code]
+    return Cause(code=code, sentence=sentence, evidence=evidence, remedy=remedy, confirmed=confirmed)
