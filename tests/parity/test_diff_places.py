@@ -317,6 +317,48 @@ def test_a_part_of_a_value_is_the_counterpart_of_a_mean() -> None:
     assert (first.causes[0].code, first.causes[0].confirmed) == ("other_function", True)
 
 
+# --- masks -------------------------------------------------------------------------------------------------
+
+
+def masked_by(diagonal: int, fill: float) -> Callable[[Any, Any], Any]:
+    def loss_fn(p: Any, x: Any) -> Any:
+        q, k, v = x @ p["q"], x @ p["k"], x @ p["v"]
+        scores = q @ k.T / np.sqrt(5)
+        keep = jnp.tril(jnp.ones((6, 6), bool), diagonal)
+        scores = jnp.where(keep, scores, fill)  # mask
+        return jnp.square(jax.nn.softmax(scores) @ v).mean()
+
+    return loss_fn
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(4, 5, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (f(x)[None, None] for f in (self.q, self.k, self.v))
+        keep = torch.tril(torch.ones(6, 6, dtype=torch.bool))
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+
+
+@pytest.mark.parametrize("fill", [-np.inf, -1e9])
+def test_a_mask_that_is_added_is_the_counterpart_of_one_that_is_chosen(fill: float) -> None:
+    """The mask of one side in place of the scores of the other one would set that right, too: it masks more."""
+    model, data = Masked(), np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
+    left = stablenum_torch.program(lambda x: model(x).square().mean(), torch.tensor(data), model=model)
+    parameters = {k: jnp.zeros((4, 5)) for k in "qkv"}
+    report = stablenum.diff(left, stablenum_jax.program(masked_by(1, fill), parameters, data))
+    first = report.first
+    assert first is not None
+    assert first.right is not None
+    assert first.right.operation == "where"
+    assert first.right.code.endswith("# mask")
+    assert (report.causes[0].code, report.causes[0].confirmed) == ("mask_shifted", True)
+    assert "15 of 36 entries are masked on the left, 10 on the right" in report.causes[0].evidence
+    assert stablenum.diff(left, stablenum_jax.program(masked_by(0, fill), parameters, data)).ok
+
+
 # --- updates -----------------------------------------------------------------------------------------------
 
 

@@ -70,7 +70,9 @@ def frontiers(
         yield Frontier(*_alike(a, b), *regions)
         return
     first = _compared(a, b, choices[0])
-    alike = not _nothing_alike(choices[0]) or _stand_for_each_other(a, b, choices[0])
+    alike = (
+        not _nothing_alike(choices[0]) or _stand_for_each_other(a, b, choices[0]) or _mask(a, b, choices[0])
+    )
     doubtful = not alike and not any(s.missing for s in first)
     yield Frontier(*first, *regions, doubtful=doubtful)
     for pair in choices[:_MOST_PAIRS]:
@@ -181,7 +183,7 @@ def _compared(a: Region, b: Region, pair: _Pair) -> tuple[Start, Start]:
     lacks = _lacking(a, b, pair)
     if _multiply(a, pair.left, pair.right) or _multiply(b, pair.right, pair.left):
         return here, there
-    if _stand_for_each_other(a, b, pair):
+    if _stand_for_each_other(a, b, pair) or _mask(a, b, pair):
         return here, there
     if not mine & theirs and _unlike(pair.left, pair.right) == 2:
         if theirs & a.next_to(pair.left) and not mine & b.after(pair.right):
@@ -203,6 +205,12 @@ def _stand_for_each_other(a: Region, b: Region, pair: _Pair) -> bool:
         return False
     fewer = [side.fewer(step) for side, step in ((a, pair.left), (b, pair.right))]
     return fewer[0] is not None and fewer[0] == fewer[1]
+
+
+def _mask(a: Region, b: Region, pair: _Pair) -> bool:
+    """Return whether both steps mask entries, the one by a choice and the other one by a sum: what one masks
+    in place of the other may set the programs right, and still neither lacks a mask."""
+    return a.masks(pair.left) and b.masks(pair.right)
 
 
 def _lacking(a: Region, b: Region, pair: _Pair) -> tuple[Start | None, Start | None]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from stablenum.diagnosis.diff.kinds import functions_of, in_one, quiet
+from stablenum.diagnosis.diff.kinds import functions_of, in_one, kind, quiet
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
@@ -18,6 +18,7 @@ __all__ = ["PLAIN", "Region", "Start", "last_of_line", "same_line"]
 PLAIN = {"add", "sub", "mul", "div", "where", "cast", "sum"}
 # A line in a loop runs again after so many steps.
 _NEAR = 60
+_CHOICES = {"masked_fill", "select_n", "where"}
 _FAR = 6
 
 
@@ -187,6 +188,16 @@ class Region:
             return None
         count, read = (prod(self.side.shapes[i]) for i in (last, step.inputs[0]))
         return count if count < read else None
+
+    def masks(self, step: Step) -> bool:
+        """Return whether a step masks entries of one value: it chooses between that and what depends on no
+        parameter, or adds what holds nothing but zeros and masks."""
+        others = [i for i in step.inputs if not self.side.trained[i]]
+        if len(others) == len(step.inputs) or len(step.inputs) - len(others) > 1:
+            return False
+        if kind(step) in _CHOICES:
+            return True
+        return kind(step) == "add" and any(not self.side.prints[i].entries for i in others)
 
     def maker(self, value: int) -> tuple[Step | None, int]:
         """Return the step that computed a value, and what it gave: past those that only moved it, as long as
