@@ -555,3 +555,55 @@ def test_equal_blocks_are_mapped_by_name_where_a_fault_hides_what_they_share() -
     layers = [[n.split(".")[:3] for n in p] for p in report.weights.items() if p[0].startswith("blocks")]
     assert all(mine == theirs for mine, theirs in layers)
     assert {d.causes[0].code for d in report.differences} == {"epsilon_value"}
+
+
+# --- weights that may be exchanged -------------------------------------------------------------------------
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lead = nn.Linear(4, 4)
+        self.gate, self.up = (nn.Linear(4, 6, bias=False) for _ in range(2))
+        self.down = nn.Linear(6, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.lead(x))
+        return self.down(nn.functional.silu(self.gate(h)) * self.up(h))
+
+
+def gated(active: str, other: str) -> Any:
+    """Return the report on a port whose weights have other names; ``active`` is the one before silu."""
+    x = np.random.default_rng(3).normal(size=(5, 4)).astype(np.float32)
+    branches = dict.fromkeys(sorted((active, other)), (4, 6))
+    shapes: dict[str, tuple[int, ...]] = {"a_lead": (4, 4), "a_bias": (4,), **branches, "out": (6, 4)}
+
+    def loss_fn(p: Any, x: Any) -> Any:
+        h = jnp.tanh(x @ p["a_lead"] + p["a_bias"])
+        return jnp.square((jax.nn.silu(h @ p[active]) * (h @ p[other])) @ p["out"]).mean()
+
+    model = Gated()
+    left = stablenum_torch.program(lambda x: model(x).square().mean(), torch.tensor(x), model=model)
+    right = stablenum_jax.program(loss_fn, {k: jnp.zeros(s) for k, s in shapes.items()}, x)
+    return stablenum.diff(left, right)
+
+
+@pytest.mark.parametrize(("active", "other"), [("wu", "wg"), ("w3", "w1")])
+def test_weights_that_fit_against_their_names_or_order_are_listed_first_and_noted(
+    active: str, other: str
+) -> None:
+    report = gated(active, other)
+    assert report.ok
+    assert sorted(list(report.weights)[:2]) == sorted((active, other))
+    assert report.weights[active] == "gate.weight, transposed"
+    (note,) = report.notes
+    assert f"{active} <- gate.weight, transposed" in note
+    assert "not their names" in note
+
+
+@pytest.mark.parametrize(("active", "other"), [("wg", "wu"), ("w1", "w3"), ("z_gate", "a_up")])
+def test_weights_that_names_or_order_tell_apart_are_not_noted(active: str, other: str) -> None:
+    report = gated(active, other)
+    assert report.ok
+    assert report.notes == ()
+    assert next(iter(report.weights)) not in (active, other)

@@ -344,7 +344,7 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("fill", [-np.inf, -1e9])
 def test_a_mask_that_is_added_is_the_counterpart_of_one_that_is_chosen(fill: float) -> None:
-    """The mask of one side in place of the scores of the other one would set that right, too: it masks more."""
+    """The mask of one side in place of the scores of the other would set that right, too: it masks more."""
     model, data = Masked(), np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
     left = stablenum_torch.program(lambda x: model(x).square().mean(), torch.tensor(data), model=model)
     parameters = {k: jnp.zeros((4, 5)) for k in "qkv"}

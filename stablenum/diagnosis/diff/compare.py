@@ -11,6 +11,7 @@ from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.compiled import compiled_errors, too_far
 from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.doubts import doubts_of, unsure
+from stablenum.diagnosis.diff.exchanges import by_flow_only, note_on
 from stablenum.diagnosis.diff.frozen import OneSided, one_sided
 from stablenum.diagnosis.diff.locations import off_of, share_of
 from stablenum.diagnosis.diff.nonfinite import not_finite
@@ -90,7 +91,9 @@ def reported(
         comparison = compared(left, right, weights, steps, progress=progress)
         progress(STAGES[-1])
         found, complete = differences_of(comparison)
-        return _report(comparison, found, complete=complete)
+        return _report(
+            comparison, found, complete=complete, matched=isinstance(weights, str) and weights == "match"
+        )
 
     return undisturbed(body)
 
@@ -120,8 +123,11 @@ def compared(
     return Comparison(a, b, mapped, notes)
 
 
-def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> DiffReport:
+def _report(
+    comparison: Comparison, found: list[Found], *, complete: bool, matched: bool = True
+) -> DiffReport:
     left, right, shared = comparison.left, comparison.right, comparison.found
+    origins = comparison.weights.origins
     roundings = [rounding_of(side) for side in (left, right)]
     sides = dict(zip(("left", "right"), zip((left, right), roundings, strict=True), strict=True))
     compiled = {name: None if found else compiled_errors(*pair) for name, pair in sides.items()}
@@ -134,16 +140,18 @@ def _report(comparison: Comparison, found: list[Found], *, complete: bool) -> Di
         {s.index for f in found for s in f.place.region_left},
         {s.index for f in found for s in f.place.region_right},
     )
+    exchangeable = by_flow_only(left, right, comparison.weights) if matched else ()
+    doubtful = note_on(exchangeable, comparison.weights)
     rows = rows_of(comparison, differing, (roundings[0].errors, roundings[1].errors))
     return DiffReport(
         verdict="different" if found or alone else "the same in exact arithmetic",
         differences=_in_order(found, alone),
-        weights={name: str(origin) for name, origin in comparison.weights.origins.items()},
+        weights={n: str(origins[n]) for n in dict.fromkeys((*exchangeable, *origins))},
         carried_over=comparison.weights.carried,
         left_off=off[0],
         right_off=off[1],
         matched=(share_of(left, shared.left), share_of(right, shared.right)),
-        notes=_notes(comparison, astray, undefined, complete=complete or not found),
+        notes=(*_notes(comparison, astray, undefined, complete=complete or not found), *doubtful),
         left_rows=rows[0],
         right_rows=rows[1],
         _repro=_repro(comparison, found, alone),
