@@ -320,10 +320,10 @@ def test_a_part_of_a_value_is_the_counterpart_of_a_mean() -> None:
 # --- masks -------------------------------------------------------------------------------------------------
 
 
-def masked_by(diagonal: int, fill: float) -> Callable[[Any, Any], Any]:
+def masked_by(diagonal: int, fill: float, scale: float = np.sqrt(5)) -> Callable[[Any, Any], Any]:
     def loss_fn(p: Any, x: Any) -> Any:
         q, k, v = x @ p["q"], x @ p["k"], x @ p["v"]
-        scores = q @ k.T / np.sqrt(5)
+        scores = q @ k.T / scale
         keep = jnp.tril(jnp.ones((6, 6), bool), diagonal)
         scores = jnp.where(keep, scores, fill)  # mask
         return jnp.square(jax.nn.softmax(scores) @ v).mean()
@@ -357,6 +357,40 @@ def test_a_mask_that_is_added_is_the_counterpart_of_one_that_is_chosen(fill: flo
     assert (report.causes[0].code, report.causes[0].confirmed) == ("mask_shifted", True)
     assert "15 of 36 entries are masked on the left, 10 on the right" in report.causes[0].evidence
     assert stablenum.diff(left, stablenum_jax.program(masked_by(0, fill), parameters, data)).ok
+
+
+def test_what_is_set_right_in_the_forward_pass_alone_is_said_to_be() -> None:
+    model, data = Masked(), np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
+    left = stablenum_torch.program(lambda x: model(x).square().mean(), torch.tensor(data), model=model)
+    parameters = {k: jnp.zeros((4, 5)) for k in "qkv"}
+    report = stablenum.diff(left, stablenum_jax.program(masked_by(0, -np.inf, 5.0), parameters, data))
+    assert report.causes[0].code == "scale"
+    assert "the two sides go on alike" in report.causes[0].evidence
+    (note,) = report.notes
+    assert note.startswith("The first difference could be set right in the forward pass, but not in the grad")
+
+
+def test_a_difference_that_cannot_be_set_right_is_named_by_its_number() -> None:
+    labels, kept = np.array([0, 2, 1, 4, 3, 2]), np.array([1.0, 0, 1, 1, 0, 1], np.float32)
+
+    def of_torch(w: Any, x: Any) -> Any:
+        ignored = torch.tensor(np.where(kept > 0, labels, -100))
+        logits = 2 * torch.tanh(x @ w)
+        return nn.functional.cross_entropy(logits, ignored)
+
+    def of_jax(w: Any, x: Any) -> Any:
+        logits = 3 * jnp.tanh(x @ w)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        others = np.array([1.0, 1, 1, 0, 1, 1], np.float32)
+        return (losses * others).sum() / others.sum()
+
+    w = torch.tensor(W, requires_grad=True)
+    left = stablenum_torch.program(lambda x: of_torch(w, x), torch.tensor(X))
+    report = stablenum.diff(left, stablenum_jax.program(of_jax, jnp.asarray(W), jnp.asarray(X)))
+    assert [d.causes[0].code for d in report.differences] == ["scale", "ignored_labels"], str(report)
+    assert report.notes[-1] == (
+        "Difference 2 could not be set right in the loss, so that others may be hidden behind it."
+    )
 
 
 # --- updates -----------------------------------------------------------------------------------------------

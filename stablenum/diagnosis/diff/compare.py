@@ -24,7 +24,7 @@ from stablenum.diagnosis.diff.repro import Repro
 from stablenum.diagnosis.diff.reproduction import reproduction, reproduction_of
 from stablenum.diagnosis.diff.rounding import rounding_of
 from stablenum.diagnosis.diff.rows import rows_of
-from stablenum.diagnosis.diff.search import Found, differences_of
+from stablenum.diagnosis.diff.search import Found, Stuck, differences_of
 from stablenum.diagnosis.diff.sides import measured
 from stablenum.errors import ProgramError, bad_field, bad_type
 
@@ -90,10 +90,8 @@ def reported(
     def body() -> DiffReport:
         comparison = compared(left, right, weights, steps, progress=progress)
         progress(STAGES[-1])
-        found, complete = differences_of(comparison)
-        return _report(
-            comparison, found, complete=complete, matched=isinstance(weights, str) and weights == "match"
-        )
+        found, stuck = differences_of(comparison)
+        return _report(comparison, found, stuck, matched=isinstance(weights, str) and weights == "match")
 
     return undisturbed(body)
 
@@ -123,9 +121,7 @@ def compared(
     return Comparison(a, b, mapped, notes)
 
 
-def _report(
-    comparison: Comparison, found: list[Found], *, complete: bool, matched: bool = True
-) -> DiffReport:
+def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, *, matched: bool) -> DiffReport:
     left, right, shared = comparison.left, comparison.right, comparison.found
     origins = comparison.weights.origins
     roundings = [rounding_of(side) for side in (left, right)]
@@ -141,33 +137,43 @@ def _report(
         {s.index for f in found for s in f.place.region_right},
     )
     exchangeable = by_flow_only(left, right, comparison.weights) if matched else ()
+    differences = _in_order(found, alone)
     doubtful = note_on(exchangeable, comparison.weights)
     rows = rows_of(comparison, differing, (roundings[0].errors, roundings[1].errors))
     return DiffReport(
         verdict="different" if found or alone else "the same in exact arithmetic",
-        differences=_in_order(found, alone),
+        differences=differences,
         weights={n: str(origins[n]) for n in dict.fromkeys((*exchangeable, *origins))},
         carried_over=comparison.weights.carried,
         left_off=off[0],
         right_off=off[1],
         matched=(share_of(left, shared.left), share_of(right, shared.right)),
-        notes=(*_notes(comparison, astray, undefined, complete=complete or not found), *doubtful),
+        notes=(*_notes(comparison, astray, undefined), *_hidden(differences, stuck), *doubtful),
         left_rows=rows[0],
         right_rows=rows[1],
         _repro=_repro(comparison, found, alone),
     )
 
 
-def _notes(
-    comparison: Comparison, astray: list[str], undefined: str | None, *, complete: bool
-) -> tuple[str, ...]:
+def _notes(comparison: Comparison, astray: list[str], undefined: str | None) -> tuple[str, ...]:
     doubts = () if comparison.differing is None else doubts_of(comparison)
     tried = (_TRIED,) if comparison.weights.by_trial else ()
     compiled = tuple(_ASTRAY.format(side) for side in astray)
     nan = (undefined[0].upper() + undefined[1:],) if undefined else ()
     lacking = one_optimizer(comparison.left, comparison.right)
-    seen = (*compiled, *nan, *tried, *comparison.notes, *lacking, *unsure(comparison), *doubts)
-    return seen if complete else (*seen, _REST)
+    return (*compiled, *nan, *tried, *comparison.notes, *lacking, *unsure(comparison), *doubts)
+
+
+def _hidden(differences: Sequence[Difference], stuck: Stuck | None) -> tuple[str, ...]:
+    """Name the difference after which no value of the left side makes the results agree."""
+    if stuck is None:
+        return ()
+    number = next(i for i, d in enumerate(differences, 1) if d is stuck.found.difference)
+    step = f" of step {stuck.group.step}" if stuck.group.step > 1 else ""
+    name = "The first difference" if number == 1 else f"Difference {number}"
+    forward = stuck.group.kind == "gradient" and stuck.found.patch is not None
+    could = "could be set right in the forward pass, but not in" if forward else "could not be set right in"
+    return (_REST.format(name, could, _RESULTS[stuck.group.kind] + step),)
 
 
 def _in_order(found: Sequence[Found], alone: Sequence[OneSided]) -> tuple[Difference, ...]:
@@ -211,4 +217,7 @@ _TRIED = (
     "Names and order do not tell which weights correspond: those were taken under which the programs share "
     "most values. See in the map whether the order of the parts and the transpositions are meant."
 )
-_REST = "What follows the differences below could not be set right, so that others may be hidden behind them."
+_REST = "{} {} {}, so that others may be hidden behind it."
+_RESULTS = {
+    "loss": "the loss", "output": "the outputs", "gradient": "the gradients", "updated": "the updates",
+}  # fmt: skip

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from stablenum.diagnosis.diff.causes import causes_of
 from stablenum.diagnosis.diff.comparison import Comparison
@@ -23,7 +23,7 @@ from stablenum.diagnosis.diff.update_places import placed_by_cause
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["Found", "differences_of"]
+__all__ = ["Found", "Stuck", "differences_of"]
 
 _Place: TypeAlias = tuple[Frontier, list[Pair], Patch | None]
 _MOST_ROUNDS = 16
@@ -61,20 +61,34 @@ class Found:
         )
 
 
-def differences_of(comparison: Comparison) -> tuple[list[Found], bool]:
-    """Return where the programs part, the first place first, and whether all was looked at.
+class Stuck(NamedTuple):
+    """A difference after which results could not be made to agree.
+
+    Attributes:
+        found: the difference.
+        group: the results.
+    """
+
+    found: Found
+    group: Group
+
+
+def differences_of(comparison: Comparison) -> tuple[list[Found], Stuck | None]:
+    """Return where the programs part, the first place first, and where the search got no further, if all was
+    not looked at.
 
     A line that differs again, such as that of a layer that is used several times, or in its derivative, is
     named once. Results that agree as the programs are do not count if they differ once a value is replaced:
     an update may be set right by another gradient.
     """
     found: list[Found] = []
+    stuck: Stuck | None = None
     past: set[tuple[str, int]] = set()
     agreeing = {(g.kind, g.step) for g in comparison.groups if not g.differing}
     for _ in range(_MOST_ROUNDS):
         groups = [g for g in comparison.groups if g.differing and (g.kind, g.step) not in past | agreeing]
         if not groups:
-            return found, all(kind == "updated" for kind, _ in past)
+            return found, stuck
         group = groups[0]
         place = next(comparison.frontiers(group))
         stop = (stopped if group.kind == "gradient" else offset)(comparison, group, place)
@@ -90,8 +104,15 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], bool]:
         elif stop is not None and stop.after is not None:
             comparison = stop.after
         else:
+            if group.kind != "updated":
+                stuck = stuck or Stuck(_holding(found, stop or place), group)
             comparison = _past(comparison, group, past)
-    return found, False
+    return found, stuck or Stuck(found[-1], group)
+
+
+def _holding(found: Sequence[Found], place: Frontier | Stopped) -> Found:
+    """Return the difference to whose lines a place belongs, or else the last one."""
+    return next((f for f in found if f.holds(place)), found[-1])
 
 
 def _goes_on(new: Difference, known: Difference) -> bool:
