@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from stablenum.diagnosis.diff.frontier import Frontier, Start
 from stablenum.diagnosis.diff.kinds import kind, quiet
+from stablenum.diagnosis.diff.parameter_uses import hands_on
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
@@ -49,7 +50,7 @@ def _placed(
         step = _by_hand(code, region, side) or _of_library(code, does, region)
         return start if step is None else Start(step)
     if not start.step.library.startswith("optax."):
-        step = _decaying(region, side) if code.startswith("decay") else None
+        step = _shrinking(region, side) if code.startswith("decay") else None
         return start if step is None else Start(step)
     step = next((s for s in region if does(_function(s))), None) or _elsewhere(start, does, side)
     if step is not None:
@@ -98,6 +99,27 @@ def _decaying(region: Iterable[Step], side: Side) -> Step | None:
     reading = [s for s in region if not quiet(s) and any(_is_parameter(side, i) for i in s.inputs)]
     updated = {r.value for r in side.play.results if r.kind == "updated"}
     return next((s for s in reading if s.operation not in _SUMS or not updated.intersection(s.outputs)), None)
+
+
+def _shrinking(region: Iterable[Step], side: Side) -> Step | None:
+    """Return the first operation of an optimizer of PyTorch that multiplies a parameter, or adds it to what
+    the moments are made of."""
+    updated = {r.value for r in side.play.results if r.kind == "updated"}
+    steps = (
+        s for s in region if s.library.startswith("torch.optim.") and not updated.intersection(s.outputs)
+    )
+    return next((s for s in steps if any(_is_parameter(side, _uncast(side, i)) for i in s.inputs)), None)
+
+
+def _uncast(side: Side, value: int) -> int:
+    """Return the value that was handed on to another one, such as one of a narrower format."""
+    producer = side.trace.values[value].producer
+    while producer is not None and hands_on(side.trace.steps[producer]):
+        if len(side.trace.steps[producer].inputs) != 1:
+            break
+        (value,) = side.trace.steps[producer].inputs
+        producer = side.trace.values[value].producer
+    return value
 
 
 def _is_parameter(side: Side, value: int) -> bool:
