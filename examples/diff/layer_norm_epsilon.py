@@ -10,7 +10,7 @@ from torch import nn
 import stablenum_jax
 import stablenum_torch
 
-WIDTH, HEADS = 32, 4
+WIDTH, WIDE, HEADS = 32, 128, 4
 x = np.random.default_rng(0).normal(size=(2, 8, WIDTH)).astype(np.float32)
 y = np.roll(x, -1, axis=1)
 
@@ -20,10 +20,10 @@ class Block(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.norm1 = nn.LayerNorm(WIDTH)
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-        self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        up, down = nn.Linear(WIDTH, WIDE), nn.Linear(WIDE, WIDTH)
+        self.mlp = nn.Sequential(up, nn.GELU(), down)
 
     def forward(self, x):
         h = self.norm1(x)
@@ -38,8 +38,8 @@ class Port(nnx.Module):
         self.norm1 = nnx.LayerNorm(WIDTH, rngs=rngs)
         self.attention = nnx.MultiHeadAttention(HEADS, WIDTH, decode=False, rngs=rngs)
         self.norm2 = nnx.LayerNorm(WIDTH, rngs=rngs)
-        self.up = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs)
-        self.down = nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
+        self.up = nnx.Linear(WIDTH, WIDE, rngs=rngs)
+        self.down = nnx.Linear(WIDE, WIDTH, rngs=rngs)
 
     def __call__(self, x):
         x = x + self.attention(self.norm1(x))
@@ -53,7 +53,7 @@ def left():
     def loss_fn(x, y):
         return nn.functional.mse_loss(model(x), y)
 
-    return stablenum_torch.program(loss_fn, torch.tensor(x), torch.tensor(y), model=model)
+    return stablenum_torch.program(loss_fn, *map(torch.tensor, (x, y)), model=model)
 
 
 def right():

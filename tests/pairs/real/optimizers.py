@@ -47,10 +47,11 @@ def same(rule: numpy_of.Rule) -> tuple[numpy_of.Rule, numpy_of.Rule]:
 def rprop(
     learning_rate: float, smallest: float = 1e-6, largest: float = 50.0
 ) -> optax.GradientTransformation:
-    """Rprop as ``torch.optim.Rprop`` computes it: each step is applied when it is found."""
+    """Rprop as ``torch.optim.Rprop`` has it: a step is applied when it is found."""
 
     def init(params: Any) -> Any:
-        return optax.tree.full_like(params, learning_rate), optax.tree.zeros_like(params)
+        sizes = optax.tree.full_like(params, learning_rate)
+        return sizes, optax.tree.zeros_like(params)
 
     def update(grads: Any, state: Any, params: Any = None) -> Any:
         def sized(g: Any, before: Any, size: Any) -> Any:
@@ -59,7 +60,8 @@ def rprop(
 
         sizes = jax.tree.map(sized, grads, state[1], state[0])
         kept = jax.tree.map(lambda g, before: jnp.where(g * before < 0, 0.0, g), grads, state[1])
-        return jax.tree.map(lambda g, size: -jnp.sign(g) * size, kept, sizes), (sizes, kept)
+        updates = jax.tree.map(lambda g, size: -jnp.sign(g) * size, kept, sizes)
+        return updates, (sizes, kept)
 
     return optax.GradientTransformation(init, update)
 
