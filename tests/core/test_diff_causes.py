@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from stablenum.diagnosis.diff.update_causes import Update, cause_of_updates
+from stablenum.diagnosis.diff.update_causes import Update, cause_of_updates, epsilon_like
 from stablenum.diagnosis.diff.update_laws import Law, law_of
 from stablenum.diagnosis.diff.value_causes import Values, factor_of, reason_of
 from stablenum.diagnosis.diff.window_variants import convolutions_of, pools_of, resizes_of
@@ -168,6 +169,16 @@ def test_the_laws_of_torch_optimizers_are_recovered() -> None:
     assert (adam.rate, adam.epsilon, adam.decay) == pytest.approx((1e-3, 1e-8, 0.1))
 
 
+def test_the_law_says_which_parameters_are_decayed() -> None:
+    def groups(p: Any) -> Any:
+        kept = [{"params": [p[1], p[2]], "weight_decay": 0.0}, {"params": [p[0], p[3]], "weight_decay": 0.1}]
+        return torch.optim.AdamW(kept, lr=1e-3)
+
+    found = law(groups)
+    assert found.decayed == (True, False, False, True), "one matrix and one vector"
+    assert found.decay == pytest.approx(1e-4)
+
+
 def test_an_update_that_follows_no_law_has_none() -> None:
     before, gradients, updates = updates_of(lambda p: torch.optim.SGD(p, lr=0.1))
     assert law_of(before, gradients, [u + RNG.normal(size=u.shape) for u in updates]) is None
@@ -190,15 +201,106 @@ def test_an_update_that_follows_no_law_has_none() -> None:
             lambda p: torch.optim.SGD(p, lr=0.1 / 1024),
             "loss_scale_left_in",
         ),
+        (lambda p: torch.optim.Adam(p), lambda p: torch.optim.SGD(p), "other_function"),
+        (lambda p: torch.optim.AdamW(p), lambda p: torch.optim.AdamW(p, lr=2e-3), "scale"),
+        (lambda p: torch.optim.AdamW(p), lambda p: torch.optim.AdamW(p, lr=1.02e-3), "scale"),
+        (lambda p: torch.optim.Adam(p), lambda p: torch.optim.Adam(p, lr=2e-3), "scale"),
+        (
+            lambda p: torch.optim.Adam(p, weight_decay=0.1),
+            lambda p: torch.optim.Adam(p, weight_decay=0.05),
+            "decay_coupling",
+        ),
+        (
+            lambda p: torch.optim.Adam(p),
+            lambda p: torch.optim.Adam([{"params": p[:2]}, {"params": p[2:], "lr": 1e-4}]),
+            "scale",
+        ),
     ],
 )
 def test_the_cause_of_two_updates(left: Any, right: Any, wanted: str) -> None:
+    assert cause_of(left, right)[0] == wanted
+
+
+def cause_of(
+    left: Any, right: Any, numbers: Any = ((), ()), clips: tuple[int, int] = (0, 0)
+) -> tuple[str, str, str]:
+    found = cause_of_updates(both(left, right), (), numbers, clips)
+    assert found is not None
+    return found
+
+
+def both(left: Any, right: Any) -> list[Update]:
     before, gradients, mine = updates_of(left)
     *_, theirs = updates_of(right)
-    updates = [Update(*row) for row in zip(before, gradients, mine, theirs, strict=True)]
-    found = cause_of_updates(updates, ())
+    return [Update(*row) for row in zip(before, gradients, mine, theirs, strict=True)]
+
+
+def test_ten_times_the_rate_is_no_dampening_if_both_rates_are_written() -> None:
+    left, right = (partial(torch.optim.SGD, lr=rate) for rate in (0.1, 0.01))
+    assert cause_of(left, right, ({0.1}, {0.01}))[0] == "scale"
+    assert cause_of(left, right, ({0.1}, {0.1, 0.9}))[0] == "momentum_dampening"
+
+
+def some_decayed(first: float, second: float) -> Any:
+    return lambda p: torch.optim.AdamW(
+        [{"params": p[:2], "weight_decay": first}, {"params": p[2:], "weight_decay": second}]
+    )
+
+
+def test_less_decay_of_the_same_parameters_is_not_said_to_be_none() -> None:
+    code, sentence, evidence = cause_of(some_decayed(0.1, 0.0), some_decayed(1e-4, 0.0))
+    assert code == "decay_coupling"
+    assert sentence.startswith("the two sides decay 2 of the 4 parameters")
+    assert evidence.count("- 0.0001 p") == evidence.count("- 1e-07 p") == 1
+    code, sentence, _ = cause_of(some_decayed(0.1, 0.1), some_decayed(0.1, 0.0))
+    assert code == "decay_excluded"
+    assert sentence.startswith("only the left side decays 2 of the 4 parameters")
+
+
+def test_a_decay_beside_an_unknown_formula_is_not_said_to_be_one_sided() -> None:
+    rows = both(some_decayed(0.1, 0.1), some_decayed(0.1, 0.0))
+    noise = [RNG.normal(size=u.left.shape) * 1e-3 for u in rows]
+    unknown = [
+        Update(u.parameter, u.gradient, u.left + n, u.right + n) for u, n in zip(rows, noise, strict=True)
+    ]
+    found = cause_of_updates(unknown, ())
     assert found is not None
-    assert found[0] == wanted
+    assert found[0] == "decay_excluded"
+    assert found[1].endswith("by another amount, or only the left side does.")
+
+
+def test_gradients_multiplied_before_adam_show_in_its_epsilon() -> None:
+    before, gradients, _ = updates_of(torch.optim.Adam)
+    norm = np.sqrt(sum((g**2).sum() for g in gradients))
+    known = ({1e-8}, {1e-8, 0.3})
+    rows = [
+        Update(p, g, -1e-3 * g / (np.abs(g) + 1e-8), -1e-3 * c * g / (c * np.abs(g) + 1e-8))
+        for c in (0.3 / norm,)
+        for p, g in zip(before, gradients, strict=True)
+    ]
+    found = cause_of_updates(rows, (), known)
+    assert found is not None
+    assert found[0] == "clip_missing"
+    rows = [
+        Update(p, g, -1e-3 * g / (np.abs(g) + 1e-8), -1e-3 * g / (np.abs(g) + 1e-8 / 1024))
+        for p, g in zip(before, gradients, strict=True)
+    ]
+    assert cause_of_updates(rows, (), known)[:2] == (  # type: ignore[index]
+        "loss_scale_left_in",
+        "a factor of 2^10 is left in the gradients.",
+    )
+
+
+def test_an_unknown_formula_that_differs_where_gradients_are_small_is_only_like_an_epsilon() -> None:
+    before, gradients, _ = updates_of(torch.optim.Adam)
+    rows = [
+        Update(p, g, np.cbrt(g) / (np.abs(np.cbrt(g)) + 1e-3), np.cbrt(g) / (np.abs(np.cbrt(g)) + 1e-2))
+        for p, g in zip(before, gradients, strict=True)
+    ]
+    assert cause_of_updates(rows, ()) is None
+    guess = epsilon_like(rows)
+    assert guess is not None
+    assert guess[0] == "adam_epsilon_placement"
 
 
 @pytest.mark.parametrize("corrected", [True, False])
@@ -227,7 +329,7 @@ def test_corrections_of_the_moments_are_told_by_their_decay_rates(theirs: Any, w
     before, gradients, mine = updates_of(lambda p: torch.optim.Adam(p, betas=(0.9, 0.99)))
     right = [theirs(g, None) for g in gradients]
     updates = [Update(*row) for row in zip(before, gradients, mine, right, strict=True)]
-    found = cause_of_updates(updates, (), {0.99})
+    found = cause_of_updates(updates, (), ({0.99}, {0.99}))
     assert found is not None
     assert found[0] == wanted
 
@@ -251,7 +353,7 @@ def test_the_factor_of_a_clipped_norm_is_known(factor: Any, names: tuple[str, ..
         Update(p, g, -0.1 * g - decay * p, -0.1 * factor * g - decay * p)
         for p, g in zip(before, gradients, strict=True)
     ]
-    found = cause_of_updates(updates, names, {0.25})
+    found = cause_of_updates(updates, names, ({0.25}, ()))
     assert found is not None
     assert found[0] == wanted
 
@@ -266,7 +368,7 @@ def clipped_by(factors: tuple[float, float], other: tuple[float, float], largest
         p, g = RNG.normal(size=shape), RNG.normal(size=shape)
         left, right = (-0.01 * f * g / (np.abs(f * g) + epsilon) for f in (factor, second))
         updates.append(Update(p, g, left, right))
-    return cause_of_updates(updates, ["norm"], {largest, epsilon}, (1, 2))
+    return cause_of_updates(updates, ["norm"], ({largest, epsilon}, {epsilon}), (1, 2))
 
 
 def test_a_factor_of_each_tensor_before_rmsprop_is_clipping_per_tensor() -> None:

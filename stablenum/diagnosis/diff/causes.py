@@ -14,7 +14,7 @@ from stablenum.diagnosis.diff.pair_causes import by_loss, by_pair
 from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.structure_causes import by_lack, by_structure
 from stablenum.diagnosis.diff.target_causes import by_targets
-from stablenum.diagnosis.diff.update_causes import cause_of_updates
+from stablenum.diagnosis.diff.update_causes import cause_of_updates, epsilon_like
 from stablenum.diagnosis.diff.variant_causes import by_variant
 from stablenum.diagnosis.diff.window_causes import by_window
 
@@ -45,12 +45,16 @@ def _by_update(scene: Scene) -> Cause | None:
     of_moments = cause_of_moments(scene.comparison.updates_so_far(scene.group), own, clips)
     if of_moments is not None:
         return cause(*of_moments, confirmed=True, update=True)
-    found = cause_of_updates(scene.comparison.updates(scene.group), names, own[0] | own[1], clips)
+    updates = scene.comparison.updates(scene.group)
+    found = cause_of_updates(updates, names, own, clips)
     if found is None or found[0] in _FACTORS:
         counted = by_count(scene)
         if counted is not None:
             return counted
-    return None if found is None else cause(*found, confirmed=True, update=True)
+    if found is None:
+        guess = epsilon_like(updates)
+        return None if guess is None else cause(*guess, confirmed=False, update=True)
+    return cause(*found, confirmed=True, update=True)
 
 
 def _clips(scene: Scene) -> tuple[int, int]:

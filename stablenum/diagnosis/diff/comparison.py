@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from stablenum.diagnosis.diff.arrangement import chain_of, first_rearranged
 from stablenum.diagnosis.diff.fingerprints import distance
 from stablenum.diagnosis.diff.frontier import Frontier, Start, frontiers, last_of_line, same_line
@@ -21,6 +23,8 @@ __all__ = ["Comparison"]
 
 # A difference of a value this much smaller than that of the results does not explain it.
 _SMALL = 1e-6
+# A gradient that rounding moves further than this, relative to its size, is taken for rounding.
+_NOISE = 1e-3
 
 
 class Comparison:
@@ -141,9 +145,14 @@ class Comparison:
     # --- updates ---
 
     def updates(self, group: Group) -> list[Update]:
-        """Return what both sides make of each parameter in the layout of the right side."""
+        """Return what both sides make of each parameter in the layout of the right side.
+
+        Entries whose gradient is 0 but for rounding, such as those of a bias of keys, are 0 here: what an
+        optimizer that divides by the size of a gradient makes of them tells nothing.
+        """
         mine = {(r.kind, r.name, r.step): self.left.arrays[r.value] for r in self.left.play.results}
         theirs = {(r.kind, r.name, r.step): self.right.arrays[r.value] for r in self.right.play.results}
+        tolerance = {(r.kind, r.name, r.step): self.right.tolerance[r.value] for r in self.right.play.results}
         start_left, start_right = self.left.program.parameters(), dict(self.right.program.parameters())
         start_right.update(self.right.weights or {})
         found = []
@@ -159,7 +168,11 @@ class Comparison:
                 before, other = origin.of(start_left), start_right[name].reshape(origin.shape)
             if gradient is not None:
                 change = theirs["updated", name, step] - other
-                found.append(Update(before, gradient, new - before, change, name))
+                known = _known(gradient, tolerance["gradient", name, step])
+                before, gradient, moved_left, moved_right = (
+                    np.where(known, x, 0.0) for x in (before, gradient, new - before, change)
+                )
+                found.append(Update(before, gradient, moved_left, moved_right, name))
         return found
 
     def updates_so_far(self, group: Group) -> list[list[Update]]:
@@ -177,6 +190,13 @@ class Comparison:
             origin = self.weights.origins[pair.right.name]
             found[pair.right.value] = origin.of({n: mine[n] for n in origin.names})
         return found
+
+
+def _known(gradient: Any, tolerance: float) -> Any:
+    """Return which entries of a gradient are more than rounding, or exactly 0."""
+    size = np.abs(gradient)
+    exact = (size == 0) | (size > tolerance * size.max(initial=0.0))
+    return exact & (tolerance < _NOISE)
 
 
 def _of(side: Side, group: Group) -> Iterable[Any]:

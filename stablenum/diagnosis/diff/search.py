@@ -116,12 +116,19 @@ def _holding(found: Sequence[Found], place: Frontier | Stopped) -> Found:
 
 
 def _goes_on(new: Difference, known: Difference) -> bool:
-    """Return whether a difference of a later step's update is that of an earlier one: at the same lines, and
-    with no cause of its own."""
-    places = [[None if p is None else (p.phase, p.where) for p in (d.left, d.right)] for d in (new, known)]
-    if new.step == known.step or places[0] != places[1] or ("update" not in {p[0] for p in places[0] if p}):
+    """Return whether a difference of an update is that of another parameter, or of an earlier step: at the
+    same lines, and with no cause of its own."""
+    if not _same_update(new, known):
         return False
+    if new.step == known.step:
+        return {c.code for c in new.causes if c.confirmed} <= {c.code for c in known.causes}
     return {(c.code, c.sentence) for c in new.causes} <= {(c.code, c.sentence) for c in known.causes}
+
+
+def _same_update(a: Difference, b: Difference) -> bool:
+    """Return whether two differences lie at the same lines of an update."""
+    places = [[None if p is None else (p.phase, p.where) for p in (d.left, d.right)] for d in (a, b)]
+    return places[0] == places[1] and "update" in {p[0] for p in places[0] if p}
 
 
 def _set_right(comparison: Comparison, group: Group, found: Iterable[Found]) -> _Place:

@@ -12,9 +12,10 @@ Gauss-Newton; a law is accepted if it gives every element.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,9 @@ __all__ = ["Law", "law_of"]
 
 _EXACT = 1e-7
 _ROUNDS = 60
+_NOTHING = 1e-9  # of a gradient, or of an update: what a decay adds to it
+_MOST_TRIED = 4
+_Row: TypeAlias = tuple[Any, Any, Any]  # a parameter, its gradient and its update
 # Where the fit of a decay that is added to the gradient begins: the signs of small gradients depend on it.
 _DECAYS = (1e-2, 1e-1, 1e-3, 5e-2, 5e-3, 5e-4, 1e-4, 0.5, 1e-5)
 
@@ -58,49 +62,61 @@ class Law:
 
 def law_of(parameters: Sequence[Any], gradients: Sequence[Any], updates: Sequence[Any]) -> Law | None:
     """Return the simplest law that gives all updates; None if none does."""
+    rows = list(zip(parameters, gradients, updates, strict=True))
     for name, coupled in (
         ("gradient", False), ("outside", False), ("inside", False), ("outside", True), ("inside", True),
     ):  # fmt: skip
-        for decayed in _which(parameters):
-            law = _fitted(name, parameters, gradients, updates, decayed, coupled=coupled)
-            if law is not None:
-                return law
+        law = None if coupled else _fitted(name, rows, (False,) * len(rows))
+        if law is None:
+            decayed = _decayed(name, rows, coupled=coupled)
+            law = _fitted(name, rows, decayed, coupled=coupled) if any(decayed) else None
+        if law is not None:
+            return law
     return None
 
 
-def _which(parameters: Sequence[Any]) -> list[tuple[bool, ...]]:
-    """Return which parameters may be decayed: none, all, or those with several axes."""
-    every = (True,) * len(parameters)
-    matrices = tuple(np.ndim(p) > 1 for p in parameters)
-    return list(dict.fromkeys([(False,) * len(parameters), every, matrices]))
+def _decayed(name: str, rows: Sequence[_Row], *, coupled: bool) -> tuple[bool, ...]:
+    """Return which parameters are decayed, by the law of the largest one that is; none if that has no law."""
+    for row in sorted(rows, key=lambda r: -r[0].size)[:_MOST_TRIED]:
+        law = _fitted(name, [row], (True,), coupled=coupled)
+        if law is None:
+            break
+        if abs(law.decay) * _most(row[0]) > _NOTHING * _most(row[1] if coupled else row[2]):
+            without = replace(law, decay=0.0)
+            return tuple(_gap(law, r) < _gap(without, r) for r in rows)
+    return ()
+
+
+def _gap(law: Law, row: _Row) -> float:
+    p, g, u = row
+    return _most(u - _made(law.name, p, g, (law.rate, law.epsilon, law.decay), coupled=law.coupled))
+
+
+def _most(x: Any) -> float:
+    return float(np.abs(x).max(initial=0.0))
 
 
 def _fitted(
-    name: str,
-    ps: Sequence[Any],
-    gs: Sequence[Any],
-    us: Sequence[Any],
-    decayed: tuple[bool, ...],
-    *,
-    coupled: bool,
+    name: str, rows: Sequence[_Row], decayed: tuple[bool, ...], *, coupled: bool = False
 ) -> Law | None:
-    if coupled and not any(decayed):
-        return None
-    p = np.concatenate([np.ravel(x) * on for x, on in zip(ps, decayed, strict=True)])
-    g, u = (np.concatenate([np.ravel(x) for x in xs]) for xs in (gs, us))
+    p = np.concatenate([np.ravel(row[0]) * on for row, on in zip(rows, decayed, strict=True)])
+    g, u = (np.concatenate([np.ravel(row[i]) for row in rows]) for i in (1, 2))
     if not u.any() or not g.any():
         return None
-
-    def made(a: float, e: float, d: float) -> Any:
-        h = g + d * p if coupled else g
-        return -a * _SCALED[name](h, e) - (0.0 if coupled else d * p)
-
     free = (True, name != "gradient", any(decayed))
     starts = _DECAYS if coupled else (0.0,)
+    made = partial(_made, name, p, g, coupled=coupled)
     with np.errstate(all="ignore"):
         found = (_solved(made, _start(name, g, u, d), free, u) for d in starts)
         constants = next((c for c in found if c is not None), None)
     return None if constants is None else Law(name, *constants, coupled, decayed)
+
+
+def _made(name: str, p: Any, g: Any, constants: Iterable[float], *, coupled: bool) -> Any:
+    """Return the update that a law makes with some constants: rate, epsilon and decay."""
+    a, e, d = constants
+    with np.errstate(all="ignore"):
+        return -a * _SCALED[name](g + d * p if coupled else g, e) - (0.0 if coupled else d * p)
 
 
 _SCALED: dict[str, Callable[[Any, float], Any]] = {
@@ -117,26 +133,31 @@ def _start(name: str, g: Any, u: Any, decay: float) -> list[float]:
 
 
 def _solved(
-    made: Callable[..., Any], start: list[float], free: tuple[bool, ...], wanted: Any
+    made: Callable[[Iterable[float]], Any], start: list[float], free: tuple[bool, ...], wanted: Any
 ) -> tuple[float, float, float] | None:
-    """Fit the constants by Gauss-Newton with numerical derivatives, each constant in steps of its size."""
+    """Fit the constants by Gauss-Newton with numerical derivatives, each constant in steps of its size, until
+    they give every element and come no nearer."""
     x, scale = np.asarray(start, float), float(np.abs(wanted).max())
     rate = abs(x[0]) or scale
     steps = np.asarray([rate, max(abs(x[1]), 1e-10), rate])
     index = [i for i, on in enumerate(free) if on]
+    best, found = _EXACT * scale, None
     for _ in range(_ROUNDS):
-        gap = wanted - made(*x)
-        if float(np.abs(gap).max()) <= _EXACT * scale:
-            return float(x[0]), abs(float(x[1])), float(x[2])
+        gap = wanted - made(x)
+        size = float(np.abs(gap).max())
+        if found is not None and size > best / 2:
+            return found
+        if size <= best:
+            best, found = size, (float(x[0]), abs(float(x[1])), float(x[2]))
         columns = []
         for i in index:
             h = np.zeros(3)
             h[i] = 1e-4 * steps[i]
-            columns.append((made(*(x + h)) - made(*(x - h))) / 2e-4)
+            columns.append((made(x + h) - made(x - h)) / 2e-4)
         slopes = np.stack(columns, axis=1)
         if not (np.isfinite(slopes).all() and np.isfinite(gap).all()):
-            return None
+            return found
         moved, *_ = np.linalg.lstsq(slopes, gap, rcond=None)
         x[index] += moved * steps[index]
         steps[1] = max(abs(x[1]), 1e-12)
-    return None
+    return found

@@ -160,6 +160,7 @@ _DOES: dict[str, Callable[[str], bool]] = {
     "decay_coupling": _decays, "decay_excluded": _decays,
     "clip_epsilon": _clips, "clip_missing": _clips, "clip_per_tensor": _clips,
     "schedule_offset": _has_a_rate, "loss_scale_left_in": _nothing,
+    "scale": _has_a_rate,
     "betas": _has_moments, "momentum": _has_momentum,
     "momentum_dampening": _has_momentum, "nesterov": _has_momentum,
     "adam_epsilon_placement": _has_moments, "epsilon_value": _has_moments, "bias_correction": _has_moments,

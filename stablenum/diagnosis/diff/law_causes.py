@@ -1,0 +1,114 @@
+"""Name the cause of a difference between two updates by the laws that they follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import TypeAlias
+
+from stablenum.diagnosis.diff.update_laws import Law
+
+__all__ = ["cause_of_laws", "cause_of_rates", "is_limit", "near"]
+
+# A cause: its code and a sentence.
+_Found: TypeAlias = tuple[str, str]
+_Numbers: TypeAlias = tuple[Collection[float], Collection[float]]
+
+_USUAL = (0.9, 0.999)
+# Above, a number is one minus an epsilon rather than the decay rate of a moment; a factor of 2 is a doubled
+# rate rather than the missing correction of a moment with a decay rate of 0.5.
+_LARGEST_RATE = 0.9999
+_SMALLEST_RATE = 0.5
+_LARGEST_EPSILON = 1e-2
+
+
+def cause_of_laws(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | None:
+    """Return code and sentence; None if only the rates differ, or for the reason of no optimizer's form.
+
+    Args:
+        a, b: the laws of the left and the right side.
+        numbers: the constants of each side's update.
+        norm: that of all gradients.
+    """
+    if {a.name, b.name} == {"inside", "outside"}:
+        return "adam_epsilon_placement", "only one side has the epsilon inside the root."
+    if a.name != b.name:
+        return "other_function", "the two sides update by another formula."
+    if bool(a.decay) != bool(b.decay):
+        return "decay_coupling", f"only the {'left' if a.decay else 'right'} side decays the weights."
+    if a.coupled != b.coupled:
+        return "decay_coupling", "only one side adds the decay to the gradient."
+    return _of_factor(a, b, numbers) or _of_epsilons(a, b, numbers, norm)
+
+
+def cause_of_rates(a: Law, b: Law) -> _Found | None:
+    """Return code and sentence if the laws differ in their rates or in how much they decay."""
+    if not near(a.rate, b.rate):
+        return "scale", f"the rate is {a.rate:.6g} on the left and {b.rate:.6g} on the right."
+    if not near(a.decay, b.decay):
+        return "decay_coupling", "the two sides decay the weights by another amount."
+    return None
+
+
+def _of_factor(a: Law, b: Law, numbers: _Numbers) -> _Found | None:
+    """Name the factor between two rates by the decay rates of the moments."""
+    ratio = a.rate / b.rate
+    size = max(ratio, 1 / ratio) if ratio > 0 else 0.0
+    if size < 1 + 1e-3 or all(_among(law.rate, own) for law, own in zip((a, b), numbers, strict=True)):
+        return None
+    if _power_of_two(size):
+        return "loss_scale_left_in", f"a factor of 2^{round(math.log2(size))} is left in the gradients."
+    known = {*_USUAL, *numbers[0], *numbers[1]}
+    rates = [x for n in known for x in (n, 1 - n) if _SMALLEST_RATE <= x <= _LARGEST_RATE]
+    if any(near(size, 1 + x if a.name == "gradient" else 1 + x / (1 + x)) for x in rates):
+        return "nesterov", f"the two updates differ by the factor {size:.6g}, as Nesterov's form does."
+    if a.name == "gradient":
+        dampened = any(near(size, 1 / (1 - x)) for x in rates if x > _SMALLEST_RATE)
+        sentence = f"only one side multiplies the gradient by {1 / size:.6g}."
+        return ("momentum_dampening", sentence) if dampened else None
+    if a.decay and near(a.decay / b.decay, ratio):  # the rate, which the decay is multiplied by too
+        return None
+    both = [(1 - x) / math.sqrt(1 - y) for x in rates for y in rates if x < y]
+    either = [f(1 - x) for x in rates if x > _SMALLEST_RATE for f in (float, math.sqrt)]
+    if any(near(size, max(c, 1 / c)) for c in (*both, *either)):
+        return "bias_correction", "only one side corrects the moments for their start at zero."
+    return None
+
+
+def _of_epsilons(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | None:
+    """Name the factor between two epsilons, which is also that between gradients whose size cancels."""
+    ratio = a.epsilon / b.epsilon if a.epsilon and b.epsilon else 1.0
+    if near(ratio, 1.0, 1e-4) or not near(a.rate, b.rate, 1e-3):
+        return None
+    told = f"the epsilon is {a.epsilon:.4g} on the left and {b.epsilon:.4g} on the right."
+    if all(_among(law.epsilon, own) for law, own in zip((a, b), numbers, strict=True)):
+        return "epsilon_value", told
+    every = {*numbers[0], *numbers[1]}
+    if is_limit(ratio, norm, every):
+        return "clip_missing", "only one side clips the gradients, or to another norm."
+    if _power_of_two(max(ratio, 1 / ratio)):
+        power = round(abs(math.log2(ratio)))
+        return "loss_scale_left_in", f"a factor of 2^{power} is left in the gradients."
+    known = {*_USUAL, *every, *(1 - x for x in every)}
+    if any(0 < x < 1 and near(min(ratio, 1 / ratio), math.sqrt(1 - x), 1e-3) for x in known):
+        return "adam_epsilon_placement", "only one side adds the epsilon before the bias correction."
+    return "epsilon_value", told
+
+
+def is_limit(factor: float, norm: float, numbers: Collection[float]) -> bool:
+    """Return whether a factor is that of a clipped norm: the largest norm over that of all gradients."""
+    return factor > 0 and any(near(norm * min(factor, 1 / factor), x, 1e-4) for x in numbers)
+
+
+def near(a: float, b: float, gap: float = 1e-5) -> bool:
+    """Return whether two numbers are equal but for a relative gap."""
+    return abs(a - b) <= gap * abs(b)
+
+
+def _among(x: float, numbers: Collection[float]) -> bool:
+    return any(near(x, n, 1e-3) for n in numbers)
+
+
+def _power_of_two(size: float) -> bool:
+    power = math.log2(size)
+    return power >= 3 and abs(power - round(power)) < 1e-6

@@ -1,0 +1,132 @@
+"""``stablenum.diff`` on updates of a model some of whose gradients are nothing but rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from torch import nn
+
+import stablenum
+import stablenum_jax
+import stablenum_torch
+
+WIDTH, HEADS = 8, 2
+X = np.random.default_rng(0).normal(size=(3, 5, WIDTH)).astype(np.float32)
+
+
+class Attention(nn.Module):
+    """The bias of its keys adds the same to all scores of a query: its gradient is 0 but for rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        out: torch.Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return out
+
+
+def in_torch(kind: Any = torch.optim.AdamW, *, decay: float = 0.05, **options: Any) -> Any:
+    torch.manual_seed(0)
+    model = Attention()
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": decay},
+        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    return stablenum_torch.program(
+        lambda x: model(x).square().mean(),
+        torch.tensor(X),
+        model=model,
+        optimizer=kind(groups, lr=1e-3, **options),
+    )
+
+
+def jax_loss(p: Any, x: Any) -> Any:
+    q, k, v = (
+        jnp.einsum("btd,dhw->bhtw", x, p[n]["kernel"]) + p[n]["bias"][:, None]
+        for n in ("query", "key", "value")
+    )
+    scores = jnp.einsum("bhqw,bhkw->bhqk", q, k) / (WIDTH // HEADS) ** 0.5
+    y = jnp.einsum("bhqk,bhkw->bqhw", jax.nn.softmax(scores), v)
+    y = jnp.einsum("bqhw,hwd->bqd", y, p["out"]["kernel"]) + p["out"]["bias"]
+    return jnp.mean(y**2)
+
+
+SPLIT = {"kernel": jnp.zeros((WIDTH, HEADS, WIDTH // HEADS)), "bias": jnp.zeros((HEADS, WIDTH // HEADS))}
+JOINED = {"kernel": jnp.zeros((HEADS, WIDTH // HEADS, WIDTH)), "bias": jnp.zeros(WIDTH)}
+IN_JAX = jax_loss, {"query": SPLIT, "key": SPLIT, "value": SPLIT, "out": JOINED}, jnp.asarray(X)
+
+
+def kernels(parameters: Any) -> Any:
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", parameters)
+
+
+def adamw(rate: Any = 1e-3, decay: float = 0.05, **options: Any) -> Any:
+    return optax.adamw(rate, weight_decay=decay, mask=kernels, **options)
+
+
+def test_the_same_optimizer_agrees() -> None:
+    assert stablenum.diff(in_torch(), stablenum_jax.program(*IN_JAX, optimizer=adamw()), steps=2).ok
+
+
+FEWER = "the two sides decay 4 of the 8 parameters by another amount"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "code", "sentence"),
+    [
+        ({}, adamw(1.02e-3), "scale", "the rate is 0.001 on the left and 0.00102 on the right."),
+        ({}, adamw(2e-3), "scale", "the rate is 0.001 on the left and 0.002 on the right."),
+        ({}, adamw(eps=1e-6), "epsilon_value", "the epsilon is 1e-08 on the left and 1e-06 on the right."),
+        (
+            {"kind": torch.optim.Adam},
+            adamw(),
+            "decay_coupling",
+            "only one side adds the decay to the gradient.",
+        ),
+        (
+            {},
+            adamw(decay=1e-4),
+            "decay_coupling",
+            f"{FEWER}, such as key.kernel, out.kernel, query.kernel.",
+        ),
+        (
+            {},
+            optax.adamw(1e-3, weight_decay=0.05),
+            "decay_excluded",
+            "only the right side decays 3 of the 8 parameters, such as out.bias, query.bias, value.bias.",
+        ),
+    ],
+)
+def test_a_bias_whose_gradient_is_rounding_hides_no_cause(
+    left: Any, right: Any, code: str, sentence: str
+) -> None:
+    report = stablenum.diff(in_torch(**left), stablenum_jax.program(*IN_JAX, optimizer=right))
+    assert [(c.code, c.confirmed) for c in report.causes] == [(code, True)]
+    assert report.causes[0].sentence == sentence
+    assert len(report.differences) == 1, "other parameters show no other difference of the same update"
+
+
+def in_parts() -> Any:
+    return optax.chain(
+        optax.scale_by_adam(),
+        optax.add_decayed_weights(0.05, mask=kernels),
+        optax.scale_by_learning_rate(2e-3),  # rate
+    )
+
+
+def test_a_rate_is_placed_at_the_part_that_multiplies_by_it() -> None:
+    first = stablenum.diff(in_torch(), stablenum_jax.program(*IN_JAX, optimizer=in_parts())).first
+    assert first is not None
+    assert first.right is not None
+    assert first.right.code.endswith("# rate")
