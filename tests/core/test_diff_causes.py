@@ -241,6 +241,15 @@ def test_ten_times_the_rate_is_no_dampening_if_both_rates_are_written() -> None:
     assert cause_of(left, right, ({0.1}, {0.1, 0.9}))[0] == "momentum_dampening"
 
 
+def test_a_rate_that_one_side_writes_by_chance_hides_no_missing_correction() -> None:
+    before, gradients, mine = updates_of(lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.9, 0.99)))
+    right = [-0.01 * g / (np.sqrt(0.01) * np.abs(g) + 1e-8) for g in gradients]
+    updates = [Update(*row) for row in zip(before, gradients, mine, right, strict=True)]
+    found = cause_of_updates(updates, (), ({0.01, 0.99}, {0.01, 0.1, 0.99}))  # 1 - 0.9, and also the rate
+    assert found is not None
+    assert found[0] == "bias_correction"
+
+
 def some_decayed(first: float, second: float) -> Any:
     return lambda p: torch.optim.AdamW(
         [{"params": p[:2], "weight_decay": first}, {"params": p[2:], "weight_decay": second}]

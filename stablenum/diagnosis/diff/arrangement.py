@@ -8,17 +8,20 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from stablenum.diagnosis.diff.kinds import quiet
+from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.replay.trace import Trace
 
-__all__ = ["chain_of", "first_rearranged", "same_arrangement"]
+__all__ = ["chain_of", "first_rearranged", "laid_apart", "same_arrangement"]
 
 _CLOSE = 1e-6
+Shape: TypeAlias = tuple[int, ...]
 
 
 def chain_of(trace: Trace, value: int) -> list[int]:
@@ -51,7 +54,8 @@ def first_rearranged(chain: Iterable[int], arrays: Mapping[int, Any], others: It
 def same_arrangement(a: Any, b: Any) -> bool:
     """Return whether one array may be the other with its axes permuted.
 
-    Every axis must have its counterpart: an axis of the same length whose slices have the same norms. Arrays
+    Every axis must have its counterpart: an axis of the same length whose slices have the same norms in the
+    same order. Arrays
     with other axes (merged, split) are not compared and may be the same.
     """
     first, second = np.squeeze(np.asarray(a, float)), np.squeeze(np.asarray(b, float))
@@ -72,9 +76,38 @@ def _axes(x: Any) -> list[int]:
 
 
 def _profile(x: np.ndarray, axis: int) -> np.ndarray:
-    """Return the sizes of the slices along an axis, in order of size."""
+    """Return the sizes of the slices along an axis."""
     others = tuple(i for i in range(x.ndim) if i != axis)
-    return np.sort(np.asarray((x * np.abs(x)).sum(axis=others)))
+    return np.asarray((x * np.abs(x)).sum(axis=others))
+
+
+def laid_apart(operands: Sequence[tuple[Any, Any]], shapes: tuple[Shape, Shape]) -> int | None:
+    """Return which operand of an elementwise operation lies otherwise than the others on one of two sides, so
+    that no permutation of the result's axes makes all operands equal; None if one does, or if the flags are
+    others and all else lies alike.
+
+    Args:
+        operands: each as both sides have it; flags may be inverted.
+        shapes: of the results.
+    """
+    if math.prod(shapes[0]) != math.prod(shapes[1]):
+        return None
+    ways = layouts(*shapes, "other")
+    fitting = [{w for w in ways if _fits(a, b, w, shapes)} for a, b in operands]
+    if not ways or set.intersection(*fitting):
+        return None
+    same = tuple(range(len(shapes[0])))
+    kept = (k for k, (a, _) in enumerate(operands) if a.dtype != bool and same not in fitting[k])
+    return next(kept, None)
+
+
+def _fits(a: Any, b: Any, way: Sequence[int], shapes: tuple[Shape, Shape]) -> bool:
+    mine = np.broadcast_to(a, shapes[0]).transpose(way).reshape(shapes[1])
+    theirs = np.broadcast_to(b, shapes[1])
+    if mine.dtype == bool:
+        return np.array_equal(mine, theirs) or np.array_equal(mine, ~theirs)
+    scale = float(np.abs(theirs).max(initial=0.0))
+    return bool((np.abs(mine - theirs) <= _CLOSE * scale).all())
 
 
 def _close(a: np.ndarray, b: np.ndarray) -> bool:

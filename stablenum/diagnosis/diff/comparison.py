@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.arrangement import chain_of, first_rearranged
+from stablenum.diagnosis.diff.arrangement import chain_of, first_rearranged, laid_apart
 from stablenum.diagnosis.diff.fingerprints import distance
 from stablenum.diagnosis.diff.frontier import Frontier, Start, frontiers, last_of_line, same_line
 from stablenum.diagnosis.diff.kinds import kind, quiet
@@ -25,6 +25,11 @@ __all__ = ["Comparison"]
 _SMALL = 1e-6
 # A gradient that rounding moves further than this, relative to its size, is taken for rounding.
 _NOISE = 1e-3
+# Elementwise operations of several operands, by what they do.
+_COMBINES = {
+    "add": "sum", "sub": "sum", "mul": "product", "div": "product",
+    "where": "choice", "masked_fill": "choice", "select_n": "choice",
+}  # fmt: skip
 
 
 class Comparison:
@@ -105,8 +110,16 @@ class Comparison:
         """Return the frontier at the operations that put what the first operations read in another order;
         None if there are none."""
         here, there = found.left, found.right
-        if here is None or there is None or here.missing or there.missing or kind(there.step) != "matmul":
+        if here is None or there is None or here.missing or there.missing:
             return None
+        if kind(there.step) == "matmul":
+            return self._reordered(found, here, there, known)
+        both = {_COMBINES.get(kind(start.step)) for start in (here, there)}
+        return self._laid_apart(found, here, there, known) if len(both) == 1 and None not in both else None
+
+    def _reordered(self, found: Frontier, here: Start, there: Start, known: Matching) -> Frontier | None:
+        """Return the frontier at the reshape or transposition that puts what a product reads in an order that
+        the other side does not have."""
         for j in there.step.inputs:
             for i in set(known.right.get(j, ())).intersection(here.step.inputs):
                 a = chain_of(self.left.trace, i)
@@ -116,8 +129,41 @@ class Comparison:
                 theirs = first_rearranged(b, arrays_b, arrays_a.values())
                 starts = [_maker(self.left, mine), _maker(self.right, theirs)]
                 if any(starts):
-                    return replace(found, left=starts[0] or here, right=starts[1] or there)
+                    return replace(found, left=starts[0] or here, right=starts[1] or there, rearranged=True)
         return None
+
+    def _laid_apart(self, found: Frontier, here: Start, there: Start, known: Matching) -> Frontier | None:
+        """Return the frontier at what makes an operand of an elementwise operation that lies otherwise than
+        the others on one side, such as scores whose queries and keys are exchanged beside a mask."""
+        pairs = self._operands(here.step, there.step, known)
+        a, b = arrays_of(self.left, {i for i, _ in pairs}), arrays_of(self.right, {j for _, j in pairs})
+        shapes = self.left.shapes[here.step.outputs[0]], self.right.shapes[there.step.outputs[0]]
+        apart = laid_apart([(a[i], b[j]) for i, j in pairs], shapes) if len(pairs) > 1 else None
+        if apart is None:
+            return None
+        i, j = pairs[apart]
+        before, steps = _steps_to(self.left, i), _steps_to(self.right, j)
+        return replace(
+            found,
+            left=Start(before[0]) if before else here,
+            right=Start(steps[0]) if steps else there,
+            region_left=(*before, *found.region_left),
+            region_right=(*steps, *found.region_right),
+            rearranged=True,
+        )
+
+    def _operands(self, here: Step, there: Step, known: Matching) -> list[tuple[int, int]]:
+        """Return the operands of two elementwise operations that correspond: equal ones, and then flags."""
+        pairs = []
+        for j in there.inputs:
+            same = set(known.right.get(j, ())).intersection(here.inputs)
+            if same and self.right.depends[j]:
+                pairs.append((min(same), j))
+        flags = [
+            [v for v in step.inputs if not side.prints[v].floating and side.shapes[v]]
+            for side, step in ((self.left, here), (self.right, there))
+        ]
+        return pairs + (list(zip(*flags, strict=True)) if len(flags[0]) == len(flags[1]) == 1 else [])
 
     def meets(self, found: Frontier, side: str) -> bool:
         """Return whether the line at which a side begins to differ gives the other side's value here. The
@@ -190,6 +236,21 @@ class Comparison:
             origin = self.weights.origins[pair.right.name]
             found[pair.right.value] = origin.of({n: mine[n] for n in origin.names})
         return found
+
+
+def _steps_to(side: Side, value: int) -> list[Step]:
+    """Return the step that makes a value of several others that depend on the program's arguments, and what
+    follows up to a value that is made of that alone, as a transposition or a factor does."""
+    steps: list[Step] = []
+    while True:
+        producer = side.trace.values[value].producer
+        if producer is None:
+            return steps
+        steps.insert(0, side.trace.steps[producer])
+        read = [i for i in steps[0].inputs if side.depends[i]]
+        if len(read) != 1 or side.trace.values[read[0]].producer is None:
+            return steps
+        (value,) = read
 
 
 def _known(gradient: Any, tolerance: float) -> Any:

@@ -26,6 +26,7 @@ class Frontier:
         left, right: where each side begins to differ; None where nothing of it leads to the difference.
         region_left, region_right: all operations from there to the values that differ.
         doubtful: whether the two operations are unlike, so that one side may lack what the other one has.
+        rearranged: whether the sides differ in the order of the same entries.
     """
 
     left: Start | None
@@ -33,6 +34,7 @@ class Frontier:
     region_left: tuple[Step, ...]
     region_right: tuple[Step, ...]
     doubtful: bool = False
+    rearranged: bool = False
 
     @property
     def known(self) -> bool:

@@ -54,7 +54,8 @@ def _of_factor(a: Law, b: Law, numbers: _Numbers) -> _Found | None:
     """Name the factor between two rates by the decay rates of the moments."""
     ratio = a.rate / b.rate
     size = max(ratio, 1 / ratio) if ratio > 0 else 0.0
-    if size < 1 + 1e-3 or all(_among(law.rate, own) for law, own in zip((a, b), numbers, strict=True)):
+    written = all(_among(law.rate, own) for law, own in zip((a, b), numbers, strict=True))
+    if size < 1 + 1e-3 or (written and near(a.epsilon, b.epsilon, 1e-3)):
         return None
     if _power_of_two(size):
         return "loss_scale_left_in", f"a factor of 2^{round(math.log2(size))} is left in the gradients."

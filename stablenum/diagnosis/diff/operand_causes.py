@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.flow import OTHER
 from stablenum.diagnosis.diff.frontier import Start, same_line
-from stablenum.diagnosis.diff.kinds import kind, quiet
+from stablenum.diagnosis.diff.kinds import called, kind, quiet
 from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["by_exchange", "by_flip", "by_repetition", "by_transposition"]
+__all__ = ["by_exchange", "by_flip", "by_input", "by_repetition", "by_transposition"]
 
 _MOST_TRIALS = 6
 _MOST_MODULES = 16
+_NEAR = 64  # so many steps before, of the same call
+_MOST_READ = 3
 _SIDES = ("right", "left")
 
 
@@ -70,6 +73,56 @@ def by_flip(scene: Scene) -> Cause | None:
     return None
 
 
+def by_input(scene: Scene) -> Cause | None:
+    """Say which other values one side reads in the same operation."""
+    starts = {name: (side, start, region) for name, side, start, region in _starts(scene)}
+    if len(starts) < 2 or called(starts["left"][1].step) != called(starts["right"][1].step):
+        return None
+    read = {name: _read_by_call(*found) for name, found in starts.items()}
+    own = {name: _read_alone(scene, name, read) for name in _SIDES}
+    if not 0 < len(own["left"]) == len(own["right"]) <= _MOST_READ:
+        return None
+    here, there = (" and ".join(_told(starts[n][0], v) for v in own[n]) for n in ("left", "right"))
+    agrees = scene.patch is not None and scene.patch.agrees
+    return cause(
+        "other_input",
+        f"{called(starts['left'][1].step)} reads {here} in the left program, and {there} in the right one.",
+        "With what the left program computes there, the results agree." if agrees else "",
+        confirmed=agrees,
+    )
+
+
+def _read_by_call(side: Side, start: Start, region: Sequence[Step]) -> set[int]:
+    """Return the telling values that the call of a function reads and does not make itself."""
+    line = [s.index for s in same_line(start, region)]
+    first, last = min(line, default=start.step.index), max(line, default=start.step.index)
+    own = start.step.place, start.step.module
+    call = [s for s in side.trace.steps[max(first - _NEAR, 0) : last + 1] if (s.place, s.module) == own]
+    made = {o for s in call for o in s.outputs}
+    return {i for s in call for i in s.inputs if i not in made and not side.neutral(i)}
+
+
+def _read_alone(scene: Scene, name: str, read: Mapping[str, set[int]]) -> list[int]:
+    """Return what the call of one side reads, and the other side has but does not read there; parameters also
+    if the other side does not have them."""
+    known, values = scene.comparison.found.known(name), scene.comparison.side(name).trace.values
+    return sorted(
+        v
+        for v in read[name]
+        if (v in known and read[OTHER[name]].isdisjoint(known[v]))
+        or (v not in known and values[v].role == "parameter")
+    )
+
+
+def _told(side: Side, value: int) -> str:
+    known = side.trace.values[value]
+    if known.producer is None:
+        return f"{known.role} {known.name}".strip()
+    step = side.trace.steps[known.producer]
+    line = "" if step.place is None else f", line {step.place.line}"
+    return f"the value of {step.operation}{line}"
+
+
 def by_exchange(scene: Scene) -> Cause | None:
     """Exchange two values of one shape that a line reads."""
     for name, side, start, region in _starts(scene):
@@ -79,9 +132,27 @@ def by_exchange(scene: Scene) -> Cause | None:
         pairs = [p for p in combinations(read, 2) if side.shapes[p[0]] == side.shapes[p[1]]]
         arrays = arrays_of(side, {v for p in pairs[:_MOST_TRIALS] for v in p})
         for a, b in pairs[:_MOST_TRIALS]:
-            if scene.mends(name, {a: arrays[b], b: arrays[a]}):
+            if scene.mends(name, {a: arrays[b], b: arrays[a]}) or _mends_all(scene, name, start.step, (a, b)):
                 return _exchanged(side, a, b, name)
     return None
+
+
+def _mends_all(scene: Scene, name: str, step: Step, read: tuple[int, int]) -> bool:
+    """Return whether the results agree if two values that a step reads are exchanged, and likewise in all
+    calls of its line, such as those of several layers."""
+    if not set(read) <= set(step.inputs):
+        return False
+    at = [step.inputs.index(v) for v in read]
+    trace, comparison = scene.comparison.side(name).trace, scene.comparison
+    own = step.place, step.primitive, step.phase
+    calls = [s for s in trace.steps if (s.place, s.primitive, s.phase) == own][:_MOST_MODULES]
+    for call in calls if len(calls) > 1 else ():
+        a, b = (call.inputs[k] for k in at)
+        arrays = arrays_of(comparison.side(name), {a, b})
+        if arrays[a].shape != arrays[b].shape:
+            return False
+        comparison = comparison.with_values(name, {a: arrays[b], b: arrays[a]}, until=scene.group)
+    return len(calls) > 1 and comparison.agrees(scene.group)
 
 
 def _exchanged(side: Side, a: int, b: int, name: str) -> Cause:

@@ -53,6 +53,13 @@ class Found:
     right: set[Place]
     without: Comparison | None = None
 
+    @property
+    def forward(self) -> bool:
+        """Whether a side begins to differ in its forward pass."""
+        return any(
+            p is not None and p.phase == "forward" for p in (self.difference.left, self.difference.right)
+        )
+
     def holds(self, place: Frontier | Stopped) -> bool:
         """Return whether a place lies on these lines."""
         return any(
@@ -97,7 +104,9 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], Stuck | None]:
             place, pairs, patch = _set_right(comparison, group, found)
         if not any(f.holds(stop or place) for f in found):
             new = _found(Scene(comparison, place, group, tuple(pairs), patch), stop)
-            if not any(_goes_on(new.difference, f.difference) for f in found):
+            if _may_follow(new, group, found):
+                patch = stop = None
+            elif not any(_goes_on(new.difference, f.difference) for f in found):
                 found.append(new)
         if patch is not None:
             comparison = comparison.with_values(patch.side, patch.values)
@@ -113,6 +122,15 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], Stuck | None]:
 def _holding(found: Sequence[Found], place: Frontier | Stopped) -> Found:
     """Return the difference to whose lines a place belongs, or else the last one."""
     return next((f for f in found if f.holds(place)), found[-1])
+
+
+def _may_follow(new: Found, group: Group, found: Iterable[Found]) -> bool:
+    """Return whether gradients may differ because of a difference of the forward pass, whose derivative
+    differs too: one is known, and to set the new one right does not make all gradients agree."""
+    alone = new.without is not None or (new.patch is not None and new.patch.agrees)
+    if group.kind != "gradient" or alone:
+        return False
+    return any(f.forward and f.difference.step == new.difference.step for f in found)
 
 
 def _goes_on(new: Difference, known: Difference) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.frontier import Start, same_line
-from stablenum.diagnosis.diff.kinds import kind
+from stablenum.diagnosis.diff.kinds import kind, quiet
 from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.diff.sum_causes import by_sum
@@ -27,9 +27,15 @@ def by_structure(scene: Scene) -> Cause | None:
     sums = axes or by_sum(scene)
     if sums is not None:
         return sums
+    if scene.found.rearranged and not {here.step.primitive, there.step.primitive} & _MOVING:
+        return cause(
+            "entry_order",
+            "the same numbers lie in another order beside what they are combined with.",
+            "Sorted, they are equal; as they lie, no permutation of the axes makes all operands equal.",
+            confirmed=scene.patch is not None and scene.patch.agrees,
+        )
     names = {here.step.operation, there.step.operation}
-    moving = {"reshape", "transpose"}
-    if {here.step.primitive, there.step.primitive} & moving and names & moving:
+    if {here.step.primitive, there.step.primitive} & _MOVING and names & _MOVING:
         return cause(
             "head_split_order",
             "the same numbers are put in another order.",
@@ -67,6 +73,7 @@ def _within(scene: Scene) -> bool:
 
 
 _FIRST = 8
+_MOVING = {"reshape", "transpose"}
 _REDUCTIONS = {"mean", "sum", "var", "std"}
 _BY_OPERATION: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"avg_pool", "max_pool"}), "pooling_count"),
@@ -125,10 +132,13 @@ def by_lack(scene: Scene) -> Cause | None:
     if here is None or there is None or scene.patch is None or not scene.patch.agrees:
         return None
     has, values = (here, there) if there.missing else (there, here)
-    value = scene.patch.right if there.missing else scene.patch.left
+    value, made = scene.patch.right, scene.patch.left
+    region = scene.found.region_left
+    if not there.missing:
+        value, made, region = made, value, scene.found.region_right
     if not values.missing or has.missing or values.value != value:
         return None
-    found = _of_missing(here, there)
+    found = _of_missing(here, there, list(dict.fromkeys(s.operation for s in _up_to(made, has, region))))
     return cause(
         found.code,
         found.sentence,
@@ -137,23 +147,35 @@ def by_lack(scene: Scene) -> Cause | None:
     )
 
 
-def _of_missing(here: Start, there: Start) -> Cause:
+def _up_to(value: int, start: Start, region: Iterable[Step]) -> list[Step]:
+    """Return the steps from a start that lead to a value and do more than move entries."""
+    steps = {o: s for s in region if s.index >= start.step.index for o in s.outputs}
+    found, todo = dict[int, Step](), [value]
+    while todo:
+        step = steps.get(todo.pop())
+        if step is not None and step.index not in found:
+            found[step.index] = step
+            todo += step.inputs
+    return [s for _, s in sorted(found.items()) if not quiet(s)]
+
+
+def _of_missing(here: Start, there: Start, operations: Sequence[str] = ()) -> Cause:
     side, step = ("right", here.step) if there.missing else ("left", there.step)
-    masks = ("where", "masked_fill")
+    names = list(operations) or [step.operation]
     code = (
         "mask_missing"
-        if step.operation in masks
+        if names[0] in ("where", "masked_fill")
         else "scale"
-        if step.operation in ("mul", "div")
+        if set(names) <= {"mul", "div"}
         else "dropout"
-        if step.operation == "dropout"
+        if names[0] == "dropout"
         else "missing_operation"
         if side == "right"
         else "extra_operation"
     )
     return cause(
         code,
-        f"the {side} program has no {step.operation} here.",
+        f"the {side} program has no {', '.join(names)} here.",
         "Both sides compute the same up to this operation, and go on with the same one after it.",
         confirmed=False,
     )

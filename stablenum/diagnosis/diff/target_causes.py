@@ -199,9 +199,13 @@ def _shifts(shape: Iterable[int]) -> list[int]:
 
 def _rows(left: Targets, right: Targets, i: Any, j: Any) -> tuple[str, str] | None:
     counted = left.weight[i] > 0, right.weight[j] > 0
-    for name, other, (mine, theirs) in (("left", "right", counted), ("right", "left", counted[::-1])):
-        more = int((mine & ~theirs).sum())
-        if more:
+    absent = [int((t.weight > 0).sum() - (t.weight[k] > 0).sum()) for t, k in ((left, i), (right, j))]
+    for name, other, (mine, theirs), (more, fewer) in (
+        ("left", "right", counted, absent),
+        ("right", "left", counted[::-1], absent[::-1]),
+    ):
+        more = int((mine & ~theirs).sum()) + (more if not fewer else 0)
+        if more > 0:
             return "ignored_labels", f"the {name} program counts {more} rows that the {other} one leaves out."
     return None
 
