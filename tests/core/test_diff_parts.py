@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablenum.diagnosis.diff.arrangement import same_arrangement
+from stablenum.diagnosis.diff.arrangement import laid_apart, same_arrangement
 from stablenum.diagnosis.diff.exact_constants import exact_constant, exact_constants
 from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.layouts import layouts
@@ -123,6 +123,19 @@ def test_another_order_of_heads_is_another_arrangement() -> None:
     heads = x.reshape(2, 5, 3, 4)
     assert same_arrangement(heads.transpose(0, 2, 1, 3), heads)
     assert not same_arrangement(heads, x.reshape(2, 5, 4, 3))
+    assert not same_arrangement(x, np.roll(x, 1, axis=-1)), "the slices come in another order"
+
+
+def test_an_operand_that_lies_otherwise_than_the_others_is_told() -> None:
+    scores, kept = RNG.normal(size=(2, 5, 5)), np.tril(np.ones((5, 5), bool))
+    shapes = scores.shape, scores.shape
+    turned = scores.transpose(0, 2, 1)
+    assert laid_apart([(kept, ~kept), (scores, scores)], shapes) is None
+    assert laid_apart([(kept, kept), (scores, turned)], shapes) == 1
+    assert laid_apart([(kept, kept.T), (scores, turned)], shapes) is None, "both are transposed"
+    assert laid_apart([(kept, np.tril(kept, -1)), (scores, scores)], shapes) is None, "another mask"
+    assert laid_apart([(scores, scores), (scores[0], np.roll(scores[0], 1, 0))], shapes) == 1
+    assert laid_apart([(scores, scores[:1])], (shapes[0], (1, 5, 5))) is None
 
 
 # --- causes ------------------------------------------------------------------------------------------------

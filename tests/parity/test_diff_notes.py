@@ -186,3 +186,28 @@ def test_the_page_marks_the_call_that_differs_among_those_of_one_line() -> None:
     (text,) = re.findall(r'id="data">(.*?)</script>', report.to_html(), re.S)
     i, j = json.loads(text)["first"]
     assert (report.left_rows[i].module, report.right_rows[j].module) == ("2.norm", "2.norm")
+
+
+# --- layers that are used in another order than their numbers ----------------------------------------------
+
+
+def of_layers(order: tuple[int, ...]) -> Any:
+    def loss(p: Any, x: Any) -> Any:
+        for k in order:
+            x = jnp.tanh(x @ p[f"layer{k}"])
+        return jnp.mean(x**2)
+
+    return stablenum_jax.program(loss, {f"layer{k}": jnp.zeros((3, 3)) for k in range(3)}, jnp.asarray(X))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)])
+def test_numbers_that_run_in_another_order_than_the_layers_are_named(order: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layers = [part for _ in range(3) for part in (nn.Linear(3, 3, bias=False), nn.Tanh())]
+    report = stablenum.diff(module(*layers), of_layers(order))
+    assert report.ok
+    assert report.weights[f"layer{order[1]}"] == "2.weight, transposed"
+    told = [note for note in report.notes if "the numbers in their names" in note]
+    assert [("layer1 <- 4.weight" in note, "layer2 <- 2.weight" in note) for note in told] == (
+        [] if order == (0, 1, 2) else [(True, True)]
+    )

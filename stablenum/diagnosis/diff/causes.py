@@ -36,7 +36,7 @@ def causes_of(scene: Scene) -> tuple[Cause, ...]:
             return (known, *found)
         if known is not None:
             found.append(known)
-    return tuple(found)
+    return tuple(c for c in found if c.code != "other_function" or len(found) == 1)
 
 
 def _by_update(scene: Scene) -> Cause | None:

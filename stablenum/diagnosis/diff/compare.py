@@ -11,7 +11,7 @@ from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.compiled import compiled_errors, too_far
 from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.doubts import doubts_of, unsure
-from stablenum.diagnosis.diff.exchanges import by_flow_only, note_on
+from stablenum.diagnosis.diff.exchanges import by_flow_only, note_on, out_of_order
 from stablenum.diagnosis.diff.frozen import OneSided, one_sided
 from stablenum.diagnosis.diff.locations import off_of, share_of
 from stablenum.diagnosis.diff.nonfinite import not_finite
@@ -139,6 +139,7 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, *, 
     exchangeable = by_flow_only(left, right, comparison.weights) if matched else ()
     differences = _in_order(found, alone)
     doubtful = note_on(exchangeable, comparison.weights)
+    doubtful += out_of_order(comparison.weights) if matched else ()
     rows = rows_of(comparison, differing, (roundings[0].errors, roundings[1].errors))
     return DiffReport(
         verdict="different" if found or alone else "the same in exact arithmetic",

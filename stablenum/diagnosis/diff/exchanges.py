@@ -1,22 +1,28 @@
-"""Find the weights that could be exchanged in a map: neither names nor order tell which is which."""
+"""Find the weights that could be exchanged in a map: neither names nor order tell which is which, or the two
+tell something else."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 from stablenum.diagnosis.diff.origins import Origin
 from stablenum.diagnosis.diff.parameter_uses import Use, uses_of
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.diff.weights import WeightMap
 
-__all__ = ["by_flow_only", "note_on"]
+__all__ = ["by_flow_only", "note_on", "out_of_order"]
 
 _MOST_NAMED = 4
 _NOTE = (
     "Only what is done with them tells which of these weights correspond, not their names: {}. A program "
     "that exchanges two of them is the same under this map. See whether it is meant."
+)
+_ORDER = (
+    "The order of use tells which weights correspond, and the numbers in their names tell another one: {}. "
+    "See whether it is meant."
 )
 
 
@@ -45,6 +51,25 @@ def note_on(names: Sequence[str], mapped: WeightMap) -> tuple[str, ...]:
     shown = [f"{name} <- {mapped.origins[name]}" for name in names]
     more = f" and {len(shown) - _MOST_NAMED} more" if len(shown) > _MOST_NAMED else ""
     return (_NOTE.format("; ".join(shown[:_MOST_NAMED]) + more),)
+
+
+def out_of_order(mapped: WeightMap) -> tuple[str, ...]:
+    """Return what the report says of names such as "layers.0" and "layers.1" whose numbers run in another
+    order than those of the names that they come from."""
+    families = dict[tuple[str, str], list[tuple[list[int], list[int], str]]]()
+    for name, origin in mapped.origins.items():
+        if isinstance(origin, Origin) and not origin.piece.cuts:
+            own, numbers = _numbers_of(name)
+            source, others = _numbers_of(origin.piece.name)
+            families.setdefault((own, source), []).append((numbers, others, f"{name} <- {origin}"))
+    steps = (step for rows in families.values() for step in pairwise(sorted(rows)))
+    turned = next(((a[-1], b[-1]) for a, b in steps if a[1] > b[1]), None)
+    return () if turned is None else (_ORDER.format("; ".join(turned)),)
+
+
+def _numbers_of(name: str) -> tuple[str, list[int]]:
+    """Return a name without its numbers, and these."""
+    return re.sub(r"\d+", "#", name), [int(n) for n in re.findall(r"\d+", name)]
 
 
 def _sources(pair: tuple[Use, Use], known: Mapping[str, Use], mapped: WeightMap) -> tuple[Use, Use] | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations, islice, product, takewhile
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ __all__ = ["by_exchange", "by_flip", "by_input", "by_repetition", "by_transposit
 
 _MOST_TRIALS = 6
 _MOST_MODULES = 16
-_NEAR = 64  # so many steps before, of the same call
 _MOST_READ = 3
 _SIDES = ("right", "left")
 
@@ -74,32 +73,51 @@ def by_flip(scene: Scene) -> Cause | None:
 
 
 def by_input(scene: Scene) -> Cause | None:
-    """Say which other values one side reads in the same operation."""
-    starts = {name: (side, start, region) for name, side, start, region in _starts(scene)}
-    if len(starts) < 2 or called(starts["left"][1].step) != called(starts["right"][1].step):
-        return None
-    read = {name: _read_by_call(*found) for name, found in starts.items()}
-    own = {name: _read_alone(scene, name, read) for name in _SIDES}
-    if not 0 < len(own["left"]) == len(own["right"]) <= _MOST_READ:
-        return None
-    here, there = (" and ".join(_told(starts[n][0], v) for v in own[n]) for n in ("left", "right"))
+    """Say which other values one side reads in the same operation, or in the same function of the user's."""
+    starts = {name: (side, start.step) for name, side, start, _ in _starts(scene)}
+    for inner in product((True, False), repeat=2) if len(starts) == 2 else ():
+        reads = {name: _read_by_call(*starts[name], inner=i) for name, i in zip(_SIDES, inner, strict=True)}
+        own = {name: _read_alone(scene, name, reads) for name in _SIDES}
+        if 0 < len(own["left"]) == len(own["right"]) <= _MOST_READ:
+            return _of_inputs(scene, *(" and ".join(_told(starts[n][0], v) for v in own[n]) for n in OTHER))
+    return None
+
+
+def _of_inputs(scene: Scene, here: str, there: str) -> Cause:
     agrees = scene.patch is not None and scene.patch.agrees
+    name = "it" if scene.found.left is None else called(scene.found.left.step)
     return cause(
         "other_input",
-        f"{called(starts['left'][1].step)} reads {here} in the left program, and {there} in the right one.",
+        f"{name} reads {here} in the left program, and {there} in the right one.",
         "With what the left program computes there, the results agree." if agrees else "",
         confirmed=agrees,
     )
 
 
-def _read_by_call(side: Side, start: Start, region: Sequence[Step]) -> set[int]:
-    """Return the telling values that the call of a function reads and does not make itself."""
-    line = [s.index for s in same_line(start, region)]
-    first, last = min(line, default=start.step.index), max(line, default=start.step.index)
-    own = start.step.place, start.step.module
-    call = [s for s in side.trace.steps[max(first - _NEAR, 0) : last + 1] if (s.place, s.module) == own]
-    made = {o for s in call for o in s.outputs}
-    return {i for s in call for i in s.inputs if i not in made and not side.neutral(i)}
+def _read_by_call(side: Side, step: Step, *, inner: bool) -> set[int]:
+    """Return the telling values from which the call to which a step belongs makes its last value.
+
+    Args:
+        side, step: the step.
+        inner: whether the call is that of its line, rather than that of the user's function around it.
+    """
+    steps, found = side.trace.steps, set[int]()
+    *_, last = takewhile(lambda s: _in_call(s, step, inner=inner), islice(steps, step.index, None))
+    todo = list(last.inputs)
+    while todo:
+        value = todo.pop()
+        producer = side.trace.values[value].producer
+        if producer is not None and _in_call(steps[producer], step, inner=inner):
+            todo += steps[producer].inputs
+        elif not side.neutral(value):
+            found.add(value)
+    return found
+
+
+def _in_call(one: Step, step: Step, *, inner: bool) -> bool:
+    if one.module != step.module:
+        return False
+    return one.place == step.place if inner else len(step.frames) > 1 and one.frames[:-1] == step.frames[:-1]
 
 
 def _read_alone(scene: Scene, name: str, read: Mapping[str, set[int]]) -> list[int]:

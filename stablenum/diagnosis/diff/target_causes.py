@@ -199,7 +199,9 @@ def _shifts(shape: Iterable[int]) -> list[int]:
 
 def _rows(left: Targets, right: Targets, i: Any, j: Any) -> tuple[str, str] | None:
     counted = left.weight[i] > 0, right.weight[j] > 0
-    absent = [int((t.weight > 0).sum() - (t.weight[k] > 0).sum()) for t, k in ((left, i), (right, j))]
+    absent = [
+        int((t.weight > 0).sum() - (t.weight[np.unique(k)] > 0).sum()) for t, k in ((left, i), (right, j))
+    ]
     for name, other, (mine, theirs), (more, fewer) in (
         ("left", "right", counted, absent),
         ("right", "left", counted[::-1], absent[::-1]),
