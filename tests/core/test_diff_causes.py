@@ -250,6 +250,33 @@ def test_a_rate_that_one_side_writes_by_chance_hides_no_missing_correction() -> 
     assert found[0] == "bias_correction"
 
 
+def test_rates_and_limits_are_told_apart_by_the_numbers_of_each_side() -> None:
+    before, gradients, _ = updates_of(torch.optim.SGD)
+    norm = np.sqrt(sum((g**2).sum() for g in gradients))
+    limit = norm / 4
+
+    def told(left: tuple[float, float], right: tuple[float, float]) -> str:
+        rows = [
+            Update(p, g, *(-rate * c / norm * g for rate, c in (left, right)))
+            for p, g in zip(before, gradients, strict=True)
+        ]
+        found = cause_of_updates(rows, ["clip"], (set(left), set(right)))
+        assert found is not None
+        return found[1]
+
+    assert told((0.1, limit), (0.2, limit)) == "the rate is 0.1 on the left and 0.2 on the right."
+    assert told((0.1, limit), (0.1, 2 * limit)).startswith("the left side clips the gradients to the norm")
+    assert told((0.1, limit), (0.1, norm)).startswith("only the left side clips the gradients, to")
+
+
+def test_the_sign_of_a_gradient_is_another_formula_than_a_tiny_epsilon() -> None:
+    before, gradients, mine = updates_of(torch.optim.Adam)
+    rows = [Update(p, g, m, -1e-3 * np.sign(g)) for p, g, m in zip(before, gradients, mine, strict=True)]
+    found = cause_of_updates(rows, (), ({1e-8}, ()))
+    assert found is not None
+    assert found[:2] == ("other_function", "only the right side takes the sign of the gradient.")
+
+
 def some_decayed(first: float, second: float) -> Any:
     return lambda p: torch.optim.AdamW(
         [{"params": p[:2], "weight_decay": first}, {"params": p[2:], "weight_decay": second}]
@@ -385,4 +412,7 @@ def test_a_factor_of_each_tensor_before_rmsprop_is_clipping_per_tensor() -> None
 
 
 def test_equal_epsilons_after_one_factor_are_no_clipping_unless_it_is_the_limit_over_the_norm() -> None:
-    assert clipped_by((0.5, 0.5), (1.0, 1.0), 123.0)[0] == "epsilon_value"
+    assert clipped_by((0.5, 0.5), (1.0, 1.0), 123.0)[:2] == (
+        "scale",
+        "the gradients on the left are 0.5 times those on the right.",
+    )

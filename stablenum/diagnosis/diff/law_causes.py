@@ -19,7 +19,7 @@ _USUAL = (0.9, 0.999)
 # rate rather than the missing correction of a moment with a decay rate of 0.5.
 _LARGEST_RATE = 0.9999
 _SMALLEST_RATE = 0.5
-_LARGEST_EPSILON = 1e-2
+_NOTHING = 1e-14  # an epsilon that no optimizer has
 
 
 def cause_of_laws(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | None:
@@ -34,10 +34,15 @@ def cause_of_laws(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | No
         return "adam_epsilon_placement", "only one side has the epsilon inside the root."
     if a.name != b.name:
         return "other_function", "the two sides update by another formula."
+    if _is_sign(a, numbers[0]) != _is_sign(b, numbers[1]):
+        side = "left" if _is_sign(a, numbers[0]) else "right"
+        return "other_function", f"only the {side} side takes the sign of the gradient."
     if bool(a.decay) != bool(b.decay):
         return "decay_coupling", f"only the {'left' if a.decay else 'right'} side decays the weights."
     if a.coupled != b.coupled:
         return "decay_coupling", "only one side adds the decay to the gradient."
+    if a.name == "gradient":
+        return _of_limits(a, b, numbers, norm) or _of_factor(a, b, numbers)
     return _of_factor(a, b, numbers) or _of_epsilons(a, b, numbers, norm)
 
 
@@ -48,6 +53,35 @@ def cause_of_rates(a: Law, b: Law) -> _Found | None:
     if not near(a.decay, b.decay):
         return "decay_coupling", "the two sides decay the weights by another amount."
     return None
+
+
+def _of_limits(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | None:
+    """Name what the rates are made of, where each side's own numbers give them: a rate, and the limit of the
+    norm of all gradients over that norm."""
+    if near(a.rate, b.rate, 1e-3):
+        return None
+    mine, theirs = (_rates_and_limits(law, own, norm) for law, own in zip((a, b), numbers, strict=True))
+    pairs = [(x, y) for x in mine for y in theirs]
+    for (rate, limit), (other, further) in pairs:
+        if limit < math.inf and near(limit, further) and not near(rate, other):
+            return "scale", f"the rate is {rate:.6g} on the left and {other:.6g} on the right."
+    told = [(c, d) for (rate, c), (other, d) in pairs if near(rate, other) and not near(c, d)]
+    return ("clip_missing", _of_two_limits(*told[0])) if told else None
+
+
+def _of_two_limits(mine: float, theirs: float) -> str:
+    if math.inf in (mine, theirs):
+        side = "right" if mine == math.inf else "left"
+        return f"only the {side} side clips the gradients, to the norm {min(mine, theirs):.6g}."
+    return f"the left side clips the gradients to the norm {mine:.6g}, the right one to {theirs:.6g}."
+
+
+def _rates_and_limits(law: Law, own: Collection[float], norm: float) -> list[tuple[float, float]]:
+    """Return the rates and limits of a side whose product over the norm is the law's rate, and that alone
+    with an infinite limit. Of two numbers, the smaller one is taken for the rate."""
+    whole = [(rate, math.inf) for rate in own if near(rate, law.rate)]
+    clipped = [(r, c) for r in own for c in own if r <= c < norm and near(r * c, law.rate * norm, 1e-4)]
+    return whole + clipped
 
 
 def _of_factor(a: Law, b: Law, numbers: _Numbers) -> _Found | None:
@@ -90,10 +124,16 @@ def _of_epsilons(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | Non
     if _power_of_two(max(ratio, 1 / ratio)):
         power = round(abs(math.log2(ratio)))
         return "loss_scale_left_in", f"a factor of 2^{power} is left in the gradients."
+    if any(_among(law.epsilon, numbers[0]) and _among(law.epsilon, numbers[1]) for law in (a, b)):
+        return "scale", f"the gradients on the left are {1 / ratio:.6g} times those on the right."
     known = {*_USUAL, *every, *(1 - x for x in every)}
     if any(0 < x < 1 and near(min(ratio, 1 / ratio), math.sqrt(1 - x), 1e-3) for x in known):
         return "adam_epsilon_placement", "only one side adds the epsilon before the bias correction."
     return "epsilon_value", told
+
+
+def _is_sign(law: Law, numbers: Collection[float]) -> bool:
+    return law.name == "outside" and law.epsilon < _NOTHING and not _among(law.epsilon, numbers)
 
 
 def is_limit(factor: float, norm: float, numbers: Collection[float]) -> bool:
@@ -103,7 +143,7 @@ def is_limit(factor: float, norm: float, numbers: Collection[float]) -> bool:
 
 def near(a: float, b: float, gap: float = 1e-5) -> bool:
     """Return whether two numbers are equal but for a relative gap."""
-    return abs(a - b) <= gap * abs(b)
+    return a == b or abs(a - b) <= gap * abs(b) < math.inf
 
 
 def _among(x: float, numbers: Collection[float]) -> bool:

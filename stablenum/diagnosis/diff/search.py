@@ -134,19 +134,19 @@ def _may_follow(new: Found, group: Group, found: Iterable[Found]) -> bool:
 
 
 def _goes_on(new: Difference, known: Difference) -> bool:
-    """Return whether a difference of an update is that of another parameter, or of an earlier step: at the
-    same lines, and with no cause of its own."""
-    if not _same_update(new, known):
+    """Return whether a difference of an update is that of another parameter or step: at the same lines, or of
+    the same cause, and in a later step with no cause of its own."""
+    if not _in_update(new) or not _in_update(known):
         return False
+    lines = [[None if p is None else p.where for p in (d.left, d.right)] for d in (new, known)]
     if new.step == known.step:
-        return {c.code for c in new.causes if c.confirmed} <= {c.code for c in known.causes}
-    return {(c.code, c.sentence) for c in new.causes} <= {(c.code, c.sentence) for c in known.causes}
+        return lines[0] == lines[1] or {c.code for c in new.causes} <= {c.code for c in known.causes}
+    again = {(c.code, c.sentence) for c in new.causes} <= {(c.code, c.sentence) for c in known.causes}
+    return lines[0] == lines[1] and again
 
 
-def _same_update(a: Difference, b: Difference) -> bool:
-    """Return whether two differences lie at the same lines of an update."""
-    places = [[None if p is None else (p.phase, p.where) for p in (d.left, d.right)] for d in (a, b)]
-    return places[0] == places[1] and "update" in {p[0] for p in places[0] if p}
+def _in_update(difference: Difference) -> bool:
+    return any(p is not None and p.phase == "update" for p in (difference.left, difference.right))
 
 
 def _set_right(comparison: Comparison, group: Group, found: Iterable[Found]) -> _Place:
@@ -169,7 +169,7 @@ def _set_right(comparison: Comparison, group: Group, found: Iterable[Found]) -> 
     if not sure and group.kind != "updated" and not any(f.holds(first) for f in found):
         best = _closer(comparison, group, best)
     place, pairs, patch = best
-    if place.doubtful or patch is None or not patch.agrees:
+    if not sure and (place.doubtful or patch is None or not patch.agrees):
         lacked = lacking(comparison, place, group)
         if lacked is not None:
             return lacked[0], pairs, lacked[1]

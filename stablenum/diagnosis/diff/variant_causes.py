@@ -78,9 +78,11 @@ def _confirmed(code: str, left: Variant, right: Variant) -> Cause:
 
 
 def _prints(side: Side, region: Iterable[Step], start: Start) -> list[Fingerprint]:
-    """Return the fingerprints of what the function that a step belongs to computes."""
+    """Return the fingerprints of what the function that a step belongs to computes, those of its own call
+    last."""
     place, operation = start.step.place, start.step.operation
     near = [s for s in region if s.place == place or s.operation == operation][:40]
+    near.sort(key=lambda s: s.place == place and s.operation == operation)
     return [side.prints[o] for s in near for o in s.outputs if side.prints[o].entries]
 
 
