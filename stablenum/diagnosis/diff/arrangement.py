@@ -90,7 +90,8 @@ def laid_apart(operands: Sequence[tuple[Any, Any]], shapes: tuple[Shape, Shape])
         operands: each as both sides have it; flags may be inverted.
         shapes: of the results.
     """
-    if math.prod(shapes[0]) != math.prod(shapes[1]):
+    spread = all(_spreads(x.shape, shapes[k]) for pair in operands for k, x in enumerate(pair))
+    if math.prod(shapes[0]) != math.prod(shapes[1]) or not spread:
         return None
     ways = layouts(*shapes, "other")
     fitting = [{w for w in ways if _fits(a, b, w, shapes)} for a, b in operands]
@@ -99,6 +100,12 @@ def laid_apart(operands: Sequence[tuple[Any, Any]], shapes: tuple[Shape, Shape])
     same = tuple(range(len(shapes[0])))
     kept = (k for k, (a, _) in enumerate(operands) if a.dtype != bool and same not in fitting[k])
     return next(kept, None)
+
+
+def _spreads(shape: Shape, wanted: Shape) -> bool:
+    """Return whether an array can be broadcast to another shape."""
+    pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    return len(shape) <= len(wanted) and all(n in (1, m) for n, m in pairs)
 
 
 def _fits(a: Any, b: Any, way: Sequence[int], shapes: tuple[Shape, Shape]) -> bool:

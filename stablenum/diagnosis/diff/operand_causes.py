@@ -102,7 +102,8 @@ def _read_by_call(side: Side, step: Step, *, inner: bool) -> set[int]:
         inner: whether the call is that of its line, rather than that of the user's function around it.
     """
     steps, found = side.trace.steps, set[int]()
-    *_, last = takewhile(lambda s: _in_call(s, step, inner=inner), islice(steps, step.index, None))
+    following = islice(steps, step.index + 1, None)
+    *_, last = (step, *takewhile(lambda s: _in_call(s, step, inner=inner), following))
     todo = list(last.inputs)
     while todo:
         value = todo.pop()
