@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import equinox as eqx
+import flax.linen as linen
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,6 +96,36 @@ def test_modules_of_nnx_and_equinox_are_named_by_their_paths(make: Any) -> None:
     assert first.right is not None
     assert (first.left.module, first.right.module) == ("blocks.0", "blocks.0")
     assert {kind: kind.__call__ for kind in before} == before
+
+
+class LinenModel(linen.Module):
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        return linen.Dense(WIDTH, use_bias=False, name="linear")(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "layer"),
+    [
+        (LinenModel, "flax.linen.Dense"),
+        (lambda: linen.Sequential([linen.Dense(WIDTH, use_bias=False)]), "flax.linen.Sequential"),
+        (lambda: nnx.Linear(WIDTH, WIDTH, use_bias=False, rngs=nnx.Rngs(0)), "flax.nnx.Linear"),
+    ],
+)
+def test_an_operation_inside_a_layer_of_a_library_is_said_to_be_the_layers(make: Any, layer: str) -> None:
+    linear, model = nn.Linear(WIDTH, WIDTH, bias=False), make()
+
+    def loss(p: Any, x: Any) -> Any:
+        y = model.apply(p, x) if isinstance(model, linen.Module) else p(x)
+        return jnp.mean(y**2)
+
+    params = model.init(jax.random.key(0), X) if isinstance(model, linen.Module) else model
+    report = stablenum.diff(
+        stablenum_torch.program(lambda x: (2 * linear(x)).square().mean(), torch.from_numpy(X), model=linear),
+        stablenum_jax.program(loss, params, X),
+    )
+    operations = {row.operation for row in report.right_rows if row.operation.endswith("matmul")}
+    assert operations == {f"{layer}: matmul"}
 
 
 def test_groups_of_other_entries_are_counted() -> None:

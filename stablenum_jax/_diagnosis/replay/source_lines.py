@@ -27,6 +27,9 @@ _COMPOSED = (_STATS, "/jax/_src/random", "/jax/example_libraries/")
 _REPLAY = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _OWN = os.path.dirname(os.path.dirname(_REPLAY[:-1])) + os.sep  # this package
 _WATCH = os.path.join(os.path.dirname(_REPLAY[:-1]), "watch") + os.sep
+# What flax's modules are wrapped in stands between the user's line and the layer.
+_WRAPPERS = ("/flax/linen/module.py", "/flax/linen/transforms.py", "/flax/core/")
+_NAMESPACES = ("/flax/linen/", "/flax/nnx/")
 # Frames below these belong to the rule of a derivative, not to the differentiated call.
 _DIFFERENTIATION = ("/interpreters/ad.py", "/interpreters/batching.py", "/interpreters/backward_pass.py")
 # Frames of JAX itself between a call and what it calls.
@@ -117,8 +120,10 @@ def callers() -> tuple[Place, ...]:
 
 
 def _library(codes: Sequence[CodeType]) -> str:
-    """Return the name of a library's function that no function of ours replaces; "" for JAX's operations."""
-    code = next((c for c in codes if not c.co_filename.startswith(_OWN)), None)  # not the watch's
+    """Return the name of a library's function or layer that no function of ours replaces; "" for JAX's
+    operations."""
+    called = (c for c in codes if not c.co_filename.startswith(_OWN))  # not the watch's
+    code = next((c for c in called if not any(part in c.co_filename for part in _WRAPPERS)), None)
     if code is None:
         return ""
     package = package_of(code.co_filename)
@@ -129,7 +134,8 @@ def _library(codes: Sequence[CodeType]) -> str:
         return ""
     if _STATS in code.co_filename:
         return f"jax.scipy.stats.{os.path.basename(code.co_filename).removesuffix('.py')}.{_name(code)}"
-    return f"{package}.{_name(code)}"
+    spaces = [part.strip("/").replace("/", ".") for part in _NAMESPACES if part in code.co_filename]
+    return f"{next(iter(spaces), package)}.{_name(code).removesuffix('.__call__')}"
 
 
 def _transformation(codes: Sequence[CodeType]) -> str:
