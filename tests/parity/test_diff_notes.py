@@ -135,15 +135,13 @@ def test_a_map_may_leave_out_what_is_not_computed_with() -> None:
     assert not stablenum.diff(module(norm), module(norm), weights=names).notes
 
 
-def test_the_command_says_that_weights_are_given_from_python(tmp_path: Path) -> None:
+def test_the_command_says_that_the_file_may_define_weights(tmp_path: Path) -> None:
     text = PAIR.replace("made(function)", "made(function, width=2)").replace("(4, 2)", "(4, width)")
     text = text.replace("made(nn.functional.{right})", "made(nn.functional.silu, width=3)")
     result = run(tmp_path, text)
     message = " ".join(result.stderr.replace("│", " ").split())
     assert result.returncode == 2, result.stdout
-    assert (
-        "The command takes no weights: from Python, call stablenum.diff(left(), right(), weights=" in message
-    )
+    assert "PAIR.py may define weights, such as weights = ('match', {...})" in message
 
 
 # --- steps, files and rows ---------------------------------------------------------------------------------

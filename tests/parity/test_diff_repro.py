@@ -297,7 +297,8 @@ def test_the_scripts_on_the_page_are_those_that_are_written(
     (example,) = (e for e in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "report = " in e)
     (tmp_path / "pair.py").write_text(example.partition("report = ")[0], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    stablenum.diff(*load_pair(Path("pair.py"))).write_repro("repro")
+    pair = load_pair(Path("pair.py"))
+    stablenum.diff(pair.left, pair.right).write_repro("repro")
     shown = [text for text in re.findall(r"^```text\n(.*?)^```", page, re.M | re.S) if "def run()" in text]
     assert len(shown) == 2
     for name, text in zip(("left.py", "right.py"), shown, strict=True):

@@ -19,10 +19,7 @@ from stablenum.files import write_text
 
 __all__ = ["diff"]
 
-_WEIGHTS = (
-    " The command takes no weights: from Python, call stablenum.diff(left(), right(), weights=...) with the "
-    "functions of the file."
-)
+_WEIGHTS = " For the command, PAIR.py may define weights, such as weights = ('match', {...})."
 
 
 def diff(
@@ -50,7 +47,8 @@ def diff(
     """Compare two programs and name the first operation at which they part for another reason than rounding.
 
     PAIR.py defines left() and right(), each of which returns stablenum_torch.program(...) or
-    stablenum_jax.program(...). The right program is given the parameters of the left one.
+    stablenum_jax.program(...). The right program is given the parameters of the left one; which is which is
+    found out, unless PAIR.py defines weights, which may be all that stablenum.diff takes as weights.
 
     The exit code is 0 if the programs agree, 1 if they differ, and 2 for a usage error.
     """
@@ -58,10 +56,10 @@ def diff(
         check_target(option, path)
         check_suffix(option, path, suffixes)
     check_folder("--repro", repro)
-    left, right = load_pair(pair)
+    left, right, weights = load_pair(pair)
     try:
         with shown(Console(stderr=True)) as progress:
-            report = reported(left, right, steps=steps, progress=progress)
+            report = reported(left, right, weights, steps, progress=progress)
     except (ProgramError, ValueError) as error:
         more = _WEIGHTS if isinstance(error, UnmappedError) else ""
         raise typer.BadParameter(f"{error}{more}", param_hint="PAIR.py") from error

@@ -5,24 +5,39 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 
+from stablenum.diagnosis.diff.given import check_form
 from stablenum.diagnosis.diff.play import Program
 
-__all__ = ["load_pair"]
+__all__ = ["Pair", "load_pair"]
 
 
-def load_pair(path: Path) -> tuple[Program, Program]:
-    """Return what ``left()`` and ``right()`` of a file return.
+class Pair(NamedTuple):
+    """What a file defines: two programs, and the map of their weights."""
+
+    left: Program
+    right: Program
+    weights: Any = "match"
+
+
+def load_pair(path: Path) -> Pair:
+    """Return what ``left()`` and ``right()`` of a file return, and its ``weights``.
 
     Raises:
         typer.BadParameter: the file cannot be run, defines no such function, or one of them fails or returns
-            something else than a program.
+            something else than a program; or ``weights`` is none that ``stablenum.diff`` takes.
     """
     module = _module(path)
-    return _side(module, path, "left"), _side(module, path, "right")
+    left, right = _side(module, path, "left"), _side(module, path, "right")
+    weights = getattr(module, "weights", "match")
+    try:
+        check_form(weights)
+    except (TypeError, ValueError) as error:
+        raise typer.BadParameter(f"in {path}, {error}", param_hint="PAIR.py") from error
+    return Pair(left, right, weights)
 
 
 def _module(path: Path) -> Any:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import Any
 
 from stablenum.diagnosis.diff.axis_roles import Roles, roles_of
-from stablenum.diagnosis.diff.layouts import layouts
+from stablenum.diagnosis.diff.given import (
+    Weights,
+    by_function,
+    by_name,
+    check_form,
+    entries_of,
+    unknown,
+    with_shared,
+)
 from stablenum.diagnosis.diff.neighbours import exchanged, neighbours_of
 from stablenum.diagnosis.diff.orientation import in_convention, is_open, oriented
-from stablenum.diagnosis.diff.origins import Gathered, Origin, Piece, Source
-from stablenum.diagnosis.diff.parameter_uses import uses_of
+from stablenum.diagnosis.diff.origins import Source
+from stablenum.diagnosis.diff.parameter_uses import Use, uses_of
 from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.settling import better_of, settled
 from stablenum.diagnosis.diff.sides import Side, measured
@@ -28,39 +34,41 @@ from stablenum.diagnosis.diff.weights import (
     stacks_apart,
     stacks_apart_by_layers,
 )
-from stablenum.errors import bad_field, bad_type
 
-__all__ = ["Weights", "carried"]
-
-Weights: TypeAlias = "str | Mapping[str, str] | Callable[[Mapping[str, Any]], Mapping[str, Any]]"
+__all__ = ["carried"]
 
 
 def carried(left: Side, right: Program, weights: Weights) -> tuple[WeightMap, Mapping[str, Any] | None]:
     """Return the map of the parameters, and the arrays that the right program is given."""
+    check_form(weights)
     arrays = left.program.parameters()
-    if isinstance(weights, str) and weights not in ("match", "as they are"):
-        raise bad_field("weights", "'match', 'as they are', a dict or a function", weights)
     if isinstance(weights, Mapping):
-        # Frameworks differ in which axis of a matrix comes first; two programs of one do not.
-        kind = "other" if left.program.framework == right.framework else "matmul"
-        mapped = _given(weights, arrays, right.parameters(), kind)
-        return mapped, mapped.of(arrays)
+        mapped = by_name(weights, left.program, right)
+        return with_shared(mapped, arrays, mapped.origins), mapped.of(arrays)
     if callable(weights):
-        made = {name: np.asarray(x, np.float64) for name, x in weights(arrays).items()}
-        _check_made(made, right.parameters())
-        return _gathered(weights, arrays, made), made
+        mapped, made = by_function(weights, left.program, right)
+        return with_shared(mapped, arrays, mapped.origins), made
     if weights == "as they are":
         return _guess_or_nothing(left, right), None
-    if not isinstance(weights, str):
-        raise bad_type("weights", "'match', 'as they are', a dict or a function", weights)
-    found = _Guess(left, measured(right, noise=False))
+    mapped = _matched(left, right, entries_of(weights))
+    return mapped, mapped.of(arrays)
+
+
+def _matched(left: Side, right: Program, entries: Mapping[str, str | None]) -> WeightMap:
+    """Return the map that is found, with entries of the caller's: a left name, or None for nothing."""
+    named = {name: source for name, source in entries.items() if source is not None}
+    given = by_name(named, left.program, right).origins
+    missing = [name for name in entries if name not in right.parameters()]
+    if missing:
+        raise unknown(missing[0], "right", right)
+    found = _Guess(left, measured(right, noise=False), given, entries)
     plain, revised = found.made(), found.made(by_neighbours=True)
     guess = revised if _same(plain, revised) else better_of(left, right, revised, plain)
     others = list(found.others())
     guess = max([guess, *others], key=numbered)
     others = [m for m in others if not _same(m, guess)]
     mapped = settled(left, right, guess, found.uses[1], others)
-    return mapped, mapped.of(arrays)
+    return with_shared(mapped, left.program.parameters(), given)
 
 
 class _Guess:
@@ -68,10 +76,18 @@ class _Guess:
 
     Attributes:
         sides, uses: both programs, and how they use their parameters.
+        given: where the caller says that right parameters come from.
+        entries: the right parameters of which the caller says something.
     """
 
-    def __init__(self, left: Side, right: Side) -> None:
-        self.sides = left, right
+    def __init__(
+        self,
+        left: Side,
+        right: Side,
+        given: Mapping[str, Source] | None = None,
+        entries: Collection[str] = (),
+    ) -> None:
+        self.sides, self.given, self.entries = (left, right), given or {}, entries
         self.uses = uses_of(left), uses_of(right)
         self._roles: tuple[dict[str, Roles], dict[str, Roles]] = {}, {}
 
@@ -90,9 +106,18 @@ class _Guess:
             if by_neighbours:
                 before = neighbours_of(self.sides[0].trace), neighbours_of(self.sides[1].trace)
                 origins = exchanged(origins, *self.uses, before)
-            return self._oriented(origins)
+            return self._oriented({**origins, **self.given})
 
-        return guessed(*self.uses, alike=alike, rows_first=rows_first, revised=revised)
+        def found(left: Sequence[Use]) -> WeightMap:
+            return guessed(left, wanted, alike=alike, rows_first=rows_first, revised=revised)
+
+        wanted = [u for u in self.uses[1] if u.name not in self.entries]
+        taken = {name for origin in self.given.values() for name in origin.names}
+        free = [u for u in self.uses[0] if u.name not in taken]
+        if taken and sum(u.size for u in free) >= sum(u.size for u in wanted):
+            with suppress(UnmappedError):  # what is given may be used once more, as a table that is tied
+                return found(free)
+        return found(self.uses[0])
 
     def _oriented(self, origins: dict[str, Source]) -> dict[str, Source]:
         """Return the origins, laid out by what the programs do with each axis where shapes leave a choice."""
@@ -116,72 +141,9 @@ def _same(a: WeightMap, b: WeightMap) -> bool:
     return {name: str(o) for name, o in a.origins.items()} == {name: str(o) for name, o in b.origins.items()}
 
 
-def _gathered(
-    function: Callable[[Mapping[str, Any]], Mapping[str, Any]],
-    arrays: Mapping[str, Any],
-    made: Mapping[str, Any],
-) -> WeightMap:
-    """Return where a function takes each element from: it is called once more, with numbered elements.
-
-    A parameter that is computed rather than rearranged, such as a sum of two, has no origin, and its
-    gradients are not compared.
-    """
-    ends = np.cumsum([0, *(x.size for x in arrays.values())])
-    numbered = {
-        name: np.arange(begin, begin + x.size, dtype=np.float64).reshape(x.shape)
-        for (name, x), begin in zip(arrays.items(), ends, strict=False)
-    }
-    whole, names, origins = np.concatenate([np.ravel(x) for x in arrays.values()]), list(arrays), {}
-    for name, x in function(numbered).items():
-        places = np.ravel(np.asarray(x, np.float64))
-        index = np.clip(places, 0, ends[-1] - 1).astype(int)
-        if (index == places).all() and (whole[index] == np.ravel(made[name])).all():
-            used = sorted(set(np.searchsorted(ends, index, side="right") - 1))
-            shifts = np.cumsum([0, *(arrays[names[i]].size for i in used)])
-            of = np.searchsorted(ends, index, side="right") - 1
-            local = index - ends[of] + shifts[np.searchsorted(used, of)]
-            origins[name] = Gathered(tuple(names[i] for i in used), made[name].shape, local)
-    return WeightMap(origins)
-
-
 def _guess_or_nothing(a: Side, right: Program) -> WeightMap:
     try:
         guess = _Guess(a, measured(right, noise=False)).made(by_neighbours=True)
     except UnmappedError:
         return WeightMap({}, carried=False)
     return replace(guess, carried=False)
-
-
-def _given(
-    weights: Mapping[str, str], left: Mapping[str, Any], right: Mapping[str, Any], kind: str
-) -> WeightMap:
-    origins = dict[str, Source]()
-    for name, source in weights.items():
-        for side, known, asked in (("right", right, name), ("left", left, source)):
-            if asked not in known:
-                raise ValueError(
-                    f"weights names {asked!r}, which is no parameter of the {side} program. "
-                    f"Its parameters are {', '.join(list(known)[:12])}."
-                )
-        ways = layouts(tuple(left[source].shape), tuple(right[name].shape), kind)
-        if not ways:
-            raise ValueError(
-                f"weights maps {source!r} {list(left[source].shape)} to {name!r} {list(right[name].shape)}: "
-                "no transposition or reshape does that. Give a function from the left arrays to the right."
-            )
-        origins[name] = Origin(Piece(source), tuple(right[name].shape), ways[0], ways[1:])
-    return WeightMap(origins)
-
-
-def _check_made(made: Mapping[str, Any], right: Mapping[str, Any]) -> None:
-    for name, x in made.items():
-        if name not in right:
-            raise ValueError(
-                f"the function given as weights returns {name!r}, which the right program does not have. "
-                f"Its parameters are {', '.join(list(right)[:12])}."
-            )
-        if x.size != right[name].size:
-            raise ValueError(
-                f"the function given as weights returns {name!r} with the shape {list(x.shape)}; the right "
-                f"program has {list(right[name].shape)}."
-            )

@@ -6,17 +6,20 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-from stablenum.diagnosis.diff.carrying import Weights, carried
+from stablenum.diagnosis.diff.carrying import carried
 from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.compiled import compiled_errors, too_far
 from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.doubts import doubts_of, unsure
 from stablenum.diagnosis.diff.exchanges import by_flow_only, note_on, out_of_order
 from stablenum.diagnosis.diff.frozen import OneSided, one_sided
+from stablenum.diagnosis.diff.given import Weights, entries_of
 from stablenum.diagnosis.diff.locations import off_of, share_of
+from stablenum.diagnosis.diff.misgiven import misgiven
 from stablenum.diagnosis.diff.nonfinite import not_finite
-from stablenum.diagnosis.diff.omissions import left_out, one_optimizer
+from stablenum.diagnosis.diff.omissions import left_out, one_optimizer, untied
 from stablenum.diagnosis.diff.optimizer_states import continued
+from stablenum.diagnosis.diff.origins import Said
 from stablenum.diagnosis.diff.play import Program
 from stablenum.diagnosis.diff.recording import recorded, undisturbed
 from stablenum.diagnosis.diff.report import DiffReport
@@ -91,7 +94,7 @@ def reported(
         comparison = compared(left, right, weights, steps, progress=progress)
         progress(STAGES[-1])
         found, stuck = differences_of(comparison)
-        return _report(comparison, found, stuck, matched=isinstance(weights, str) and weights == "match")
+        return _report(comparison, found, stuck, weights)
 
     return undisturbed(body)
 
@@ -117,11 +120,13 @@ def compared(
     b = measured(right, weights=arrays, steps=steps)
     progress("matching the values")
     if arrays is not None and not isinstance(weights, str):
-        notes = (*notes, *left_out(b, arrays))
+        alone = {name for name, source in entries_of(weights).items() if source is None}
+        notes = (*notes, *left_out(b, arrays, only=alone if isinstance(weights, tuple) else None))
+    notes = (*notes, *untied(mapped))
     return Comparison(a, b, mapped, notes)
 
 
-def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, *, matched: bool) -> DiffReport:
+def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, weights: Weights) -> DiffReport:
     left, right, shared = comparison.left, comparison.right, comparison.found
     origins = comparison.weights.origins
     roundings = [rounding_of(side) for side in (left, right)]
@@ -136,20 +141,23 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, *, 
         {s.index for f in found for s in f.place.region_left},
         {s.index for f in found for s in f.place.region_right},
     )
+    matched = weights == "match" or isinstance(weights, tuple)
     exchangeable = by_flow_only(left, right, comparison.weights) if matched else ()
+    exchangeable = tuple(name for name in exchangeable if name not in entries_of(weights))
     differences = _in_order(found, alone)
+    wrong = misgiven(comparison) if found and not isinstance(weights, str | tuple) else ()
     doubtful = note_on(exchangeable, comparison.weights)
     doubtful += out_of_order(comparison.weights) if matched else ()
     rows = rows_of(comparison, differing, (roundings[0].errors, roundings[1].errors))
     return DiffReport(
         verdict="different" if found or alone else "the same in exact arithmetic",
         differences=differences,
-        weights={n: str(origins[n]) for n in dict.fromkeys((*exchangeable, *origins))},
+        weights={n: Said(origins[n]) for n in dict.fromkeys((*exchangeable, *origins))},
         carried_over=comparison.weights.carried,
         left_off=off[0],
         right_off=off[1],
         matched=(share_of(left, shared.left), share_of(right, shared.right)),
-        notes=(*_notes(comparison, astray, undefined), *_hidden(differences, stuck), *doubtful),
+        notes=(*wrong, *_notes(comparison, astray, undefined), *_hidden(differences, stuck), *doubtful),
         left_rows=rows[0],
         right_rows=rows[1],
         _repro=_repro(comparison, found, alone),

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from stablenum.diagnosis.diff.sides import Side
+from stablenum.diagnosis.diff.weights import WeightMap
 
-__all__ = ["left_out", "one_optimizer"]
+__all__ = ["left_out", "one_optimizer", "untied"]
 
 _MOST_NAMED = 8
 _LEFT_OUT = (
     "weights leaves out {} of the right program, which keeps its own values: "
     "give it too, unless you mean this."
+)
+_UNTIED = (
+    "{}, which the left program trains as one, goes to {}: the sum of their gradients is compared with its "
+    "gradient, and their updates are not compared."
 )
 _ONE = (
     "Only the {} program has an optimizer: the updates are not compared. Give the {} one its optimizer, "
@@ -19,8 +24,9 @@ _ONE = (
 )
 
 
-def left_out(right: Side, given: Collection[str]) -> tuple[str, ...]:
-    """Name the arrays that the right program computes with and that the caller's map does not give."""
+def left_out(right: Side, given: Collection[str], only: Collection[str] | None = None) -> tuple[str, ...]:
+    """Name the arrays that the right program computes with and that the caller's map does not give; those
+    among ``only``, if that is given."""
     read = {i for step in right.trace.steps for i in step.inputs}
     names = [
         v.name
@@ -29,10 +35,16 @@ def left_out(right: Side, given: Collection[str]) -> tuple[str, ...]:
         and v.role in ("parameter", "buffer")
         and right.prints[v.id].floating
         and v.name not in given
+        and (only is None or v.name in only)
     ]
     names = list(dict.fromkeys(names))
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return (_LEFT_OUT.format(", ".join(names[:_MOST_NAMED]) + more),) if names else ()
+
+
+def untied(mapped: WeightMap) -> tuple[str, ...]:
+    """Say how parameters are compared of which the caller gives one left parameter to several."""
+    return tuple(_UNTIED.format(source, " and ".join(names)) for source, names in mapped.shared.items())
 
 
 def one_optimizer(left: Side, right: Side) -> tuple[str, ...]:

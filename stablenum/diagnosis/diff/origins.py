@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Added", "Cut", "Gathered", "Joined", "Origin", "Piece", "Source"]
+__all__ = ["Added", "Cut", "Gathered", "Joined", "Origin", "Piece", "Said", "Source", "elements_of"]
 
 
 class Source(Protocol):
@@ -262,6 +262,33 @@ class Gathered:
 
     def __str__(self) -> str:
         return f"{', '.join(self.names)}, by the function given as weights"
+
+
+class Said(str):
+    """What a report says of where a parameter comes from, and the source itself, so that the map of a report
+    can be given again."""
+
+    __slots__ = ("source",)
+    source: Source
+
+    def __new__(cls, source: Source) -> Said:
+        """Make the words."""
+        made = super().__new__(cls, str(source))
+        made.source = source
+        return made
+
+
+def elements_of(source: Source, arrays: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return, for each element of the right parameter, in order, which of the source's names it comes from
+    and its place in that parameter. The source must be invertible."""
+    ends = np.cumsum([0, *(np.size(arrays[name]) for name in source.names)])
+    numbers = {
+        name: np.arange(begin, begin + np.size(arrays[name])).reshape(np.shape(arrays[name]))
+        for name, begin in zip(source.names, ends, strict=False)
+    }
+    places = np.ravel(source.of(numbers))
+    of = np.searchsorted(ends, places, side="right") - 1
+    return of, places - ends[of]
 
 
 def _layout(axes: tuple[int, ...]) -> str:

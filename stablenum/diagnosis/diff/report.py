@@ -73,7 +73,8 @@ class DiffReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, without the single operations."""
-        lean = replace(self, left_rows=(), right_rows=(), _repro=None)
+        words = {name: str(said) for name, said in self.weights.items()}
+        lean = replace(self, weights=words, left_rows=(), right_rows=(), _repro=None)
         hidden = ("left_rows", "right_rows", "_repro")
         return {k: v for k, v in {"ok": self.ok, **asdict(lean)}.items() if k not in hidden}
 

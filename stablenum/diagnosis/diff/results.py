@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from stablenum.diagnosis.diff.layouts import layouts
+from stablenum.diagnosis.diff.origins import elements_of
 from stablenum.diagnosis.diff.play import Result
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.diff.weights import WeightMap
@@ -123,14 +124,40 @@ def _pairs(
             return []
         return [_output(left, right, a, b) for a, b in zip(mine, theirs, strict=True)]
     named = {r.name: r for r in mine}
-    found = []
+    found = _sums(left, right, named, theirs, weights)
+    apart = {name for names in weights.shared.values() for name in names}
     for b in theirs:
         origin = weights.origins.get(b.name)
-        if origin is None or any(n not in named for n in origin.names) or not origin.invertible:
+        if (
+            b.name in apart
+            or origin is None
+            or any(n not in named for n in origin.names)
+            or not origin.invertible
+        ):
             continue
         arrays = {n: left.arrays[named[n].value] for n in origin.names}
         a = named[origin.names[0]]
         found.append(_pair(left, right, a, b, origin.of(arrays)))
+    return found
+
+
+def _sums(
+    left: Side, right: Side, named: Mapping[str, Result], theirs: Sequence[Result], weights: WeightMap
+) -> list[Pair]:
+    """Return the gradients of left parameters that several right ones come from, each beside the sum of
+    theirs. Updates are no such sums."""
+    found, given = [], {r.name: r for r in theirs if r.kind == "gradient"}
+    for name, parts in weights.shared.items():
+        if name in named and any(part in given for part in parts):
+            a, results = named[name], [given[part] for part in parts if part in given]
+            whole = np.zeros(np.size(left.arrays[a.value]))
+            for b in results:
+                source = weights.origins[b.name]
+                of, places = elements_of(source, {n: left.arrays[named[n].value] for n in source.names})
+                own = of == source.names.index(name)
+                np.add.at(whole, places[own], np.ravel(right.arrays[b.value])[own])
+            allowed = sum(right.tolerance[b.value] for b in results)
+            found.append(_pair(left, right, a, results[0], left.arrays[a.value], whole, allowed))
     return found
 
 
@@ -153,9 +180,18 @@ def _turned(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return min(turned, key=lambda x: float(np.abs(x - theirs).max()), default=mine)
 
 
-def _pair(left: Side, right: Side, a: Result, b: Result, mine: np.ndarray) -> Pair:
-    theirs = right.arrays[b.value]
-    allowed = _FACTOR * (left.tolerance[a.value] + right.tolerance[b.value])
+def _pair(
+    left: Side,
+    right: Side,
+    a: Result,
+    b: Result,
+    mine: np.ndarray,
+    theirs: np.ndarray | None = None,
+    moved: float | None = None,
+) -> Pair:
+    """Compare two arrays: those of two results, or what was made from them."""
+    theirs = right.arrays[b.value] if theirs is None else theirs.reshape(mine.shape)
+    allowed = _FACTOR * (left.tolerance[a.value] + (right.tolerance[b.value] if moved is None else moved))
     if not mine.size:
         return Pair(a, b, 0.0, allowed)
     kept = np.isfinite(mine) & np.isfinite(theirs)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from stablenum.diagnosis.diff.matching import matched
 from stablenum.diagnosis.diff.origins import Origin, Source
@@ -16,7 +16,7 @@ from stablenum.diagnosis.diff.sequences import likeness
 from stablenum.diagnosis.diff.sides import Side, measured
 from stablenum.diagnosis.diff.weights import WeightMap
 
-__all__ = ["better_of", "settled"]
+__all__ = ["better_of", "settled", "values_shared"]
 
 _MOST_TRIALS = 64
 # A map is better if the sides share so many more values: fewer may be an accident.
@@ -75,10 +75,14 @@ def _named_alike(mapped: WeightMap) -> float:
 
 
 def _shared(left: Side, right: Program, mapped: WeightMap) -> tuple[int, bool]:
-    """Return how many values of the right side's forward pass the left one has, and whether the last one is
-    among them."""
+    return values_shared(left, right, mapped.of(left.program.parameters()))
+
+
+def values_shared(left: Side, right: Program, arrays: Mapping[str, Any]) -> tuple[int, bool]:
+    """Return how many values of the right side's forward pass the left one has if the right program is given
+    these arrays, and whether the last one is among them."""
     try:
-        side = measured(right, weights=mapped.of(left.program.parameters()), noise=False)
+        side = measured(right, weights=arrays, noise=False)
     except Exception:  # noqa: BLE001 - sizes that depend on parameters, such as those of a routing, do not fit
         return 0, False
     found = matched(left, side).right

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from stablenum.diagnosis.diff.gates import apart, with_twins
+from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.diff.origins import Joined, Origin, Source
 from stablenum.diagnosis.diff.parameter_uses import Use
 from stablenum.diagnosis.diff.pieces import columns_apart, layers_apart, put_together, rows_apart
@@ -21,6 +22,7 @@ __all__ = [
 
 Revision: TypeAlias = "Callable[[dict[str, Source]], dict[str, Source]]"
 Apart: TypeAlias = "Callable[[Sequence[Use]], list[Use]]"
+_MOST_ENTRIES = 4
 _Both: TypeAlias = "tuple[Sequence[Use], Sequence[Use]]"
 
 
@@ -36,11 +38,14 @@ class WeightMap:
         origins: by the name of the right parameter.
         by_trial: whether names and order did not tell, and the map is the one of several that fits best.
         carried: whether the right program is given these weights, or only its gradients are compared by them.
+        shared: left parameter -> the right ones to which the caller gives it more than once, as to the table
+            and the head of a model that does not tie them.
     """
 
     origins: Mapping[str, Source]
     by_trial: bool = False
     carried: bool = True
+    shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def of(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Return the right side's arrays, given the left side's."""
@@ -86,7 +91,7 @@ def guessed(
             rest_left = [u for u in rest_left if u.name not in origin.names]
             rest_right.remove(use)
     if rest_right:
-        raise UnmappedError(_message(rest_right, rest_left))
+        raise UnmappedError(_message(rest_right, rest_left, left))
     found = beside_their_matrices(with_twins(origins, left), left)
     found = found if revised is None else revised(found)
     return WeightMap(_in_one_way(_as_they_lie(found) if alike else found))
@@ -175,15 +180,24 @@ def _missing(right: Sequence[Use], origins: Mapping[str, Source]) -> list[Use]:
     return [u for u in right if u.name not in origins]
 
 
-def _message(right: Sequence[Use], left: Sequence[Use]) -> str:
+def _message(right: Sequence[Use], left: Sequence[Use], all_of_them: Sequence[Use]) -> str:
     named = ", ".join(f"{u.name} {list(u.shape)}" for u in right[:8])
     candidates = ", ".join(f"{u.name} {list(u.shape)}" for u in left[:8]) or "none"
+    entries = {u.name: _fitting(u, left) or _fitting(u, all_of_them) for u in right[:_MOST_ENTRIES]}
     return (
         f"weights='match' finds no counterpart for these parameters of the right program: {named}. "
         f"Parameters of the left program that are left over: {candidates}. "
-        "Give weights={right name: left name}, or a function from the left arrays to the right ones; "
+        f"Name what is missing beside the match, such as weights=('match', {entries}) with the left "
+        "parameters that you mean, or None for one that keeps its own values. Or give all of them: "
+        "weights={right name: left name}, or a function from the left arrays to the right ones; "
         "weights='as they are' leaves both alone."
     )
+
+
+def _fitting(use: Use, left: Sequence[Use]) -> str | None:
+    """Return the only left parameter that can be laid out as a right one; None if there are several."""
+    fitting = [u.name for u in left if u.size == use.size and layouts(u.shape, use.shape, use.kind)]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _as_they_lie(origins: Mapping[str, Source]) -> dict[str, Source]:
