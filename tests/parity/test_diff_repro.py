@@ -41,10 +41,11 @@ def numbers(printed: str) -> np.ndarray:
 
 
 class Reproduced(NamedTuple):
-    """The numbers that were written, the scripts, and the difference that ``compare.py`` prints."""
+    """The numbers that were written, the scripts, what ``compare.py`` prints, and the difference in that."""
 
     given: Mapping[str, np.ndarray]
     texts: Mapping[str, str]
+    printed: str
     difference: float
 
 
@@ -55,13 +56,20 @@ def reproduced(report: Any, folder: Path) -> Reproduced:
         given = dict(file)
     texts = {p.name: p.read_text(encoding="utf-8") for p in folder.glob("*.py")}
     assert not any("import stablenum" in text for text in texts.values())
-    printed, says = ran(folder, "compare.py").removeprefix("left").split("largest difference")
-    for side, shown in zip(("left", "right"), printed.split("right"), strict=True):
+    printed = ran(folder, "compare.py")
+    matched = re.fullmatch(
+        r"left\n(.*)\nright\n(.*)\n\d+ of \d+ entries .*\nlargest finite difference (\S+) .*\n", printed, re.S
+    )
+    assert matched is not None, printed
+    for side, said in zip(("left", "right"), matched.groups(), strict=False):
         turned = given["left"].transpose(0, 2, 3, 1) if "a.transpose" in texts["compare.py"] else given[side]
         wanted = turned if side == "left" else given[side]
-        # NumPy prints eight digits.
-        np.testing.assert_allclose(numbers(shown), wanted.reshape(-1), rtol=1e-7, atol=5e-9)
-    return Reproduced(given, texts, float(says.split()[0]))
+        shape, _, entries = said.partition("\n")
+        assert shape == str(wanted.shape)
+        assert ("..." in entries) is (wanted.size > 20)
+        if wanted.size <= 20:  # NumPy prints eight digits
+            np.testing.assert_allclose(numbers(entries), wanted.reshape(-1), rtol=1e-7, atol=5e-9)
+    return Reproduced(given, texts, printed, float(matched[3]))
 
 
 SAME_SHAPE: dict[str, tuple[Callable[[], Any], Callable[[], Any], tuple[str, str]]] = {
@@ -200,6 +208,27 @@ def test_numbers_that_are_not_finite_are_written_too(bad: float, tmp_path: Path)
     assert f"float('{bad}')" in made.texts["right.py"]
     assert np.isfinite(made.given["left"]).all()
     assert not np.isfinite(made.given["right"]).any()
+
+
+def test_a_masked_value_does_not_hide_how_far_the_others_are_apart(tmp_path: Path) -> None:
+    w = np.random.default_rng(5).normal(size=(6, 6)).astype(np.float32)
+
+    def program(*, masked: bool) -> Any:
+        p = torch.tensor(w, requires_grad=True)
+
+        def loss(x: torch.Tensor) -> torch.Tensor:
+            scores = x @ p
+            if masked:
+                scores = scores.masked_fill(torch.eye(4, 6) == 1, float("-inf"))
+            return scores.softmax(-1).square().mean()
+
+        return stablenum_torch.program(loss, torch.tensor(X))
+
+    made = reproduced(stablenum.diff(program(masked=True), program(masked=False)), tmp_path)
+    assert (
+        "4 of 24 entries differ by more than 1e-9 of the largest, 4 of them with inf or NaN" in made.printed
+    )
+    assert made.difference < 1e-9
 
 
 def test_a_report_that_was_pickled_still_writes_its_scripts(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def compared(
     if arrays is not None and not isinstance(weights, str):
         alone = {name for name, source in entries_of(weights).items() if source is None}
         notes = (*notes, *left_out(b, arrays, only=alone if isinstance(weights, tuple) else None))
-    notes = (*notes, *untied(mapped))
+    notes = (*notes, *untied(mapped, steps))
     return Comparison(a, b, mapped, notes)
 
 

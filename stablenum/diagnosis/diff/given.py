@@ -121,8 +121,8 @@ def by_function(function: _Function, left: Program, right: Program) -> tuple[Wei
         made = {name: np.asarray(x, np.float64) for name, x in function(arrays).items()}
     except Exception as error:
         raise ValueError(
-            f"the function given as weights failed: {type(error).__name__}: {error}. It is given the left arrays "
-            "by name, and returns the right ones by name."
+            f"the function given as weights failed: {type(error).__name__}: {error}. It is given the left "
+            "arrays by name, and returns the right ones by name."
         ) from error
     _check_made(made, right.parameters())
     return _gathered(function, arrays, made), made

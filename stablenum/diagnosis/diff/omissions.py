@@ -18,6 +18,7 @@ _UNTIED = (
     "{}, which the left program trains as one, goes to {}: the sum of their gradients is compared with its "
     "gradient, and their updates are not compared."
 )
+_LATER = " From the second step on they are not the same, so that the programs differ there."
 _ONE = (
     "Only the {} program has an optimizer: the updates are not compared. Give the {} one its optimizer, "
     "unless you mean this."
@@ -42,9 +43,12 @@ def left_out(right: Side, given: Collection[str], only: Collection[str] | None =
     return (_LEFT_OUT.format(", ".join(names[:_MOST_NAMED]) + more),) if names else ()
 
 
-def untied(mapped: WeightMap) -> tuple[str, ...]:
+def untied(mapped: WeightMap, steps: int) -> tuple[str, ...]:
     """Say how parameters are compared of which the caller gives one left parameter to several."""
-    return tuple(_UNTIED.format(source, " and ".join(names)) for source, names in mapped.shared.items())
+    later = _LATER if steps > 1 else ""
+    return tuple(
+        _UNTIED.format(source, " and ".join(names)) + later for source, names in mapped.shared.items()
+    )
 
 
 def one_optimizer(left: Side, right: Side) -> tuple[str, ...]:

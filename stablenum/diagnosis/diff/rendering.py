@@ -157,7 +157,7 @@ def _facts(report: Shown) -> Iterator[str]:
     for name, origin in shown[:_MOST_WEIGHTS]:
         yield f"  {name} <- {origin}"
     if len(shown) > _MOST_WEIGHTS:
-        yield f"  and {len(shown) - _MOST_WEIGHTS} more (all of them with --json or --html)"
+        yield f"  and {len(shown) - _MOST_WEIGHTS} more (all of them: --json, --html, report.weights)"
 
 
 def weights_title(report: Shown) -> str:

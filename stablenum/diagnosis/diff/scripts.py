@@ -19,7 +19,15 @@ _WAYS = {
     "given": 'np.load(Path(__file__).with_name("inputs.npz"))["{side}"]'
     "  # the {side} program has no operation here",
 }
-_LARGEST = 'print("largest difference", np.abs(a - b).max(), "where the largest entry is", np.abs(a).max())'
+_APART = """\
+finite = np.isfinite(a) & np.isfinite(b)
+gap = np.abs(np.where(finite, a, 0.0) - np.where(finite, b, 0.0))
+size = np.abs(np.where(np.isfinite(a), a, 0.0)).max(initial=0.0)
+alone = ~finite & (a != b) & ~(np.isnan(a) & np.isnan(b))
+apart = alone | (gap > 1e-9 * size)
+print(apart.sum(), "of", apart.size, "entries differ by more than 1e-9 of the largest,", end=" ")
+print(alone.sum(), "of them with inf or NaN on one side alone")
+print("largest finite difference", gap.max(initial=0.0), "where the largest entry is", size)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +139,9 @@ def comparing_script(title: str, sides: Mapping[str, str], turned: str) -> str:
     made = [f"{names[side]} = {_WAYS[sides[side]].format(side=side)}" for side in shown]
     if len(shown) == 2 and turned not in ("", "a"):
         made.append(f"a = {turned}  # laid out as on the right")
-    made += [f'print("{side}", {names[side]}, sep="\\n")' for side in shown]
-    made += [_LARGEST] if len(shown) == 2 and turned else []
+    made += ["np.set_printoptions(threshold=20, edgeitems=2)  # a few entries of large arrays"]
+    made += [f'print("{side}", {names[side]}.shape, {names[side]}, sep="\\n")' for side in shown]
+    made += _APART.splitlines() if len(shown) == 2 and turned else []
     made += [f'print("{side}: {why}")' for side, why in sides.items() if side not in shown]
     imports = [f"from {side} import run as {side}" for side in shown if sides[side] == "script"]
     path = ["from pathlib import Path", ""] if "given" in sides.values() else []
