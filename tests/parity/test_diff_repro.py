@@ -58,7 +58,10 @@ def reproduced(report: Any, folder: Path) -> Reproduced:
     assert not any("import stablenum" in text for text in texts.values())
     printed = ran(folder, "compare.py")
     matched = re.fullmatch(
-        r"left\n(.*)\nright\n(.*)\n\d+ of \d+ entries .*\nlargest finite difference (\S+) .*\n", printed, re.S
+        r"left\n(.*)\nright\n(.*)\n\d+ of \d+ entries .*\nlargest finite difference (\S+) [^\n]*\n"
+        r"(?:  at [^\n]*\n)*",
+        printed,
+        re.S,
     )
     assert matched is not None, printed
     for side, said in zip(("left", "right"), matched.groups(), strict=False):
@@ -229,6 +232,8 @@ def test_a_masked_value_does_not_hide_how_far_the_others_are_apart(tmp_path: Pat
         "4 of 24 entries differ by more than 1e-9 of the largest, 4 of them with inf or NaN" in made.printed
     )
     assert made.difference < 1e-9
+    assert "  at [0, 0] left -inf right -0.175" in made.printed
+    assert made.printed.count("  at [") == 4
 
 
 def test_a_report_that_was_pickled_still_writes_its_scripts(tmp_path: Path) -> None:

@@ -60,9 +60,13 @@ def diff(left: Any, right: Any, *, weights: Weights = "match", steps: int = 1) -
     Args:
         left, right: made by ``stablenum_torch.program`` or ``stablenum_jax.program``. The left one is the
             reference: the right one is evaluated with its parameters.
-        weights: "match" finds out which parameter corresponds to which; ``{right name: left name}`` gives
-            it; a function from the left arrays to the right ones, both by name, gives the arrays. What these
-            two leave out keeps its own values, which a note says. "as they are" leaves both sides alone.
+        weights: "match" finds out which parameter corresponds to which. ``("match", {right name: left
+            name})`` does, too, but for these, where None leaves a right parameter its own values.
+            ``{right name: left name}``, such as the ``weights`` of a report, gives all; a function from the
+            left arrays to the right ones, both by name, gives the arrays. What these two leave out keeps its
+            own values, which a note says. "as they are" leaves both sides alone. If a left parameter is
+            given to several right ones, as to the table and the head of a port that does not tie them, the
+            sum of their gradients is compared with its gradient, and their updates are not compared.
         steps: how many training steps follow one another, with the same arguments.
 
     Returns:
@@ -71,7 +75,8 @@ def diff(left: Any, right: Any, *, weights: Weights = "match", steps: int = 1) -
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: parameters that do not correspond; results that do not; ``steps`` below 1.
+        ValueError: parameters that do not correspond; a function given as ``weights`` that fails; results
+            that do not correspond; ``steps`` below 1.
         ProgramError: one of the programs fails. Its line is named, and all objects are as they were. Or
             nothing differs, but a result is NaN or infinite in both programs.
     """

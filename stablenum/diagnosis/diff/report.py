@@ -27,7 +27,8 @@ class DiffReport:
     Attributes:
         verdict: "the same in exact arithmetic" or "different".
         differences: the places at which the programs part, each independent of those before it.
-        weights: parameter of the right program -> where it comes from.
+        weights: parameter of the right program -> where it comes from. ``diff`` takes it, or a copy of which
+            some entries are others, as its ``weights``; strings read from a JSON report it does not.
         carried_over: whether the right program was given these weights; otherwise both keep their own, and
             ``weights`` says between which parameters gradients and updates are compared.
         left_off: how far the left side is off its float64 twin, if the programs agree.
@@ -110,10 +111,11 @@ class DiffReport:
 
         ``left.py`` and ``right.py`` use their framework only. Each begins with values that both programs
         have, runs the operations up to the first value that differs, and prints it, all in float64;
-        ``compare.py`` prints both and how far they are apart. ``inputs.npz`` holds what they read, and as
-        ``left`` and ``right`` what the comparison measured. A side that lacks the operation has no script.
-        What cannot be written as code (a custom function, drawn random numbers) is read from ``inputs.npz``,
-        and a comment says so; arrays beyond 32 MiB in total are left out, which the script says when it runs.
+        ``compare.py`` prints a few entries of both, how many differ, and how far they are apart.
+        ``inputs.npz`` holds what they read, and as ``left`` and ``right`` what the comparison measured. A side
+        that lacks the operation has no script. What cannot be written as code (a custom function, drawn random
+        numbers) is read from ``inputs.npz``, and a comment says so; arrays beyond 32 MiB in total are left out,
+        which the script says when it runs.
 
         Args:
             folder: is made if there is none; files of these names are replaced, others stay.

@@ -27,7 +27,9 @@ alone = ~finite & (a != b) & ~(np.isnan(a) & np.isnan(b))
 apart = alone | (gap > 1e-9 * size)
 print(apart.sum(), "of", apart.size, "entries differ by more than 1e-9 of the largest,", end=" ")
 print(alone.sum(), "of them with inf or NaN on one side alone")
-print("largest finite difference", gap.max(initial=0.0), "where the largest entry is", size)"""
+print("largest finite difference", gap.max(initial=0.0), "where the largest entry is", size)
+for at in map(tuple, np.argwhere(apart)[:4]):
+    print("  at", list(map(int, at)), "left", a[at], "right", b[at])"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ def comparing_script(title: str, sides: Mapping[str, str], turned: str) -> str:
     made = [f"{names[side]} = {_WAYS[sides[side]].format(side=side)}" for side in shown]
     if len(shown) == 2 and turned not in ("", "a"):
         made.append(f"a = {turned}  # laid out as on the right")
-    made += ["np.set_printoptions(threshold=20, edgeitems=2)  # a few entries of large arrays"]
+    made += ["np.set_printoptions(threshold=20, edgeitems=1)  # a few entries of large arrays"]
     made += [f'print("{side}", {names[side]}.shape, {names[side]}, sep="\\n")' for side in shown]
     made += _APART.splitlines() if len(shown) == 2 and turned else []
     made += [f'print("{side}: {why}")' for side, why in sides.items() if side not in shown]
