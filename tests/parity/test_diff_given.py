@@ -210,6 +210,18 @@ def test_the_file_of_the_command_may_define_weights(tmp_path: Path) -> None:
     assert "weights must be" in " ".join(result.stderr.replace("│", " ").split())
 
 
+def test_a_head_that_only_the_port_ties_is_noted() -> None:
+    torch.manual_seed(0)
+    tied = Model(tied=True)
+    x, y = torch.tensor(TOKENS), torch.tensor(NEXT)
+    right = stablenum_torch.program(
+        lambda: nn.functional.cross_entropy(tied(x).flatten(0, 1), y.flatten()), model=tied
+    )
+    report = stablenum.diff(original(tied=False), right)
+    assert not report.ok
+    assert "No parameter of the right program comes from these of the left one: head.weight." in report.notes
+
+
 # --- the map of a report -----------------------------------------------------------------------------------
 
 

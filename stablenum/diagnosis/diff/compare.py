@@ -17,7 +17,7 @@ from stablenum.diagnosis.diff.given import Weights, entries_of
 from stablenum.diagnosis.diff.locations import off_of, share_of
 from stablenum.diagnosis.diff.misgiven import misgiven
 from stablenum.diagnosis.diff.nonfinite import not_finite
-from stablenum.diagnosis.diff.omissions import left_out, one_optimizer, untied
+from stablenum.diagnosis.diff.omissions import left_out, one_optimizer, untaken, untied
 from stablenum.diagnosis.diff.optimizer_states import continued
 from stablenum.diagnosis.diff.origins import Said
 from stablenum.diagnosis.diff.play import Program
@@ -150,6 +150,7 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
     exchangeable = by_flow_only(left, right, comparison.weights) if matched else ()
     exchangeable = tuple(name for name in exchangeable if name not in entries_of(weights))
     differences = _in_order(found, alone)
+    lacking = untaken(left, comparison.weights) if found and weights != "as they are" else ()
     wrong = misgiven(comparison) if found and not isinstance(weights, str | tuple) else ()
     doubtful = note_on(exchangeable, comparison.weights)
     doubtful += out_of_order(comparison.weights) if matched else ()
@@ -162,7 +163,13 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
         left_off=off[0],
         right_off=off[1],
         matched=(share_of(left, shared.left), share_of(right, shared.right)),
-        notes=(*wrong, *_notes(comparison, astray, undefined), *_hidden(differences, stuck), *doubtful),
+        notes=(
+            *wrong,
+            *_notes(comparison, astray, undefined),
+            *lacking,
+            *_hidden(differences, stuck),
+            *doubtful,
+        ),
         left_rows=rows[0],
         right_rows=rows[1],
         _repro=_repro(comparison, found, alone),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from stablenum.diagnosis.diff.parameter_uses import uses_of
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.diff.weights import WeightMap
 
-__all__ = ["left_out", "one_optimizer", "untied"]
+__all__ = ["left_out", "one_optimizer", "untaken", "untied"]
 
 _MOST_NAMED = 8
 _LEFT_OUT = (
@@ -18,6 +19,7 @@ _UNTIED = (
     "{}, which the left program trains as one, goes to {}: the sum of their gradients is compared with its "
     "gradient, and their updates are not compared."
 )
+_UNTAKEN = "No parameter of the right program comes from these of the left one: {}."
 _LATER = " From the second step on they are not the same, so that the programs differ there."
 _ONE = (
     "Only the {} program has an optimizer: the updates are not compared. Give the {} one its optimizer, "
@@ -41,6 +43,15 @@ def left_out(right: Side, given: Collection[str], only: Collection[str] | None =
     names = list(dict.fromkeys(names))
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return (_LEFT_OUT.format(", ".join(names[:_MOST_NAMED]) + more),) if names else ()
+
+
+def untaken(left: Side, mapped: WeightMap) -> tuple[str, ...]:
+    """Name the parameters that the left program computes with and that the right one has no counterpart
+    of, as for a head that only the right one ties to its table."""
+    taken = {name for origin in mapped.origins.values() for name in origin.names}
+    names = [use.name for use in uses_of(left) if use.name not in taken]
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return (_UNTAKEN.format(", ".join(names[:_MOST_NAMED]) + more),) if names else ()
 
 
 def untied(mapped: WeightMap, steps: int) -> tuple[str, ...]:

@@ -112,10 +112,10 @@ class DiffReport:
         ``left.py`` and ``right.py`` use their framework only. Each begins with values that both programs
         have, runs the operations up to the first value that differs, and prints it, all in float64;
         ``compare.py`` prints a few entries of both, how many differ, and how far they are apart.
-        ``inputs.npz`` holds what they read, and as ``left`` and ``right`` what the comparison measured. A side
-        that lacks the operation has no script. What cannot be written as code (a custom function, drawn random
-        numbers) is read from ``inputs.npz``, and a comment says so; arrays beyond 32 MiB in total are left out,
-        which the script says when it runs.
+        ``inputs.npz`` holds what they read, and as ``left`` and ``right`` what the comparison measured. A
+        side that lacks the operation has no script. What cannot be written as code (a custom function, drawn
+        random numbers) is read from ``inputs.npz``, and a comment says so; arrays beyond 32 MiB in total are
+        left out, which the script says when it runs.
 
         Args:
             folder: is made if there is none; files of these names are replaced, others stay.
