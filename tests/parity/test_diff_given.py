@@ -248,6 +248,7 @@ def test_parts_of_a_fused_matrix_and_the_map_of_a_function_go_round() -> None:
     assert fused.weights["q.weight"] == "qkv, part 1 of 3, transposed"
     assert stablenum.diff(port(fused=True), original(tied=False), weights=fused.weights).ok
     function = stablenum.diff(original(tied=False), port(), weights=right_ones)
+    assert (function.weights["o"], function.weights["up_bias"]) == ("o.weight, transposed", "up.bias")
     assert stablenum.diff(original(tied=False), port(), weights=function.weights).ok
 
 
@@ -266,7 +267,8 @@ def test_the_map_of_a_report_of_other_programs_is_refused() -> None:
 
 
 def right_ones(a: Mapping[str, Any]) -> dict[str, Any]:
-    found = {n: a[f"{n}.weight"].T for n in ("q", "k", "v", "o", "up", "head")}
+    """The weights of the port; only the number of entries of each has to fit."""
+    found = {n: a[f"{n}.weight"].T.ravel() for n in ("q", "k", "v", "o", "up", "head")}
     return {**found, "embedding": a["emb.weight"], "up_bias": a["up.bias"]}
 
 

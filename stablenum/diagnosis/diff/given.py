@@ -124,7 +124,9 @@ def by_function(function: _Function, left: Program, right: Program) -> tuple[Wei
             f"the function given as weights failed: {type(error).__name__}: {error}. It is given the left "
             "arrays by name, and returns the right ones by name."
         ) from error
-    _check_made(made, right.parameters())
+    theirs = right.parameters()
+    _check_made(made, theirs)
+    made = {name: x.reshape(np.shape(theirs[name])) for name, x in made.items()}
     return _gathered(function, arrays, made), made
 
 
@@ -183,8 +185,18 @@ def _gathered(
             shifts = np.cumsum([0, *(arrays[names[i]].size for i in used)])
             of = np.searchsorted(ends, index, side="right") - 1
             local = index - ends[of] + shifts[np.searchsorted(used, of)]
-            origins[name] = Gathered(tuple(names[i] for i in used), made[name].shape, local)
+            taken = Gathered(tuple(names[i] for i in used), made[name].shape, local)
+            origins[name] = _whole(taken, numbered) or taken
     return WeightMap(origins)
+
+
+def _whole(taken: Gathered, arrays: Mapping[str, Any]) -> Origin | None:
+    """Return the same as a parameter that is transposed or reshaped as a whole; None if it is not that."""
+    name, shape = taken.names[0], np.shape(arrays[taken.names[0]])
+    wanted = taken.of(arrays)
+    ways = layouts(shape, taken.shape, "other") if np.size(arrays[name]) == wanted.size else ()
+    origins = (Origin(Piece(name), taken.shape, way) for way in ways)
+    return next((o for o in origins if np.array_equal(o.of(arrays), wanted)), None)
 
 
 def _check_made(made: Mapping[str, Any], right: Mapping[str, Any]) -> None:
