@@ -28,12 +28,12 @@ __all__ = ["causes_of"]
 
 
 def causes_of(scene: Scene) -> tuple[Cause, ...]:
-    """Return the causes, the most likely first."""
+    """Return the first cause that was confirmed; without one, those that are likely, the most likely first."""
     found: list[Cause] = []
     for rule in _RULES:
         known = rule(scene)
         if known is not None and known.confirmed:
-            return (known, *found)
+            return (known,)
         if known is not None:
             found.append(known)
     return tuple(c for c in found if c.code != "other_function" or len(found) == 1)
