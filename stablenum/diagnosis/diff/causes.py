@@ -28,7 +28,7 @@ __all__ = ["causes_of"]
 
 
 def causes_of(scene: Scene) -> tuple[Cause, ...]:
-    """Return the first cause that was confirmed; without one, those that are likely, the most likely first."""
+    """Return the first cause that is confirmed; without one, those that are likely, the most likely first."""
     found: list[Cause] = []
     for rule in _RULES:
         known = rule(scene)
