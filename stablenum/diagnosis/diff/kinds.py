@@ -28,8 +28,10 @@ def quiet(step: Step) -> bool:
 
 
 def called(step: Step) -> str:
-    """Return the function that the user called, the same in both frameworks."""
-    return _SAME.get(step.operation, step.operation)
+    """Return the function that the user called, the same in both frameworks; that of a derivative is its
+    own."""
+    name = step.operation.removesuffix("_backward").removeprefix("native_")
+    return _SAME.get(name, name)
 
 
 def functions_of(step: Step) -> set[str]:

@@ -73,14 +73,21 @@ def by_flip(scene: Scene) -> Cause | None:
 
 
 def by_input(scene: Scene) -> Cause | None:
-    """Say which other values one side reads in the same operation, or in the same function of the user's."""
+    """Say which other values one side reads in the same operation, or in the same function of the user's: one
+    that reads another common value beside."""
     starts = {name: (side, start.step) for name, side, start, _ in _starts(scene)}
     for inner in product((True, False), repeat=2) if len(starts) == 2 else ():
         reads = {name: _read_by_call(*starts[name], inner=i) for name, i in zip(_SIDES, inner, strict=True)}
         own = {name: _read_alone(scene, name, reads) for name in _SIDES}
-        if 0 < len(own["left"]) == len(own["right"]) <= _MOST_READ:
+        alike = called(starts["left"][1]) == called(starts["right"][1]) or _share(scene, reads)
+        if alike and 0 < len(own["left"]) == len(own["right"]) <= _MOST_READ:
             return _of_inputs(scene, *(" and ".join(_told(starts[n][0], v) for v in own[n]) for n in OTHER))
     return None
+
+
+def _share(scene: Scene, reads: Mapping[str, set[int]]) -> bool:
+    """Return whether both calls read a common value."""
+    return any(not reads["left"].isdisjoint(scene.shared.get(j, ())) for j in reads["right"])
 
 
 def _of_inputs(scene: Scene, here: str, there: str) -> Cause:

@@ -78,11 +78,10 @@ def _confirmed(code: str, left: Variant, right: Variant) -> Cause:
 
 
 def _prints(side: Side, region: Iterable[Step], start: Start) -> list[Fingerprint]:
-    """Return the fingerprints of what the function that a step belongs to computes, those of its own call
-    last."""
-    place, operation = start.step.place, start.step.operation
-    near = [s for s in region if s.place == place or s.operation == operation][:40]
-    near.sort(key=lambda s: s.place == place and s.operation == operation)
+    """Return the fingerprints of what the function that a step belongs to computes."""
+    at = start.step
+    own = at.place, at.module
+    near = [s for s in region if (s.place, s.module) == own or s.operation == at.operation][:40]
     return [side.prints[o] for s in near for o in s.outputs if side.prints[o].entries]
 
 
