@@ -277,6 +277,47 @@ def test_the_sign_of_a_gradient_is_another_formula_than_a_tiny_epsilon() -> None
     assert found[:2] == ("other_function", "only the right side takes the sign of the gradient.")
 
 
+SIZES = ((5, 7), (9,), (7, 3), (8,))
+
+
+def in_groups(*settings: tuple[float, float], clip: float, exact: bool) -> list[Any]:
+    """The updates of AdamW after clipping, with a rate and a decay for each parameter."""
+    rng = np.random.default_rng(2)
+    found = []
+    for (rate, decay), shape in zip(settings, SIZES, strict=True):
+        p, g = rng.normal(size=shape), rng.normal(size=shape) * 10.0 ** rng.uniform(-6, 0, size=shape)
+        h = g * clip / (10.0 + (0.0 if exact else 1e-6))
+        found.append((p, g, -rate * h / (np.abs(h) + 1e-8) - rate * decay * p))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("right", "code", "words"),
+    [
+        ([(1e-3, 1e-4), (1e-3, 0.0), (5e-4, 1e-4), (1e-3, 0.0)], "decay_coupling", "another amount"),
+        ([(1e-3, 0.1), (1e-3, 0.1), (5e-4, 0.1), (1e-3, 0.1)], "decay_excluded", "only the right side"),
+        ([(1e-3, 0.1), (1e-3, 0.0), (1e-3, 0.1), (1e-3, 0.0)], "scale", "for 1 of 4 parameters, such as c"),
+    ],
+)
+def test_groups_are_compared_one_by_one_beside_another_epsilon_of_clipping(
+    right: Any, code: str, words: str
+) -> None:
+    left = [(1e-3, 0.1), (1e-3, 0.0), (5e-4, 0.1), (1e-3, 0.0)]
+    rows = [
+        Update(p, g, mine, theirs, name)
+        for (p, g, mine), (_, _, theirs), name in zip(
+            in_groups(*left, clip=0.5, exact=False),
+            in_groups(*right, clip=0.5, exact=True),
+            "abcd",
+            strict=True,
+        )
+    ]
+    found = cause_of_updates(rows, ["clip"])
+    assert found is not None
+    assert found[0] == code
+    assert words in found[1]
+
+
 def some_decayed(first: float, second: float) -> Any:
     return lambda p: torch.optim.AdamW(
         [{"params": p[:2], "weight_decay": first}, {"params": p[2:], "weight_decay": second}]

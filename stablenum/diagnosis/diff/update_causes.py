@@ -17,6 +17,10 @@ __all__ = ["Update", "cause_of_updates", "epsilon_like"]
 _EXACT = 1e-6
 # So many entries tell a law from others.
 _FEWEST = 4
+# So many entries of one parameter tell the constants of its own law.
+_ENOUGH = 8
+# What an optimizer does to all parameters alike.
+_OF_ALL = {"bias_correction", "momentum_dampening", "nesterov"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ def _of_laws(
     """Both sides follow a known law, with other constants or in another form, or differ by a factor."""
     laws = _laws_of(updates)
     if laws is None:
-        return _factor(unlike, known)
+        return _of_each(updates, known) or _factor(unlike, known)
     told = cause_of_laws(*laws, known.numbers, _norm(updates))
     if told is None and laws[0].name == "gradient":
         found = _factor(unlike, known)
@@ -94,6 +98,30 @@ def _of_laws(
             return found
     told = told or cause_of_rates(*laws)
     return None if told is None else (*told, _both(laws))
+
+
+def _of_each(updates: Sequence[Update], known: _Known) -> tuple[str, str, str] | None:
+    """Each parameter follows a law, with constants of its own as in groups of parameters, and those of both
+    sides differ for one reason."""
+    norm = _norm(updates)
+    told = [u for u in updates if u.gradient.size >= _ENOUGH and np.any(u.gradient)]
+    laws = [_laws_of([u]) for u in told]
+    if None in laws:
+        return None
+    rows = [(u, pair) for u, pair in zip(told, laws, strict=True) if pair is not None]
+    found = [(u, p, cause_of_laws(*p, known.numbers, norm) or cause_of_rates(*p)) for u, p in rows]
+    unlike = [(u, p, reason) for u, p, reason in found if reason is not None]
+    if not unlike or len({reason[0] for *_, reason in unlike}) > 1:
+        return None
+    (first, pair, (code, sentence)), count = unlike[0], len(unlike)
+    if code == "decay_coupling" and any(a.decay and b.decay for _, (a, b) in rows if (a, b) != pair):
+        one_sided = [a.decay == 0 or b.decay == 0 for _, (a, b), _ in unlike]
+        code = "decay_excluded" if all(one_sided) else code
+    if count == len(rows):
+        return code, sentence, _both(pair)
+    if code in _OF_ALL:
+        code, sentence = cause_of_rates(*pair) or (code, sentence)
+    return code, f"for {count} of {len(rows)} parameters, such as {first.name}, {sentence}", _both(pair)
 
 
 def _standstill(unlike: Sequence[Update]) -> tuple[str, str, str] | None:

@@ -36,8 +36,19 @@ def seen_by_guards(trace: Trace, written: Sequence[Written], own: frozenset[int]
         if _JUDGES.intersection(how.source.functions)
     }
     read = dict.fromkeys(i for step in trace.steps if step.index in inside for i in step.inputs)
-    values = [trace.values[i] for i in read if i not in own]
+    kept = _made_of(trace, own)
+    values = [trace.values[i] for i in read if i not in kept]
     return tuple(v.id for v in values if not v.finite and v.producer not in inside and v.role != "constant")
+
+
+def _made_of(trace: Trace, own: frozenset[int]) -> set[int]:
+    """Return the guards' states and what is made of them alone, such as a copy inside a branch."""
+    found = set(own)
+    for step in trace.steps:
+        read = [i for i in step.inputs if trace.values[i].role != "constant"]
+        if read and found.issuperset(read):
+            found.update(step.outputs)
+    return found
 
 
 def scale_of(leaves: Sequence[Leaf]) -> float:
