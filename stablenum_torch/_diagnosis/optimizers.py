@@ -1,8 +1,9 @@
-"""The parameters that an optimizer is about to change, their sizes, and whether it will skip the step."""
+"""The parameters that an optimizer is about to change, their sizes, and what is known of its step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from stablenum_torch._diagnosis.replay.collectives import local_of
 from stablenum_torch._diagnosis.replay.tensor_memory import is_freed
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
-__all__ = ["largest", "parameters_of", "rate_of", "will_skip"]
+__all__ = ["StepFrames", "largest", "parameters_of", "rate_of", "will_skip"]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
@@ -53,3 +54,18 @@ def will_skip(optimizer: torch.optim.Optimizer) -> bool:
     if found is not None and bool(found):
         return True
     return isinstance(optimizer, GuardedOptimizer) and optimizer.loss_scale > 1.0
+
+
+class StepFrames:
+    """Tells steps that are parts of others, as in a guard and other wrappers of optimizers."""
+
+    def __init__(self) -> None:
+        self._known: set[CodeType] = set()  # the code of the functions that take steps
+
+    def are_nested(self, frame: FrameType) -> bool:
+        """Return whether the step that runs in this frame is a part of another."""
+        self._known.add(frame.f_code)
+        outer = frame.f_back
+        while outer is not None and outer.f_code not in self._known:
+            outer = outer.f_back
+        return outer is not None

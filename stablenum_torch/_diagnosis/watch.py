@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
@@ -36,7 +36,7 @@ from stablenum_torch._diagnosis.by_hand import (
     unwrapped,
 )
 from stablenum_torch._diagnosis.guarded_steps import Found, GuardedSteps
-from stablenum_torch._diagnosis.optimizers import largest, parameters_of, rate_of, will_skip
+from stablenum_torch._diagnosis.optimizers import StepFrames, largest, parameters_of, rate_of, will_skip
 from stablenum_torch._diagnosis.poisoned import Buffers
 from stablenum_torch._diagnosis.rates import Rates
 from stablenum_torch._diagnosis.replay.collectives import local_of, own_rank
@@ -97,7 +97,7 @@ class _Watcher:
         self.outcome = session.outcome
         self.unseen = Unseen(session, self.close_window)
         self.look, self.wrap = self.unseen.look, self.unseen.wrap
-        self.stepping: set[CodeType] = set()  # the code of the functions that take steps
+        self.stepping = StepFrames()
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.bad_from_the_start: set[int] = set()  # parameters
         self.window: Window | None = None
@@ -181,7 +181,7 @@ class _Watcher:
     @outside_graphs
     @transparent
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.session.over or self.look(self.inside_a_step, sys._getframe(1)) is True:
+        if self.session.over or self.look(self.stepping.are_nested, sys._getframe(1)) is True:
             return
         if isinstance(optimizer, GuardedOptimizer):
             self.look(self.end_guarded_step, optimizer)
@@ -196,21 +196,12 @@ class _Watcher:
         if self.window is None:
             self.open_window()
 
-    def inside_a_step(self, frame: FrameType) -> bool:
-        """Return whether the step that runs in this frame is a part of another, as in wrappers of
-        optimizers."""
-        self.stepping.add(frame.f_code)
-        outer = frame.f_back
-        while outer is not None and outer.f_code not in self.stepping:
-            outer = outer.f_back
-        return outer is not None
-
     def check_gradients(self, optimizer: torch.optim.Optimizer, frame: FrameType, by_closure: bool) -> None:
         """Check what an optimizer is about to use, unless it is a part of another one.
 
         A closure computes the gradients inside the step: those that are there now are of the step before.
         """
-        if self.inside_a_step(frame):
+        if self.stepping.are_nested(frame):
             return
         self.by_closure = by_closure
         if optimizer not in self.optimizers:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -291,6 +293,62 @@ def test_steps_end_the_script_early(tmp_path: Path) -> None:
     result, report = checked(script(steps=1000) + "print('the end')", tmp_path, "--steps", "5")
     assert report["steps"] == 5
     assert "the end" not in result.stdout
+
+
+GUARD = "stablenum_torch.wrap({}, clip=1.0)"
+NAN_AT_7 = f"{MSE} * (float('nan') if step == 7 else 1)"
+
+
+def guarded(*, opt: str = "torch.optim.AdamW(model.parameters(), lr=1e-2)", **rest: Any) -> str:
+    return "import stablenum_torch" + script(opt=GUARD.format(opt), **rest)
+
+
+def with_closure(text: str) -> str:
+    """Return the script with the guard's step as Lightning calls it."""
+    head, begin, body = text.partition("    opt.zero_grad()\n")
+    body = (begin + body).replace("    opt.step()\n", "    return loss\n")
+    return head + "    def closure():\n" + textwrap.indent(body, "    ") + "    opt.step(closure=closure)\n"
+
+
+@pytest.mark.parametrize("change", [str, with_closure])
+def test_a_step_of_a_guard_counts_once_skipped_or_applied(change: Any, tmp_path: Path) -> None:
+    _, report = checked(change(guarded(loss=NAN_AT_7)), tmp_path)
+    assert report["steps"] == 30
+    assert [(c["symptom"], c["since"]) for c in report["complaints"]] == [("loss_not_finite", 7)]
+
+
+def test_each_of_two_guards_counts_its_own_steps(tmp_path: Path) -> None:
+    halves = [GUARD.format(f"torch.optim.SGD(model[{i}].parameters(), lr=1e-2)") for i in (0, 2)]
+    text = script(opt=f"{halves[0]}\nother = {halves[1]}", between="other.step(); other.zero_grad()")
+    assert checked("import stablenum_torch" + text, tmp_path)[1]["steps"] == 60
+
+
+def test_a_guard_beside_a_plain_optimizer_is_told_apart(tmp_path: Path) -> None:
+    first, second = (f"torch.optim.SGD(model[{i}].parameters(), lr=1e-2)" for i in (0, 2))
+    text = script(opt=f"{GUARD.format(first)}\nother = {second}", between="other.step(); other.zero_grad()")
+    assert checked("import stablenum_torch" + text, tmp_path)[1]["steps"] == 60
+
+
+def test_steps_end_a_guarded_script_early(tmp_path: Path) -> None:
+    text = guarded(steps=1000, between="print(f'step {step}')")
+    result, report = checked(text, tmp_path, "--steps", "5")
+    assert report["steps"] == 5
+    assert "step 4" in result.stdout
+    assert "step 5" not in result.stdout
+
+
+def test_gradients_that_a_guard_never_clears_are_found(tmp_path: Path) -> None:
+    text = guarded(opt=SGD, steps=20).replace("    opt.zero_grad()\n", "")
+    assert_fault((text, "gradients_kept", "loss.backward()"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fault", ["a rate of 0", "an eps above every gradient", "a rate that is far too large"]
+)
+def test_the_fault_is_found_behind_a_guard_too(fault: str, tmp_path: Path) -> None:
+    text, symptom, line = FAULTY[fault]
+    opt = next(t for t in text.splitlines() if t.startswith("opt = ")).removeprefix("opt = ")
+    assert_fault(("import stablenum_torch" + text.replace(opt, GUARD.format(opt)), symptom, line), tmp_path)
 
 
 def test_a_script_that_trains_nothing_is_not_blamed(tmp_path: Path) -> None:

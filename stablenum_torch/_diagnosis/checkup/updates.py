@@ -78,9 +78,9 @@ def kind_of(optimizer: torch.optim.Optimizer | None) -> str:
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> tuple[str, dict[str, float]]:
-    """Return the name of an optimizer's class and those of its settings that are numbers."""
+    """Return the name of an optimizer's class, without a guard, and its settings that are numbers."""
     known = {k: optimizer.defaults.get(k) for k in _SETTINGS}
-    return type(optimizer).__name__, {k: float(v) for k, v in known.items() if isinstance(v, (int, float))}
+    return kind_of(optimizer), {k: float(v) for k, v in known.items() if isinstance(v, (int, float))}
 
 
 def _dense(gradient: Tensor) -> Tensor:

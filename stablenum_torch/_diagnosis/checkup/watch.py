@@ -6,7 +6,9 @@ into a part of the script's time.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from stablenum_torch._diagnosis.checkup import remedy
 from stablenum_torch._diagnosis.checkup.held import constructed, place_of_construction, plain_tensors, unique
 from stablenum_torch._diagnosis.checkup.measuring import MeasuredStep
 from stablenum_torch._diagnosis.checkup.updates import copies_of, is_measurable, parameters_seen, settings_of
-from stablenum_torch._diagnosis.optimizers import parameters_of, rate_of
+from stablenum_torch._diagnosis.optimizers import StepFrames, parameters_of, rate_of
 from stablenum_torch._diagnosis.replay.source_lines import users_place, users_places
 from stablenum_torch._diagnosis.script_recorder import roles_and_names
 from stablenum_torch._diagnosis.unseen import Unseen, outside_graphs
@@ -75,6 +77,7 @@ class _Watcher:
         self.course = Course(framework="torch")
         self.window: MeasuredStep | None = None
         self.schedule = Schedule() if session.remedy is None else Schedule(session.remedy.measured)
+        self.stepping = StepFrames()
         # In the order of their first steps; they are kept, as are the ids of their parameters.
         self.optimizers: list[torch.optim.Optimizer] = []
         self.names: dict[int, tuple[str, str]] = {}  # id of a tensor -> its role and name
@@ -139,10 +142,12 @@ class _Watcher:
 
     @outside_graphs
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self.unseen.look(self.note_before, optimizer)
+        self.unseen.look(self.note_before, optimizer, sys._getframe(1))
 
     @outside_graphs
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.unseen.look(self.stepping.are_nested, sys._getframe(1)) is True:
+            return
         self.unseen.look(self.note_after, optimizer)
         # With several optimizers, each round ends with the step of the one that came last.
         if self.window is None or optimizer is self.optimizers[-1]:
@@ -151,18 +156,26 @@ class _Watcher:
         if self.session.plan.steps is not None and self.course.steps >= self.session.plan.steps:
             self.session.stop()
 
-    def note_before(self, optimizer: torch.optim.Optimizer) -> None:
+    def note_before(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None:
+        # A closure computes the gradients inside a guard's step: only the optimizer inside begins with them.
+        self.note_gradients(optimizer)
+        if self.stepping.are_nested(frame):
+            return
         self.course.step_place = self.course.step_place or users_place()
         if not any(optimizer is known for known in self.optimizers):
             self.note_new(optimizer)
+        if self.window is not None:
+            self.before |= copies_of(parameters_of(optimizer), optimizer)
+
+    def note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the gradients with which a step begins."""
         with_gradient = [p for p in parameters_of(optimizer) if p.grad is not None]
         self.given.update(map(id, with_gradient))
         first = next(iter(with_gradient), None)
-        if first is not None and id(first) in self.uncleared & self.growing:
+        known = self.course.steps in self.course.kept[-1:]
+        if first is not None and id(first) in self.uncleared & self.growing and not known:
             self.course.kept.append(self.course.steps)
             self.course.kept_place = self.course.kept_place or self.backward_place
-        if self.window is not None:
-            self.before |= copies_of(parameters_of(optimizer), optimizer)
 
     def note_new(self, optimizer: torch.optim.Optimizer) -> None:
         """Note an optimizer that has not taken a step before."""
