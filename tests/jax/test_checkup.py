@@ -287,3 +287,22 @@ def test_the_loss_is_the_one_before_its_scale(gradients: str, tmp_path: Path) ->
     done, _ = checked(SCALED.format(gradients=gradients), tmp_path)
     first = done.stdout.partition("first ")[2].split()[0]
     assert f"The loss went from {first} to" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("tx", "command"),
+    [
+        ("__import__('stablenum_jax').guard(optax.adam(1e-2))", "`stablenum explain --strict`"),
+        ("optax.apply_if_finite(optax.adam(1e-2), 3)", "`stablenum explain`"),
+    ],
+)
+def test_a_loss_that_a_guard_copes_with_sends_to_the_strict_explain(
+    tx: str, command: str, tmp_path: Path
+) -> None:
+    text = script(tx=tx, loss="jnp.mean((model(params, x) - y) ** 2)").replace(
+        "step(params, state, x, y)\n", "step(params, state, x * (jnp.nan if i == 7 else 1), y)\n"
+    )
+    _, report = checked(text, tmp_path)
+    assert report["steps"] == 30
+    one = next(c for c in report["complaints"] if c["symptom"] == "loss_not_finite")
+    assert f"run {command} on the script" in one["cure"]

@@ -315,6 +315,12 @@ def test_a_step_of_a_guard_counts_once_skipped_or_applied(change: Any, tmp_path:
     _, report = checked(change(guarded(loss=NAN_AT_7)), tmp_path)
     assert report["steps"] == 30
     assert [(c["symptom"], c["since"]) for c in report["complaints"]] == [("loss_not_finite", 7)]
+    assert "`stablenum explain --strict`" in report["complaints"][0]["cure"]
+
+
+def test_a_loss_that_is_not_finite_sends_to_explain(tmp_path: Path) -> None:
+    _, report = checked(script(loss=NAN_AT_7, between="if not loss.isfinite():\n        continue"), tmp_path)
+    assert "`stablenum explain` on the script" in report["complaints"][0]["cure"]
 
 
 def test_each_of_two_guards_counts_its_own_steps(tmp_path: Path) -> None:

@@ -228,6 +228,7 @@ class Course:
             ever reached.
         groundless: where a backward pass started at a loss without a graph.
         settings: of each optimizer, its name and its settings.
+        guarded: whether one of the optimizers has a guard.
         step_place: where the script takes its steps.
         made: where the script made its optimizers.
         scheduled: where it made the schedules of their rates.
@@ -257,6 +258,7 @@ class Course:
     strangers: int = 0
     groundless: Place | None = None
     settings: tuple[tuple[str, dict[str, float]], ...] = ()
+    guarded: bool = False
     step_place: Place | None = None
     made: tuple[Place, ...] = ()
     scheduled: tuple[Place, ...] = ()

@@ -13,6 +13,10 @@ from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 __all__ = ["RULES"]
 
 _LEAST = 10
+_STRICT_CURE = (
+    "run `stablenum explain --strict` on the script, which names the operation where that begins, even if "
+    "the guard copes with it"
+)
 
 
 def _loss(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
@@ -26,6 +30,7 @@ def _loss(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             f"{len(course.losses)} steps",
             since=bad[0].step,
             place=bad[0].place,
+            **({"cure": _STRICT_CURE} if course.guarded else {}),
         )
     values = course.values
     if bad or len(values) < _LEAST:

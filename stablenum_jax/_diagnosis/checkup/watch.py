@@ -47,6 +47,7 @@ from stablenum_jax._diagnosis.watch.watcher import traced
 from stablenum_jax._step import scaled_loss
 from stablenum_jax._step.driver_mode import Capture, current_mode
 from stablenum_jax._trees.leaves import is_floating
+from stablenum_jax._trees.state import has_guard
 
 __all__ = ["watch"]
 
@@ -243,7 +244,9 @@ class _Watcher:
                 self.course.renewed_places = self.course.renewed_places or places_of(users_place())
             elif self.depth:
                 self.inits.append(users_place())
-            return self.whole(inner, *args, **kwargs)
+            state = self.whole(inner, *args, **kwargs)
+            self.course.guarded = self.course.guarded or has_guard(state) > 0
+            return state
 
         return init
 

@@ -188,6 +188,7 @@ class _Watcher:
             self.course.renewed_places = self.course.renewed_places or self.made_last
         self.owned.update((id(p), kind) for p in own)
         self.course.settings += (settings_of(optimizer),)
+        self.course.guarded = self.course.guarded or isinstance(optimizer, GuardedOptimizer)
 
     def note_after(self, optimizer: torch.optim.Optimizer) -> None:
         course = self.course
