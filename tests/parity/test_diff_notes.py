@@ -209,3 +209,18 @@ def test_numbers_that_run_in_another_order_than_the_layers_are_named(order: tupl
     assert [("layer1 <- 4.weight" in note, "layer2 <- 2.weight" in note) for note in told] == (
         [] if order == (0, 1, 2) else [(True, True)]
     )
+
+
+def test_updates_of_programs_with_other_weights_are_no_further_difference() -> None:
+    def made(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return module(nn.Linear(3, 2), rate=0.1)
+
+    report = stablenum.diff(made(0), made(1), weights="as they are")
+    assert {d.left.phase for d in report.differences if d.left is not None} == {"forward"}
+    assert any("the updates are not compared" in note for note in report.notes)
+    left = made(0)
+    torch.manual_seed(0)
+    same = stablenum.diff(left, module(nn.Linear(3, 2), rate=0.2), weights="as they are")
+    assert [d.left.phase for d in same.differences if d.left is not None] == ["update"]
+    assert not any("the updates are not compared" in note for note in same.notes)

@@ -27,7 +27,7 @@ from stablenum.diagnosis.diff.repro import Repro
 from stablenum.diagnosis.diff.reproduction import reproduction, reproduction_of
 from stablenum.diagnosis.diff.rounding import rounding_of
 from stablenum.diagnosis.diff.rows import rows_of
-from stablenum.diagnosis.diff.search import Found, Stuck, differences_of
+from stablenum.diagnosis.diff.search import Found, Stuck, differences_of, untold
 from stablenum.diagnosis.diff.sides import measured
 from stablenum.errors import ProgramError, bad_field, bad_type
 
@@ -166,6 +166,7 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
         notes=(
             *wrong,
             *_notes(comparison, astray, undefined),
+            *_own(comparison, found),
             *lacking,
             *_hidden(differences, stuck),
             *doubtful,
@@ -183,6 +184,10 @@ def _notes(comparison: Comparison, astray: list[str], undefined: str | None) -> 
     nan = (undefined[0].upper() + undefined[1:],) if undefined else ()
     lacking = one_optimizer(comparison.left, comparison.right)
     return (*compiled, *nan, *tried, *comparison.notes, *lacking, *unsure(comparison), *doubts)
+
+
+def _own(comparison: Comparison, found: Sequence[Found]) -> tuple[str, ...]:
+    return (_OWN,) if any(untold(comparison, g, found) for g in comparison.groups) else ()
 
 
 def _hidden(differences: Sequence[Difference], stuck: Stuck | None) -> tuple[str, ...]:
@@ -238,6 +243,7 @@ _TRIED = (
     "Names and order do not tell which weights correspond: those were taken under which the programs share "
     "most values. See in the map whether the order of the parts and the transpositions are meant."
 )
+_OWN = "Both programs keep their own weights, and the forward passes differ: the updates are not compared."
 _REST = "{} {} {}, so that others may be hidden behind it."
 _RESULTS = {
     "loss": "the loss", "output": "the outputs", "gradient": "the gradients", "updated": "the updates",

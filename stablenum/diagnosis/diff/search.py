@@ -23,7 +23,7 @@ from stablenum.diagnosis.diff.update_places import placed_by_cause
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["Found", "Stuck", "differences_of"]
+__all__ = ["Found", "Stuck", "differences_of", "untold"]
 
 _Place: TypeAlias = tuple[Frontier, list[Pair], Patch | None]
 _MOST_ROUNDS = 16
@@ -93,7 +93,11 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], Stuck | None]:
     past: set[tuple[str, int]] = set()
     agreeing = {(g.kind, g.step) for g in comparison.groups if not g.differing}
     for _ in range(_MOST_ROUNDS):
-        groups = [g for g in comparison.groups if g.differing and (g.kind, g.step) not in past | agreeing]
+        groups = [
+            g
+            for g in comparison.groups
+            if g.differing and (g.kind, g.step) not in past | agreeing and not untold(comparison, g, found)
+        ]
         if not groups:
             return found, stuck
         group = groups[0]
@@ -122,6 +126,13 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], Stuck | None]:
 def _holding(found: Sequence[Found], place: Frontier | Stopped) -> Found:
     """Return the difference to whose lines a place belongs, or else the last one."""
     return next((f for f in found if f.holds(place)), found[-1])
+
+
+def untold(comparison: Comparison, group: Group, found: Iterable[Found]) -> bool:
+    """Return whether updates may differ because the parameters do: both sides keep their own, and a
+    difference of the forward pass is known."""
+    own = group.kind == "updated" and not comparison.weights.carried
+    return own and any(f.forward for f in found)
 
 
 def _may_follow(new: Found, group: Group, found: Iterable[Found]) -> bool:
