@@ -12,6 +12,8 @@ import pytest
 from stablenum.diagnosis.checkup.course import Course, Loss, measure_update, median
 from stablenum.diagnosis.checkup.ranking import ranked
 from stablenum.diagnosis.checkup.report import Checkup
+from stablenum.diagnosis.checkup.rules_normalisation import LAGGING
+from stablenum.diagnosis.checkup.rules_updates import BY_RATE
 from stablenum.diagnosis.checkup.signals import Signal, measure_signal
 from stablenum.diagnosis.checkup.symptoms import SYMPTOMS, Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.wording import lines_assigning, lines_naming
@@ -154,6 +156,21 @@ def test_a_cause_is_as_serious_as_its_consequences() -> None:
     note = complaint(Symptom.EXPLODING_ACTIVATIONS, Level.NOTE)
     (root,) = ranked([complaint(Symptom.DEAD_UNITS), note])
     assert (root.symptom, root.level) == (Symptom.EXPLODING_ACTIVATIONS, Level.FAULT)
+
+
+def test_statistics_follow_from_large_steps_only_if_they_lag_behind() -> None:
+    large, unused = map(complaint, (Symptom.STEPS_TOO_LARGE, Symptom.BATCH_NORM))
+    assert [c.symptom for c in ranked((large, unused))] == [Symptom.BATCH_NORM, Symptom.STEPS_TOO_LARGE]
+    (first,) = ranked((large, unused.with_(cure=LAGGING)))
+    assert first.symptom is Symptom.STEPS_TOO_LARGE
+
+
+def test_a_usual_weight_decay_follows_from_a_large_rate() -> None:
+    large, decay = map(complaint, (Symptom.STEPS_TOO_LARGE, Symptom.WEIGHT_DECAY))
+    (first,) = ranked((large, decay))
+    assert first.symptom is Symptom.WEIGHT_DECAY
+    (first,) = ranked((large, decay.with_(cure=BY_RATE)))
+    assert first.symptom is Symptom.STEPS_TOO_LARGE
 
 
 def test_a_cause_explains_what_stands_before_it_in_the_order() -> None:

@@ -45,6 +45,26 @@ DEEP = "model = nn.Sequential(nn.Linear(8, 16), *[nn.Linear(16, 16) for _ in ran
 RELU = "model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))\n"
 SGD = "torch.optim.SGD(model.parameters(), lr=1e-2)"
 ALL = "[p.grad.mul_(1e-50) for p in model.parameters()]"
+FAST = """
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+torch.manual_seed(0)
+digits = load_digits()
+x, y = torch.tensor(digits.data).float() / 16, torch.tensor(digits.target)
+model = nn.Sequential(
+    nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(),
+    nn.Linear(64, 10),
+)
+opt = torch.optim.AdamW(model.parameters(), lr={rate})
+for step in range(200):
+    i = torch.randint(0, len(x), (64,))
+    loss = nn.functional.cross_entropy(model(x[i]), y[i])
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
 
 FAULTY: dict[str, tuple[str, str, str]] = {
     "a product that flushes the gradients": (script(between=ALL), "flushed_gradients", ALL),
@@ -68,6 +88,12 @@ FAULTY: dict[str, tuple[str, str, str]] = {
         "opt = ",
     ),
     "a rate of 0": (script(opt="torch.optim.Adam(model.parameters(), lr=0.0)"), "rate_zero", "opt = "),
+    "a rate that batch normalisations cannot follow": (FAST.format(rate=10.0), "steps_too_large", "opt = "),
+    "a rate by which a usual weight decay shrinks weights": (
+        FAST.format(rate=30.0),
+        "steps_too_large",
+        "opt = ",
+    ),
     "a rate that is far too large": (
         script(opt="torch.optim.Adam(model.parameters(), lr=5.0)"),
         "steps_too_large",
@@ -287,6 +313,13 @@ def test_the_fault_is_the_first_finding_with_its_line(fault: str, tmp_path: Path
 @pytest.mark.parametrize("oddity", thinned(HEALTHY))
 def test_a_healthy_training_is_not_blamed(oddity: str, tmp_path: Path) -> None:
     assert_healthy(HEALTHY[oddity], tmp_path)
+
+
+def test_statistics_that_follow_from_large_steps_stand_under_them(tmp_path: Path) -> None:
+    _, report = checked(FAST.format(rate=10.0), tmp_path)
+    (first,) = report["complaints"]
+    assert "batch_norm" in [c["symptom"] for c in first["consequences"]]
+    assert first["tried"].startswith("with 0.1 times the rate")
 
 
 def test_steps_end_the_script_early(tmp_path: Path) -> None:

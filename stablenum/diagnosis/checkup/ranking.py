@@ -89,6 +89,8 @@ _EXPLAINS: dict[Symptom, frozenset[Symptom]] = {
     S.LOSS_SCALE: _NOTHING_MOVES,
     S.STEPS_TOO_SMALL: frozenset({S.LOSS_CONSTANT}),
 }
+# What has these cures follows from steps that are too large.
+_BY_LARGE_STEPS = (rules_normalisation.LAGGING, rules_updates.BY_RATE)
 
 
 def complaints(course: Course) -> tuple[Complaint, ...]:
@@ -128,6 +130,10 @@ def ranked(found: Iterable[Complaint]) -> tuple[Complaint, ...]:
 
 def _follows(one: Complaint, other: Complaint) -> bool:
     """Return whether the second complaint explains the first."""
+    if other.symptom is S.STEPS_TOO_LARGE and one.cure in _BY_LARGE_STEPS:
+        return True
+    if one.symptom is S.STEPS_TOO_LARGE and other.cure in _BY_LARGE_STEPS:
+        return False
     by_itself = one.symptom is S.EPS_DOMINATES and one.level is Level.FAULT  # the setting is to blame
     return one.symptom in _EXPLAINS.get(other.symptom, ()) and not by_itself
 

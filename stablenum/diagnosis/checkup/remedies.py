@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from stablenum.diagnosis.checkup.course import Course, ParameterSeen, median
+from stablenum.diagnosis.checkup.rules_updates import BY_RATE
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.trials import deviations_for
 
@@ -131,6 +132,10 @@ def _lower_rate(one: Complaint, course: Course) -> Remedy:
     return _rate(min(0.1, _USUAL_STEP / change) if change > 0 else 0.1)
 
 
+def _less_decay(one: Complaint, course: Course) -> Remedy:
+    return _lower_rate(one, course) if one.cure == BY_RATE else Remedy(change=Change.NO_DECAY)
+
+
 def _higher_rate(one: Complaint, course: Course) -> Remedy | None:
     change = _relative(course)
     return _rate(max(10.0, _USUAL_STEP / change)) if change > 0 else None
@@ -178,7 +183,7 @@ _REMEDIES: dict[Symptom, Callable[[Complaint, Course], Remedy | None]] = {
     Symptom.EXPLODING_GRADIENTS: lambda one, course: Remedy(change=Change.CLIP, number=1.0),
     Symptom.CLIPPED_ALWAYS: lambda one, course: Remedy(change=Change.NO_CLIP),
     Symptom.EPS_DOMINATES: lambda one, course: Remedy(change=Change.EPS, number=1e-8),
-    Symptom.WEIGHT_DECAY: lambda one, course: Remedy(change=Change.NO_DECAY),
+    Symptom.WEIGHT_DECAY: _less_decay,
     Symptom.GRADIENTS_KEPT: lambda one, course: Remedy(change=Change.CLEAR),
     Symptom.LOST_UPDATES: lambda one, course: Remedy(change=Change.FLOAT32),
 }

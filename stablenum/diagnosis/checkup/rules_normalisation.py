@@ -12,7 +12,7 @@ from stablenum.diagnosis.replay.source_files import lines_with
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["RULES"]
+__all__ = ["LAGGING", "RULES"]
 
 # After so many steps running statistics with momentum 0.1 are those of the data; further apart than by this
 # factor they are not. Fewer values per channel than this give no statistics.
@@ -31,6 +31,11 @@ _EVALUATING = (
 _DROPPED = (
     "the step computes new ones, but the script does not keep them",
     "hand the statistics that the step computes to the next step and to the evaluation",
+)
+# The cure of running statistics that do not keep up with those of the batches.
+LAGGING = (
+    "let a new batch count 0.1 (momentum 0.1 in PyTorch, 0.9 in flax), with at least 16 values per channel; "
+    "if that is so, the data or the weights change too fast: lower the learning rate"
 )
 
 
@@ -85,10 +90,9 @@ def _unfit(one: Running, course: Course) -> tuple[str, str] | None:
         f"after {course.steps} steps its running variance is {ratio:.2g} times that of the batch, and its "
         f"running mean is {shift:.2g} standard deviations away"
     )
-    return (
-        shown if settled else f"{shown}: a batch counts {one.momentum:.2g}, so {left:.0%} is as at first",
-        "",
-    )
+    if settled:
+        return shown, LAGGING
+    return f"{shown}: a batch counts {one.momentum:.2g}, so {left:.0%} is as at first", ""
 
 
 def _ended_before(course: Course, step: int) -> bool:

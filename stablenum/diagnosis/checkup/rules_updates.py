@@ -11,7 +11,7 @@ from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.wording import joined, lines_naming, places_of
 
-__all__ = ["RULES"]
+__all__ = ["BY_RATE", "RULES"]
 
 # Of a parameter's elements that have a gradient, more than this part stands still.
 _MOSTLY = 0.5
@@ -36,8 +36,11 @@ _USUAL_EPS = 1e-5
 _NEXT_TO_NOTHING = 1e-3
 # A loss that has fallen by less than this part of its first value has not come down.
 _FALLEN = 0.1
+# With rates of 1 and more, a weight decay up to this one is not what is wrong.
+_USUAL_DECAY, _HUGE_RATE = 0.1, 1.0
 
-
+# The cure of such a weight decay.
+BY_RATE = "lower the learning rate: weight decay is multiplied by it, and is itself of a usual size"
 _NOT_NARROW = (
     "the gradients are too small for this rate: do not scale the loss down, raise the rate, or use an "
     "optimizer whose steps do not depend on the gradient's size, such as Adam with a small eps"
@@ -238,6 +241,7 @@ def _decay(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             shrunk[name] = end / first
     matrices = [n for n in course.names() if len(course.history(n)[0][1].shape) > 1]
     decay = max((s.get("weight_decay", 0.0) for _, s in course.settings), default=0.0)
+    rate = max((rate for _, rate in course.rates), default=0.0)
     grown = [name for name in matrices if decay and _grows(course.history(name))]
     if len(grown) > _MOSTLY * len(matrices):
         sizes = [p.weight for _, p in course.history(grown[0])]
@@ -263,6 +267,7 @@ def _decay(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             f"{len(matrices)} weights",
             parameters=tuple(shrunk),
             place=course.optimizer_place,
+            **({"cure": BY_RATE} if 0 < decay <= _USUAL_DECAY and rate >= _HUGE_RATE else {}),
         )
 
 
