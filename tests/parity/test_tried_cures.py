@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from stablenum.diagnosis.checkup.remedies import Change, Remedy, outcome_of
+from stablenum.diagnosis.checkup.remedies import Change, Remedy, outcome_of, resumed
 from tests.checkups import checked
 from tests.selection import thinned
 
@@ -192,6 +192,59 @@ def test_with_once_the_script_runs_once(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().split() == ["started"]
     checked(text, tmp_path)
     assert (tmp_path / "log").read_text().split() == ["started"] * 3
+
+
+def resuming(text: str, held: str, restore: str, last: int) -> str:
+    """The script with a rate far too high, which saves every fifth step up to the last and begins where it
+    has saved last."""
+    resume = f"    begin, *held = pickle.load(open('last', 'rb'))\n    {restore}\n"
+    dump = f"pickle.dump((step + 1, {held}), open('last', 'wb'))"
+    save = f"    if step % 5 == 4 and step < {last}:\n        {dump}\n"
+    return (
+        text.replace("1e-2", "50.0")
+        .replace(
+            "losses = []\n", f"import os, pickle\nlosses, begin = [], 0\nif os.path.exists('last'):\n{resume}"
+        )
+        .replace("for i in", "for step in")
+        .replace("range(40)", "range(begin, 40)")
+        .replace("print(*losses)", save)
+    )
+
+
+RESUMING = {
+    "torch": (TORCH, "model.state_dict()", "model.load_state_dict(held[0])"),
+    "jax": (JAX, "params, state", "params, state = held"),
+}
+
+
+@pytest.mark.parametrize("last", [6, 38, 40])
+@pytest.mark.parametrize("framework", RESUMING)
+def test_a_trial_that_resumes_from_the_first_run_tells_nothing(
+    framework: str, last: int, tmp_path: Path
+) -> None:
+    _, report = checked(resuming(*RESUMING[framework], last), tmp_path)
+    (first,) = report["complaints"]
+    assert first["symptom"] == "steps_too_large"
+    assert first["tried"].startswith("nothing is known")
+    assert "resume" in first["tried"]
+
+
+def test_a_shorter_trial_that_begins_like_the_first_run_has_not_resumed() -> None:
+    remedy = Remedy(change=Change.RATE, number=0.1, steps=4)
+    assert resumed(remedy, [2.0, 3.0, 4.0, 5.0], [2.0, 1.0], 4) == ""
+    assert "1.99" in resumed(remedy, [2.0, 3.0, 4.0, 5.0], [1.99, 1.0], 4)
+    assert (
+        resumed(remedy, [2.0, 3.0, 4.0, 5.0], [1.99, 1.0, 1.0, 1.0], 4) == ""
+    )  # a batch that was not seeded
+    assert "no step" in resumed(remedy, [2.0, 3.0, 4.0, 5.0], [], 4)
+
+
+def test_an_initialisation_begins_with_another_loss() -> None:
+    remedy = Remedy(change=Change.INITIALISE, deviations={"w": 1.0}, steps=4)
+    assert resumed(remedy, [2.0, 3.0, 4.0, 5.0], [9.0, 3.0, 4.0, 5.0], 4) == ""
+    halved = [2.0, 4.0]  # the losses of one of two optimizers
+    assert resumed(remedy, halved, [9.0, 4.0], 4) == ""
+    assert "2 of 4" in resumed(remedy, [2.0, 3.0, 4.0, 5.0], [9.0, 3.0], 4)
 
 
 @pytest.mark.parametrize("number", [float("nan"), 0.1])

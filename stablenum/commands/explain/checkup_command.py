@@ -43,7 +43,8 @@ def checkup(
 
     Your script is not changed. Some of its steps are measured in full: activations, gradients, parameters and
     updates. If the cure of the first finding can be tried (another rate or initialisation, clipping, scaled
-    inputs and the like), some steps of the script run once more with it, and write again what they write.
+    inputs and the like), some steps of the script run once more with it, and write again what they write. If
+    your script resumes by itself from its checkpoints, turn that off, or use `--once`.
     If the loss stops being finite, use `stablenum explain`.
 
     The exit code is 1 if something more serious than a note was found, 0 if not, and 2 for a usage error. If

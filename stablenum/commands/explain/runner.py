@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from stablenum.commands.explain.plan import Failure, Outcome, Plan
 from stablenum.commands.explain.process import Running
 from stablenum.diagnosis import Report
-from stablenum.diagnosis.checkup.remedies import Remedy, outcome_of
+from stablenum.diagnosis.checkup.remedies import Remedy, outcome_of, resumed
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum.interrupts import and_restore
@@ -82,6 +82,11 @@ def check_up(plan: Plan, say: Callable[[str], object], *, once: bool) -> tuple[C
     remedy = Remedy.from_dict(outcome.remedy)
     say(f"trying {remedy}, in {remedy.steps} steps of another run of the script")
     trial = run_once(replace(plan, remedy=outcome.remedy, steps=remedy.steps), shown=False)
+    # A script that resumes at its end has no loss, and may fail for that.
+    failed = trial.lost or trial.troubles or (trial.error and trial.losses)
+    doubt = "" if failed else resumed(remedy, outcome.losses, trial.losses, report.steps)
+    if doubt:
+        return report.with_tried(doubt), outcome
     if trial.troubles or not trial.applied:
         say("the cure could not be applied, so nothing is known about it")
         return report, outcome

@@ -13,12 +13,17 @@ from stablenum.diagnosis.checkup.rules_updates import BY_RATE
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.trials import deviations_for
 
-__all__ = ["Change", "Remedy", "outcome_of", "remedy_for"]
+__all__ = ["Change", "Remedy", "outcome_of", "remedy_for", "resumed"]
 
 # A step that suits most trainings changes a weight by this part of its size.
 _USUAL_STEP = 0.005
 # A trial takes so many steps, or this part of those that the script took.
 _LEAST_STEPS, _PART = 30, 0.25
+# Where a change shows only after the first loss, a trial begins with the loss of the first run. Batches that
+# are not seeded may make this part of a difference; in a trial that was too short, none.
+_ALIKE, _SAME = 0.1, 1e-3
+# A trial with less than this part of the losses was too short.
+_MOST = 0.8
 
 
 class Change(StrEnum):
@@ -121,6 +126,38 @@ def outcome_of(remedy: Remedy, before: Sequence[float], after: Sequence[float]) 
         f"with {remedy}, the loss goes from {after[0]:.4g} to {cured:.4g} in {count} steps{doubt}; "
         f"unchanged, from {before[0]:.4g} to {unchanged:.4g}"
     )
+
+
+def resumed(remedy: Remedy, before: Sequence[float], after: Sequence[float], steps: int) -> str:
+    """Describe why a trial seems to have begun in the middle of the training; "" if it does not.
+
+    Args:
+        remedy: what was tried.
+        before: the losses without it.
+        after: the losses with it.
+        steps: how many steps the training took without it.
+
+    Example:
+        >>> remedy = Remedy(change=Change.RATE, number=0.1, steps=2)
+        >>> resumed(remedy, [2.0, 9.0], [2.0, 1.0], steps=2)
+        ''
+        >>> resumed(remedy, [2.0, 9.0], [9.0, 8.0], steps=2).partition(",")[0]
+        'nothing is known: the second run began with a loss of 9'
+    """
+    wanted = len(before) * remedy.steps // max(1, steps)  # of two optimizers, one may have all losses
+    short = len(after) < _MOST * wanted
+    if not after:
+        seen = "took no step"
+    elif remedy.change in _BEGIN_OTHERWISE:
+        seen = f"took {len(after)} of {wanted} steps" if short else ""
+    else:
+        alike = math.isclose(before[0], after[0], rel_tol=_SAME if short else _ALIKE)
+        seen = "" if alike else f"began with a loss of {after[0]:.4g}, the first with {before[0]:.4g}"
+    return f"nothing is known: the second run {seen}, so {_RESUMES}" if seen else ""
+
+
+_RESUMES = "the script seems to resume from what the first saved"
+_BEGIN_OTHERWISE = (Change.INITIALISE, Change.SCALE_INPUT, Change.FLOAT32)
 
 
 def _none(one: Complaint, course: Course) -> Remedy | None:
