@@ -109,6 +109,8 @@ def _of_each(updates: Sequence[Update], known: _Known) -> tuple[str, str, str] |
     if None in laws:
         return None
     rows = [(u, pair) for u, pair in zip(told, laws, strict=True) if pair is not None]
+    if known.limited and any(a.name == "gradient" for _, (a, _) in rows):
+        return None  # a rate of its own may be a gradient that is clipped by itself
     found = [(u, p, cause_of_laws(*p, known.numbers, norm) or cause_of_rates(*p)) for u, p in rows]
     unlike = [(u, p, reason) for u, p, reason in found if reason is not None]
     if not unlike or len({reason[0] for *_, reason in unlike}) > 1:
