@@ -255,8 +255,8 @@ print(sorted(k for k in globals() if k.startswith("__")), __annotations__, type(
 print(inspect.getsource(Thing), inspect.getsourcefile(Thing), __file__, sys.argv)
 def alarm(*_): raise TimeoutError("alarm")
 signal.signal(signal.SIGALRM, alarm)
-signal.setitimer(signal.ITIMER_REAL, 0.2, 10)
 try:
+    signal.setitimer(signal.ITIMER_REAL, 0.2, 10)
     while True: {busy}
 except TimeoutError as error:
     signal.setitimer(signal.ITIMER_REAL, 0)
