@@ -362,7 +362,9 @@ def test_gradients_multiplied_before_adam_show_in_its_epsilon() -> None:
         Update(p, g, -1e-3 * g / (np.abs(g) + 1e-8), -1e-3 * g / (np.abs(g) + 1e-8 / 1024))
         for p, g in zip(before, gradients, strict=True)
     ]
-    assert cause_of_updates(rows, (), known)[:2] == (  # type: ignore[index]
+    found = cause_of_updates(rows, (), known)
+    assert found is not None
+    assert found[:2] == (
         "loss_scale_left_in",
         "a factor of 2^10 is left in the gradients.",
     )

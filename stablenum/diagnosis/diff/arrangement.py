@@ -55,8 +55,7 @@ def same_arrangement(a: Any, b: Any) -> bool:
     """Return whether one array may be the other with its axes permuted.
 
     Every axis must have its counterpart: an axis of the same length whose slices have the same norms in the
-    same order. Arrays
-    with other axes (merged, split) are not compared and may be the same.
+    same order. Arrays with other axes (merged, split) are not compared and may be the same.
     """
     first, second = np.squeeze(np.asarray(a, float)), np.squeeze(np.asarray(b, float))
     if sorted(first.shape) != sorted(second.shape):

@@ -91,8 +91,9 @@ def _of_factor(a: Law, b: Law, numbers: _Numbers) -> _Found | None:
     written = all(_among(law.rate, own) for law, own in zip((a, b), numbers, strict=True))
     if size < 1 + 1e-3 or (written and near(a.epsilon, b.epsilon, 1e-3)):
         return None
-    if _power_of_two(size):
-        return "loss_scale_left_in", f"a factor of 2^{round(math.log2(size))} is left in the gradients."
+    scale = _left_in(size)
+    if scale is not None:
+        return scale
     known = {*_USUAL, *numbers[0], *numbers[1]}
     rates = [x for n in known for x in (n, 1 - n) if _SMALLEST_RATE <= x <= _LARGEST_RATE]
     if any(near(size, 1 + x if a.name == "gradient" else 1 + x / (1 + x)) for x in rates):
@@ -121,9 +122,9 @@ def _of_epsilons(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | Non
     every = {*numbers[0], *numbers[1]}
     if is_limit(ratio, norm, every):
         return "clip_missing", "only one side clips the gradients, or to another norm."
-    if _power_of_two(max(ratio, 1 / ratio)):
-        power = round(abs(math.log2(ratio)))
-        return "loss_scale_left_in", f"a factor of 2^{power} is left in the gradients."
+    scale = _left_in(max(ratio, 1 / ratio))
+    if scale is not None:
+        return scale
     if any(_among(law.epsilon, numbers[0]) and _among(law.epsilon, numbers[1]) for law in (a, b)):
         return "scale", f"the gradients on the left are {1 / ratio:.6g} times those on the right."
     known = {*_USUAL, *every, *(1 - x for x in every)}
@@ -150,6 +151,9 @@ def _among(x: float, numbers: Collection[float]) -> bool:
     return any(near(x, n, 1e-3) for n in numbers)
 
 
-def _power_of_two(size: float) -> bool:
+def _left_in(size: float) -> _Found | None:
+    """Name a power of two of at least 8 between the gradients."""
     power = math.log2(size)
-    return power >= 3 and abs(power - round(power)) < 1e-6
+    if power < 3 or abs(power - round(power)) >= 1e-6:
+        return None
+    return "loss_scale_left_in", f"a factor of 2^{round(power)} is left in the gradients."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from stablenum.diagnosis.diff.parameter_uses import uses_of
 from stablenum.diagnosis.diff.sides import Side
@@ -41,8 +41,7 @@ def left_out(right: Side, given: Collection[str], only: Collection[str] | None =
         and (only is None or v.name in only)
     ]
     names = list(dict.fromkeys(names))
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return (_LEFT_OUT.format(", ".join(names[:_MOST_NAMED]) + more),) if names else ()
+    return (_LEFT_OUT.format(_listed(names)),) if names else ()
 
 
 def untaken(left: Side, mapped: WeightMap) -> tuple[str, ...]:
@@ -50,8 +49,12 @@ def untaken(left: Side, mapped: WeightMap) -> tuple[str, ...]:
     of, as for a head that only the right one ties to its table."""
     taken = {name for origin in mapped.origins.values() for name in origin.names}
     names = [use.name for use in uses_of(left) if use.name not in taken]
+    return (_UNTAKEN.format(_listed(names)),) if names else ()
+
+
+def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return (_UNTAKEN.format(", ".join(names[:_MOST_NAMED]) + more),) if names else ()
+    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def untied(mapped: WeightMap, steps: int) -> tuple[str, ...]:

@@ -81,7 +81,8 @@ def by_input(scene: Scene) -> Cause | None:
         own = {name: _read_alone(scene, name, reads) for name in _SIDES}
         alike = called(starts["left"][1]) == called(starts["right"][1]) or _share(scene, reads)
         if alike and 0 < len(own["left"]) == len(own["right"]) <= _MOST_READ:
-            return _of_inputs(scene, *(" and ".join(_told(starts[n][0], v) for v in own[n]) for n in OTHER))
+            here, there = (" and ".join(_told(starts[n][0], v) for v in own[n]) for n in OTHER)
+            return _of_inputs(scene, called(starts["left"][1]), here, there)
     return None
 
 
@@ -90,9 +91,8 @@ def _share(scene: Scene, reads: Mapping[str, set[int]]) -> bool:
     return any(not reads["left"].isdisjoint(scene.shared.get(j, ())) for j in reads["right"])
 
 
-def _of_inputs(scene: Scene, here: str, there: str) -> Cause:
+def _of_inputs(scene: Scene, name: str, here: str, there: str) -> Cause:
     agrees = scene.patch is not None and scene.patch.agrees
-    name = "it" if scene.found.left is None else called(scene.found.left.step)
     return cause(
         "other_input",
         f"{name} reads {here} in the left program, and {there} in the right one.",
