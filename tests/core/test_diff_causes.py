@@ -22,8 +22,8 @@ RNG = np.random.default_rng(0)
 # --- values ------------------------------------------------------------------------------------------------
 
 
-def code(mine: Any, theirs: Any, *read: Any, names: tuple[str, ...] = (), moved: bool = False) -> str | None:
-    found = reason_of(Values(mine, theirs, read, names, moved))
+def code(mine: Any, theirs: Any, *read: Any, names: tuple[str, ...] = (), **moved: bool) -> str | None:
+    found = reason_of(Values(mine, theirs, read, names, **moved))
     return None if found is None else found.code
 
 
@@ -86,6 +86,13 @@ def test_the_same_numbers_in_another_order() -> None:
     mine, theirs = x.transpose(0, 2, 1).reshape(4, 12), x.reshape(4, 12)
     assert code(mine, theirs, moved=True) == "head_split_order"
     assert code(mine, theirs) is None  # sums do not part where entries are moved
+
+
+def test_images_in_one_row_and_what_is_turned_round() -> None:
+    x = RNG.normal(size=(4, 2, 3, 5))
+    mine, theirs = x.transpose(0, 2, 3, 1).reshape(4, 30), x.reshape(4, 30)
+    assert code(mine, theirs, moved=True, flattened=True) == "entry_order"
+    assert code(x[:, ::-1], x, moved=True) == "entry_order"
 
 
 # --- windows -----------------------------------------------------------------------------------------------

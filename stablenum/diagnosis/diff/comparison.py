@@ -79,7 +79,7 @@ class Comparison:
 
     def agrees(self, group: Group) -> bool:
         """Return whether the results of a group agree here."""
-        same = next(g for g in self.groups if (g.kind, g.step) == (group.kind, group.step))
+        same = next(g for g in self.groups if (g.kind, g.step) == (group.results, group.step))
         return not same.differing
 
     # --- where ---

@@ -92,4 +92,4 @@ def _code_of_constant(step: Step, scene: Scene, side: str) -> str:
         return "label_smoothing"
     if any(n in step.operation for n in _NORMS) or step.primitive == "add":
         return "epsilon_value"
-    return "scale"
+    return "reduction" if "mean" in step.operation else "scale"

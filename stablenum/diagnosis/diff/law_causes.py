@@ -104,11 +104,34 @@ def _of_factor(a: Law, b: Law, numbers: _Numbers) -> _Found | None:
         return ("momentum_dampening", sentence) if dampened else None
     if a.decay and near(a.decay / b.decay, ratio):  # the rate, which the decay is multiplied by too
         return None
+    betas = _of_betas(a, b, numbers)
+    if betas is not None:
+        return betas
     both = [(1 - x) / math.sqrt(1 - y) for x in rates for y in rates if x < y]
     either = [f(1 - x) for x in rates if x > _SMALLEST_RATE for f in (float, math.sqrt)]
     if any(near(size, max(c, 1 / c)) for c in (*both, *either)):
         return "bias_correction", "only one side corrects the moments for their start at zero."
     return None
+
+
+def _of_betas(a: Law, b: Law, numbers: _Numbers) -> _Found | None:
+    """Name the decay rates of two means of squares of which neither is corrected for its start at zero, where
+    each side's own numbers give them."""
+    mine, theirs = (_uncorrected(law, own) for law, own in zip((a, b), numbers, strict=True))
+    for rate, beta in mine:
+        for other, further in theirs:
+            if near(rate, other) and not near(beta, further):
+                return (
+                    "betas",
+                    f"the squares decay by {beta:.6g} on the left and by {further:.6g} on the right.",
+                )
+    return None
+
+
+def _uncorrected(law: Law, own: Collection[float]) -> list[tuple[float, float]]:
+    """Return the rates r and decay rates b of squares that give a law's rate as r / sqrt(1 - b)."""
+    betas = {x for n in own for x in (n, round(1 - n, 12)) if _SMALLEST_RATE <= x <= _LARGEST_RATE}
+    return [(r, x) for r in own for x in betas if near(r / math.sqrt(1 - x), law.rate)]
 
 
 def _of_epsilons(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | None:

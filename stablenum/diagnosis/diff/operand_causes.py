@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.flow import OTHER
 from stablenum.diagnosis.diff.frontier import Start, same_line
 from stablenum.diagnosis.diff.kinds import called, kind, quiet
@@ -16,12 +17,15 @@ from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["by_exchange", "by_flip", "by_input", "by_repetition", "by_transposition"]
+__all__ = ["by_entries", "by_exchange", "by_flip", "by_input", "by_repetition", "by_transposition"]
 
 _MOST_TRIALS = 6
 _MOST_MODULES = 16
 _MOST_READ = 3
+_SAME = 1e-12
 _SIDES = ("right", "left")
+_LOOKUPS = {"embedding", "gather", "index", "index_select", "take"}
+_COMBINES = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 
 
 def _starts(scene: Scene) -> Iterator[tuple[str, Side, Start, tuple[Step, ...]]]:
@@ -82,8 +86,33 @@ def by_input(scene: Scene) -> Cause | None:
         alike = called(starts["left"][1]) == called(starts["right"][1]) or _share(scene, reads)
         if alike and 0 < len(own["left"]) == len(own["right"]) <= _MOST_READ:
             here, there = (" and ".join(_told(starts[n][0], v) for v in own[n]) for n in OTHER)
-            return _of_inputs(scene, called(starts["left"][1]), here, there)
+            tried = len(own["left"]) == 1 and _given(scene, own["left"][0], own["right"][0])
+            return _of_inputs(scene, called(starts["left"][1]), here, there, tried=tried)
     return None
+
+
+def _given(scene: Scene, mine: int, theirs: int) -> bool:
+    """Return whether the line of the right program gives what that of the left one does, once it reads its
+    own counterpart of what that reads."""
+    for value in scene.comparison.found.known("left").get(mine, ()):
+        if scene.right.shapes[value] != scene.right.shapes[theirs]:
+            continue
+        array = arrays_of(scene.right, [value])[value]
+        if scene.mends("right", {theirs: array}) or _combined(scene, theirs, array):
+            return True
+    return False
+
+
+def _combined(scene: Scene, value: int, array: Any) -> bool:
+    """Return whether a sum or product of two values is that of the left side with another one of them: what
+    else is made of the one that it reads stays as it is."""
+    here, there = scene.found.left, scene.found.right
+    combine = None if there is None else _COMBINES.get(kind(there.step))
+    if here is None or there is None or combine is None or len(there.step.inputs) != 2:
+        return False
+    arrays = [array if i == value else scene.arrays([i])[i] for i in there.step.inputs]
+    mark, end = fingerprint(combine(*arrays)), here.step.outputs[0]
+    return value in there.step.inputs and distance(mark, scene.left.prints[end]) <= scene.left.tolerance[end]
 
 
 def _share(scene: Scene, reads: Mapping[str, set[int]]) -> bool:
@@ -91,14 +120,41 @@ def _share(scene: Scene, reads: Mapping[str, set[int]]) -> bool:
     return any(not reads["left"].isdisjoint(scene.shared.get(j, ())) for j in reads["right"])
 
 
-def _of_inputs(scene: Scene, name: str, here: str, there: str) -> Cause:
+def _of_inputs(scene: Scene, name: str, here: str, there: str, *, tried: bool) -> Cause:
     agrees = scene.patch is not None and scene.patch.agrees
+    told = "With what the left program computes there, the results agree." if agrees else ""
     return cause(
         "other_input",
         f"{name} reads {here} in the left program, and {there} in the right one.",
-        "With what the left program computes there, the results agree." if agrees else "",
-        confirmed=agrees,
+        "With the value that the left program reads, the two lines give the same." if tried else told,
+        confirmed=agrees or tried,
     )
+
+
+def by_entries(scene: Scene) -> Cause | None:
+    """Say that both sides look up other entries of the same table."""
+    starts = {name: (side, start.step) for name, side, start, _ in _starts(scene)}
+    if len(starts) < 2 or any(kind(step) not in _LOOKUPS for _, step in starts.values()):
+        return None
+    (there, theirs), (here, mine) = starts["right"], starts["left"]
+    if not any(not set(mine.inputs).isdisjoint(scene.shared.get(j, ())) for j in theirs.inputs):
+        return None
+    indices = [_indices(side, step) for side, step in ((here, mine), (there, theirs))]
+    if any(i is None for i in indices) or indices[0].shape != indices[1].shape:
+        return None
+    count, agrees = int((indices[0] != indices[1]).sum()), scene.patch is not None and scene.patch.agrees
+    return None if not count else cause(
+        "other_input",
+        f"the two sides look up other entries of the same table, at {count} of {indices[0].size} places.",
+        "With the entries of the left program, the results agree." if agrees else "",
+        confirmed=agrees,
+    )  # fmt: skip
+
+
+def _indices(side: Side, step: Step) -> Any:
+    """Return the whole numbers that a step reads, in one row; None if there is not one array of them."""
+    whole = [v for v in step.inputs if not side.prints[v].floating and side.shapes[v]]
+    return arrays_of(side, whole)[whole[0]].reshape(-1) if len(whole) == 1 else None
 
 
 def _read_by_call(side: Side, step: Step, *, inner: bool) -> set[int]:
@@ -108,16 +164,19 @@ def _read_by_call(side: Side, step: Step, *, inner: bool) -> set[int]:
         side, step: the step.
         inner: whether the call is that of its line, rather than that of the user's function around it.
     """
-    steps, found = side.trace.steps, set[int]()
+    steps, found, seen = side.trace.steps, set[int](), set[int]()
     following = islice(steps, step.index + 1, None)
     *_, last = (step, *takewhile(lambda s: _in_call(s, step, inner=inner), following))
     todo = list(last.inputs)
     while todo:
         value = todo.pop()
+        if value in seen:
+            continue
+        seen.add(value)
         producer = side.trace.values[value].producer
         if producer is not None and _in_call(steps[producer], step, inner=inner):
             todo += steps[producer].inputs
-        elif not side.neutral(value):
+        elif not side.neutral(value) or side.trace.values[value].role == "parameter":
             found.add(value)
     return found
 
@@ -131,13 +190,16 @@ def _in_call(one: Step, step: Step, *, inner: bool) -> bool:
 def _read_alone(scene: Scene, name: str, read: Mapping[str, set[int]]) -> list[int]:
     """Return what the call of one side reads, and the other side has but does not read there; parameters also
     if the other side does not have them."""
-    known, values = scene.comparison.found.known(name), scene.comparison.side(name).trace.values
-    return sorted(
-        v
-        for v in read[name]
-        if (v in known and read[OTHER[name]].isdisjoint(known[v]))
-        or (v not in known and values[v].role == "parameter")
-    )
+    known, side = scene.comparison.found.known(name), scene.comparison.side(name)
+    other, further = scene.comparison.side(OTHER[name]), read[OTHER[name]]
+
+    def alone(value: int) -> bool:
+        if value in known:
+            return further.isdisjoint(known[value])
+        parameter, mark = side.trace.values[value].role == "parameter", side.prints[value]
+        return parameter and not any(distance(mark, other.prints[v]) <= _SAME for v in further)
+
+    return sorted(v for v in read[name] if alone(v))
 
 
 def _told(side: Side, value: int) -> str:

@@ -7,7 +7,9 @@ from stablenum.diagnosis.diff.kinds import quiet
 from stablenum.diagnosis.diff.patches import Pair
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.scene import Scene, cause
-from stablenum.diagnosis.diff.value_causes import Reason, Values, factor_of, reason_of
+from stablenum.diagnosis.diff.sides import Side
+from stablenum.diagnosis.diff.value_causes import DROPS, Reason, Values, factor_of, reason_of
+from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_loss", "by_pair"]
 
@@ -20,11 +22,11 @@ def by_pair(scene: Scene) -> Cause | None:
     reasons = _reasons(scene)
     if not reasons:
         return None
-    pair, reason = reasons[0]
+    pair, reason = next((r for r in reasons if r[1].sentence == DROPS), reasons[0])
     if scene.group.kind == "gradient" and reason.code == "mask_missing":
         reason = reason._replace(code="stopped_gradient", sentence="only one side passes this gradient on.")
     # Two values side by side, such as queries and keys, may have the same fault.
-    alike = [p for p, r in reasons if r.code == reasons[0][1].code]
+    alike = [p for p, r in reasons if r.code == reason.code]
     confirmed = scene.stops_at([pair]) or (len(alike) > 1 and scene.stops_at(alike))
     told = " With the left value in its place, the two sides go on alike." if confirmed else ""
     return cause(reason.code, reason.sentence, reason.evidence + told, confirmed=confirmed)
@@ -38,13 +40,16 @@ def _reasons(scene: Scene) -> list[tuple[Pair, Reason]]:
     names = {s.operation for r in (scene.found.region_left, scene.found.region_right) for s in r[:24]}
     names |= {here.step.operation, there.step.operation}
     moved = quiet(here.step) and quiet(there.step)
+    flattened = _flattens(scene.left, here.step) and _flattens(scene.right, there.step)
     found, elements, known = list[tuple[Pair, Reason]](), 0, set[int]()
     for pair in sorted(scene.pairs, key=lambda p: (p.depth, p.unlike))[:_MOST_PAIRS]:
         elements += pair.mine.size
         if elements > _MOST_ELEMENTS:
             break
         reason = (
-            None if pair.right in known else reason_of(Values(pair.mine, pair.theirs, read, names, moved))
+            None
+            if pair.right in known
+            else reason_of(Values(pair.mine, pair.theirs, read, names, moved, flattened))
         )
         if reason is not None:
             known.add(pair.right)
@@ -52,9 +57,14 @@ def _reasons(scene: Scene) -> list[tuple[Pair, Reason]]:
     return found
 
 
+def _flattens(side: Side, step: Step) -> bool:
+    """Return whether a step puts each image of a batch in one row."""
+    return [len(side.shapes[v]) for v in (*step.inputs[:1], *step.outputs[:1])] == [4, 2]
+
+
 def by_loss(scene: Scene) -> Cause | None:
     """Find one factor that makes the loss and all gradients agree: a mean over other entries."""
-    if scene.group.kind != "loss":
+    if scene.group.results != "loss":
         return None
     following = next((g for g in scene.comparison.groups if _follows(g, scene.group)), None)
     if following is None:

@@ -28,6 +28,8 @@ _NEAR = 24  # so many steps of each side are looked at
 _MOST_TRIALS = 6
 _LEAST_SHARED = 3
 _MOST_LAYOUTS = 24
+_MOST_ROWS = 128
+_CLOSE = 1e-16  # of squares
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +115,12 @@ def candidates(comparison: Comparison, found: Frontier) -> list[Pair]:
     b = arrays_of(comparison.right, [v for v, _ in theirs])
     ends = (_end(comparison.left, found.left, found.region_left),
             _end(comparison.right, found.right, found.region_right))  # fmt: skip
+    order = _order_of_rows(comparison, found.left.step, found.right.step)
     pairs = []
     for i, depth in mine:
+        same = a[i][order] if order is not None and a[i].shape[:1] == order.shape else a[i]
         for j, further in theirs:
-            array = laid_out(a[i], b[j]) if a[i].dtype.kind == b[j].dtype.kind == "f" else None
+            array = laid_out(same, b[j]) if a[i].dtype.kind == b[j].dtype.kind == "f" else None
             if array is None:
                 continue
             unlike = 0 if (i, j) == ends else 1 if _near(array, b[j]) else 2
@@ -135,6 +139,23 @@ def _values(side: Side, start: Start, region: Sequence[Step]) -> Iterator[tuple[
         for o in step.outputs:
             if not side.neutral(o):
                 yield o, depth
+
+
+def _order_of_rows(comparison: Comparison, here: Step, there: Step) -> Any:
+    """Return which row of the left side each row of the right one is, as a value tells that both steps read;
+    None if the rows are in the same order, or are not the same. A batch is sorted by the lengths of its
+    sequences to pack them, for example."""
+    known = comparison.found.right
+    shared = [(i, j) for j in there.inputs for i in known.get(j, ()) if i in here.inputs]
+    for i, j in shared:
+        a, b = arrays_of(comparison.left, [i])[i], arrays_of(comparison.right, [j])[j]
+        if a.ndim == 0 or a.shape != b.shape or len(a) > _MOST_ROWS:
+            continue
+        gaps = [[_gap(row, other) for row in a] for other in b]
+        order = np.argmin(gaps, axis=1)
+        if len({*order.tolist()}) == len(b) and (order != np.arange(len(b))).any() and _equal(a[order], b):
+            return order
+    return None
 
 
 def _end(side: Side, start: Start, region: Iterable[Step]) -> int | None:
@@ -156,6 +177,10 @@ def laid_out(mine: Any, theirs: Any) -> Any:
     ways = layouts(tuple(mine.shape), tuple(theirs.shape), "other")[:_MOST_LAYOUTS]
     turned = [mine.transpose(w).reshape(theirs.shape) for w in ways]
     return min(turned, key=lambda x: _gap(x, theirs), default=None)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return _gap(a, b) < _CLOSE
 
 
 def _near(a: Any, b: Any) -> bool:

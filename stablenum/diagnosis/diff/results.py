@@ -48,12 +48,20 @@ class Group:
         kind, step: as in ``Result``.
         pairs: the results.
         since: for each side, the last step of its trace that an earlier group of results comes from.
+        shown_by: the kind of the results that show a difference of the forward pass, if it is too small to be
+            seen in the loss.
     """
 
     kind: str
     step: int
     pairs: tuple[Pair, ...]
     since: tuple[int, int]
+    shown_by: str = ""
+
+    @property
+    def results(self) -> str:
+        """The kind of the results."""
+        return self.shown_by or self.kind
 
     @property
     def differing(self) -> list[Pair]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,6 +30,8 @@ _MOST_ROUNDS = 16
 _MOST_PLACES = 8
 # Of places after the first, so many values are tried.
 _MOST_TRIALS = 3
+# Losses come nearer if their gap is less than this times what it was.
+_NEARER = 0.1
 _PHASES = {"gradient": "backward", "updated": "update"}
 
 
@@ -104,7 +106,11 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], Stuck | None]:
         place = next(comparison.frontiers(group))
         stop = (stopped if group.kind == "gradient" else offset)(comparison, group, place)
         pairs, patch = list[Pair](), None
-        if stop is None:
+        if group.kind == "gradient" and (stop is None or not stop.cause.confirmed):
+            earlier = _unseen_in_loss(comparison, group)
+            if earlier is not None:
+                group, stop, (place, pairs, patch) = earlier[0], None, earlier[1]
+        if stop is None and patch is None:
             place, pairs, patch = _set_right(comparison, group, found)
         if not any(f.holds(stop or place) for f in found):
             new = _found(Scene(comparison, place, group, tuple(pairs), patch), stop)
@@ -187,6 +193,32 @@ def _set_right(comparison: Comparison, group: Group, found: Iterable[Found]) -> 
     return place if patch is None else leading_to(place, patch.left, patch.right), pairs, patch
 
 
+def _unseen_in_loss(comparison: Comparison, group: Group) -> tuple[Group, _Place] | None:
+    """Return the place of the forward pass at which results differ that the losses do not show: another
+    epsilon of a norm may move a loss by less than rounding could, and gradients by more. None if no value
+    there brings the losses nearer."""
+    forward = replace(group, kind="loss", since=(-1, -1), shown_by=group.kind)
+    before = _gap_of_losses(comparison, group.step)
+    for place in islice(comparison.frontiers(forward) if before else (), _MOST_PLACES):
+        starts = place.left, place.right
+        if not place.known or any(s is None or s.step.phase != "forward" for s in starts):
+            continue
+        pairs = candidates(comparison, place)
+        patch = patched(comparison, place, forward, pairs)
+        if patch is not None:
+            after = comparison.with_values(patch.side, patch.values, until=forward)
+            if _gap_of_losses(after, group.step) < before * _NEARER:
+                return forward, (leading_to(place, patch.left, patch.right), pairs, patch)
+        return None
+    return None
+
+
+def _gap_of_losses(comparison: Comparison, step: int) -> float:
+    """Return how far the losses or outputs of a step are apart."""
+    groups = (g for g in comparison.groups if g.step == step and g.kind in ("loss", "output"))
+    return max((p.error for g in groups for p in g.pairs), default=0.0)
+
+
 def _closer(comparison: Comparison, group: Group, best: _Place) -> _Place:
     """Return a place that comes later on both sides, where more values are taken as equal, or the one that
     is given if there is none on the way to what can be set right."""
@@ -253,6 +285,7 @@ def _found(scene: Scene, stop: Stopped | None) -> Found:
     left, right = (place.left, place.right) if stop is None else (stop.left, stop.right)
     if group.kind == "updated" and causes:
         left, right = placed_by_cause(causes[0].code, place, comparison.left, comparison.right)
+        place = _named(place, left, right)
     places = [
         location_of(start, side, phase) or (location_of_optimizer(side) if phase == "update" else None)
         for start, side in ((left, comparison.left), (right, comparison.right))
@@ -260,7 +293,7 @@ def _found(scene: Scene, stop: Stopped | None) -> Found:
     difference = Difference(
         left=places[0],
         right=places[1],
-        result=result_name(group.kind, worst.left.name),
+        result=result_name(group.results, worst.left.name),
         step=group.step,
         error=worst.error,
         allowed=worst.allowed,
@@ -274,6 +307,16 @@ def _found(scene: Scene, stop: Stopped | None) -> Found:
         _lines(right, place.region_right, None if patch is None else patch.right),
         None if stop is None or group.kind != "gradient" else stop.after,
     )
+
+
+def _named(place: Frontier, left: Start | None, right: Start | None) -> Frontier:
+    """Return a place with the operations that a cause names, if both sides have them on the way to what
+    differs: they are what is to be reproduced."""
+    on_the_way = all(
+        start is not None and not start.missing and any(s is start.step for s in region)
+        for start, region in ((left, place.region_left), (right, place.region_right))
+    )
+    return replace(place, left=left, right=right) if on_the_way else place
 
 
 def _lines(start: Start | None, region: Iterable[Step], last: int | None) -> set[Place]:

@@ -11,7 +11,7 @@ from stablenum.diagnosis.diff.frontier import Start, same_line
 from stablenum.diagnosis.diff.kinds import kind, quiet
 from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side
-from stablenum.diagnosis.diff.sum_causes import by_sum
+from stablenum.diagnosis.diff.sum_causes import by_divisor, by_sum
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_lack", "by_structure"]
@@ -24,7 +24,7 @@ def by_structure(scene: Scene) -> Cause | None:
     if here.missing or there.missing:
         return _of_missing(here, there)
     axes = _of_axes(scene, here, there)
-    sums = axes or by_sum(scene)
+    sums = axes or by_sum(scene) or by_divisor(scene)
     if sums is not None:
         return sums
     if scene.found.rearranged and not {here.step.primitive, there.step.primitive} & _MOVING:

@@ -14,7 +14,7 @@ from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["by_sum"]
+__all__ = ["by_divisor", "by_sum"]
 
 _SAME = 1e-8
 _FIRST = 4
@@ -42,6 +42,42 @@ def by_sum(scene: Scene) -> Cause | None:
                     confirmed=True,
                 )
     return None
+
+
+def by_divisor(scene: Scene) -> Cause | None:
+    """Find a sum that one line divides by a number, such as that of weights, and the other one by a count."""
+    patch = scene.patch
+    if patch is None or not patch.agrees or scene.group.kind not in _KINDS:
+        return None
+    ends = ((p.mine, p.theirs) for p in scene.pairs if (p.left, p.right) == (patch.left, patch.right))
+    mine, theirs = next(ends, (None, None))
+    for name, side, value, other in (
+        ("right", scene.right, patch.right, mine),
+        ("left", scene.left, patch.left, theirs),
+    ):
+        found = None if other is None or other.size != 1 else _divided(side, value, float(other))
+        if found is not None:
+            return cause(
+                "reduction",
+                f"the {name} program divides the sum by {found[0]:.6g}, the other one by {found[1]}.",
+                "With what the left program makes of it, the results agree.",
+                confirmed=True,
+            )
+    return None
+
+
+def _divided(side: Side, value: int, other: float) -> tuple[float, int] | None:
+    """Return the number by which a sum was divided to give a value, and the count that gives another value;
+    None if there is none."""
+    producer = side.trace.values[value].producer
+    step = None if producer is None else side.trace.steps[producer]
+    if step is None or kind(step) != "div" or [side.shapes[i] for i in step.inputs] != [(), ()]:
+        return None
+    arrays = arrays_of(side, step.inputs)
+    total, divisor = (float(arrays[i]) for i in step.inputs)
+    count = round(total / other) if other else 0
+    fits = count > 0 and count != divisor and abs(total - count * other) < _SAME * abs(total)
+    return (divisor, count) if fits else None
 
 
 _KINDS = ("loss", "output")

@@ -11,8 +11,9 @@ import numpy as np
 from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.play import MASKED
 
-__all__ = ["Reason", "Values", "factor_of", "reason_of"]
+__all__ = ["DROPS", "Reason", "Values", "factor_of", "reason_of"]
 
+DROPS = "one side drops units."
 _EXACT = 1e-8
 _FEWEST = 4
 _LARGEST_COUNT = 4096
@@ -27,6 +28,7 @@ class Values(NamedTuple):
         read: arrays that both sides read.
         names: the operations that computed the two.
         moved: whether the two sides part where they move entries.
+        flattened: whether each image is put in one row there.
     """
 
     mine: Any
@@ -34,6 +36,7 @@ class Values(NamedTuple):
     read: Sequence[Any]
     names: Collection[str]
     moved: bool = False
+    flattened: bool = False
 
 
 class Reason(NamedTuple):
@@ -125,7 +128,7 @@ def _zeros(v: Values) -> Reason | None:
     if abs(factor - 1) < _EXACT:
         return _of_masks(mine, theirs, "zero")
     both = f"{int(mine.sum())} entries are zero on the left, {int(theirs.sum())} on the right"
-    return Reason("dropout", "one side drops units.", f"{both}; the others differ by {factor:.6g}.")
+    return Reason("dropout", DROPS, f"{both}; the others differ by {factor:.6g}.")
 
 
 # --- factors ------------------------------------------------------------------------------------------------
@@ -212,8 +215,12 @@ def _permutation(v: Values) -> Reason | None:
     mine, theirs = np.sort(v.mine, axis=None), np.sort(v.theirs, axis=None)
     if not v.moved or not _same(mine, theirs) or _constant(mine) or v.mine.ndim < 2:
         return None
+    for axis in range(v.mine.ndim):
+        if _same(np.flip(v.mine, axis), v.theirs):
+            told = f"The two are equal with axis {axis} flipped."
+            return Reason("entry_order", "the same numbers lie the other way round.", told)
     return Reason(
-        "head_split_order",
+        "entry_order" if v.flattened else "head_split_order",  # no heads are split or merged in images
         "the same numbers are put in another order.",
         "Sorted, the two are equal; as they lie, no transposition makes them so.",
     )

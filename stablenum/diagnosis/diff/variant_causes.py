@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.fingerprints import Fingerprint, distance, fingerprint
 from stablenum.diagnosis.diff.frontier import Start
 from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side, arrays_of
-from stablenum.diagnosis.diff.variants import Variant, elementwise_of, variants_of
+from stablenum.diagnosis.diff.variants import Variant, code_of, elementwise_of, variants_of
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_variant"]
 
 # A formula of NumPy and an operation agree up to so much.
 _SAME = 1e-7
+_ROUNDING = 1e-13
 _MOST_ELEMENTS = 2**17
 
 
@@ -41,10 +43,10 @@ def by_variant(scene: Scene) -> Cause | None:
         if pair is not None:
             products = "matmul" in (here.step.operation, there.step.operation)
             sums = products and pair[0].family == pair[1].family == "reduction"
-            code = "reduction" if sums else _code_of(*pair)  # no statistic begins with a product
+            code = "reduction" if sums else code_of(*pair)  # no statistic begins with a product
             return _confirmed(code, *pair)
     pair = None if read or here.missing or there.missing else _unlike_in_parts(scene, here, there)
-    return None if pair is None else _confirmed(_code_of(*pair), *pair)
+    return None if pair is None else _confirmed(code_of(*pair), *pair)
 
 
 def _unlike_in_parts(scene: Scene, here: Start, there: Start) -> tuple[Variant, Variant] | None:
@@ -86,13 +88,14 @@ def _prints(side: Side, region: Iterable[Step], start: Start) -> list[Fingerprin
 
 
 def _recognised(tried: list[tuple[Variant, Fingerprint]], wanted: list[Fingerprint]) -> list[Variant]:
-    """Return the variants that give one of the values, the last value first."""
-    return [
-        variant
-        for mark in reversed(wanted)
-        for variant, own in tried[1:]
-        if own.entries and not own.simple and distance(own, mark) < _SAME
-    ]
+    """Return the variants that give one of the values, the last value first, and the nearest of each first:
+    an epsilon may be too small to be told from none but by the last digits."""
+    found = list[Variant]()
+    for mark in reversed(wanted):
+        gaps = [(v, distance(own, mark)) for v, own in tried[1:] if own.entries and not own.simple]
+        near = sorted(((v, max(gap, _ROUNDING)) for v, gap in gaps if gap < _SAME), key=itemgetter(1))
+        found += [v for v, _ in near]
+    return found
 
 
 def _unlike(a: Sequence[Variant], b: Sequence[Variant]) -> tuple[Variant, Variant] | None:
@@ -105,26 +108,3 @@ def _unlike(a: Sequence[Variant], b: Sequence[Variant]) -> tuple[Variant, Varian
     if simple[0] and simple[1] and simple[0][0].family != simple[1][0].family:
         return simple[0][0], simple[1][0]
     return None
-
-
-def _code_of(a: Variant, b: Variant) -> str:
-    if "identity" in (a.family, b.family):
-        return "missing_operation" if b.family == "identity" else "extra_operation"
-    if a.family != b.family:
-        return "other_function"
-    unlike = {k for k, v in a.setting if dict(b.setting).get(k) != v} | {k for k, _ in b.setting} - {
-        k for k, _ in a.setting
-    }
-    if a.family in ("gelu", "silu"):
-        return f"{a.family}_variant"
-    if "placed" in unlike:
-        return "epsilon_placement"
-    if "epsilon" in unlike:
-        return "epsilon_value"
-    if "correction" in unlike:
-        return "variance_correction"
-    if "groups" in unlike:
-        return "norm_axis"
-    if "axis" in unlike:
-        return "softmax_axis" if "softmax" in a.family else "norm_axis"
-    return "reduction" if a.family == "reduction" else "other_function"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-__all__ = ["Variant", "elementwise_of", "variants_of"]
+__all__ = ["Variant", "code_of", "elementwise_of", "variants_of"]
 
+_Setting: TypeAlias = tuple[tuple[str, Any], ...]
 _EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 
 
@@ -57,6 +58,30 @@ def elementwise_of(x: Any) -> Iterator[Variant]:
             yield Variant(family, setting, function(x))
 
 
+def code_of(a: Variant, b: Variant) -> str:
+    """Return the cause if one side computes one function and the other side another one."""
+    if "identity" in (a.family, b.family):
+        return "missing_operation" if b.family == "identity" else "extra_operation"
+    if a.family != b.family:
+        return "other_function"
+    unlike = {k for k, v in a.setting if dict(b.setting).get(k) != v} | {k for k, _ in b.setting} - {
+        k for k, _ in a.setting
+    }
+    if a.family in ("gelu", "silu"):
+        return f"{a.family}_variant"
+    if "placed" in unlike:
+        return "epsilon_placement"
+    if "epsilon" in unlike:
+        return "epsilon_value"
+    if "correction" in unlike:
+        return "variance_correction"
+    if unlike & {"groups", "channels", "at"}:
+        return "norm_axis"
+    if "axis" in unlike:
+        return "softmax_axis" if "softmax" in a.family else "norm_axis"
+    return "reduction" if a.family == "reduction" else "other_function"
+
+
 def _axes(ndim: int) -> list[tuple[int, ...]]:
     """Return the sets of axes over which functions of rows may go: one, all, all but one, and the spatial
     ones."""
@@ -67,16 +92,28 @@ def _axes(ndim: int) -> list[tuple[int, ...]]:
 
 
 def _in_groups(x: Any) -> Iterator[Variant]:
-    """Return normalisation over groups of channels, which are the second or the last axis."""
+    """Return normalisation over groups of channels, which are the second or the last axis: of neighbours, of
+    every n-th channel, and of neighbours at each position alone."""
     for axis in (1, x.ndim - 1):
-        channels = x.shape[axis]
+        channels, y = x.shape[axis], np.moveaxis(x, axis, 1)
         for groups in (g for g in range(1, channels + 1) if channels % g == 0):
-            y = np.moveaxis(x, axis, 1).reshape(x.shape[0], groups, -1)
-            centered = y - y.mean(axis=2, keepdims=True)
-            spread = (centered * centered).mean(axis=2, keepdims=True)
-            for epsilon in (1e-6, 1e-5, 1e-3):
-                told = (("groups", groups), ("epsilon", epsilon))
-                yield Variant("group_norm", told, centered / np.sqrt(spread + epsilon))
+            size = channels // groups
+            neighbours = y.reshape(x.shape[0], groups, size, -1)
+            found: list[tuple[Any, tuple[int, ...], _Setting]] = [(neighbours, (2, 3), ())]
+            if 1 < groups < channels:
+                every = y.reshape(x.shape[0], size, groups, -1)
+                found.append((every, (1, 3), (("channels", f"{groups} apart"),)))
+            if 1 < groups < channels and neighbours.shape[3] > 1:
+                found.append((neighbours, (2,), (("at", "each position"),)))
+            for grouped, axes, told in found:
+                for epsilon in (1e-6, 1e-5, 1e-3):
+                    values = np.moveaxis(_normalised(grouped, axes, epsilon).reshape(y.shape), 1, axis)
+                    yield Variant("group_norm", (("groups", groups), *told, ("epsilon", epsilon)), values)
+
+
+def _normalised(x: Any, axes: tuple[int, ...], epsilon: float) -> Any:
+    centered = x - x.mean(axis=axes, keepdims=True)
+    return centered / np.sqrt((centered * centered).mean(axis=axes, keepdims=True) + epsilon)
 
 
 def _roots(x: Any) -> Iterator[Variant]:
