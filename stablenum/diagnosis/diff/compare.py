@@ -29,6 +29,7 @@ from stablenum.diagnosis.diff.rounding import rounding_of
 from stablenum.diagnosis.diff.rows import rows_of
 from stablenum.diagnosis.diff.search import Found, Stuck, differences_of, untold
 from stablenum.diagnosis.diff.sides import measured
+from stablenum.diagnosis.diff.tables import with_exact_tables
 from stablenum.errors import ProgramError, bad_field, bad_type
 
 __all__ = ["STAGES", "Progress", "compared", "diff", "reported"]
@@ -128,7 +129,7 @@ def compared(
         alone = {name for name, source in entries_of(weights).items() if source is None}
         notes = (*notes, *left_out(b, arrays, only=alone if isinstance(weights, tuple) else None))
     notes = (*notes, *untied(mapped, steps))
-    return Comparison(a, b, mapped, notes)
+    return with_exact_tables(Comparison(a, b, mapped, notes))
 
 
 def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, weights: Weights) -> DiffReport:

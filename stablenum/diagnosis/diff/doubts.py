@@ -12,7 +12,7 @@ from stablenum.diagnosis.diff.fingerprints import distance
 from stablenum.diagnosis.diff.frontier import Start
 from stablenum.diagnosis.diff.locations import location_of, result_name
 from stablenum.diagnosis.diff.results import Group, Pair
-from stablenum.diagnosis.diff.sides import Side, arrays_of, measured
+from stablenum.diagnosis.diff.sides import Side, again, arrays_of, measured
 from stablenum.diagnosis.replay.trace import Step, Value
 
 __all__ = ["doubts_of", "unsure"]
@@ -95,6 +95,7 @@ def _changing(name: str, side: Side) -> Iterator[str]:
     np.random.random()
     try:
         other = measured(side.program.fresh(), weights=side.weights, noise=False, steps=side.steps)
+        other = again(other, side.replaced) if side.replaced else other
     except Exception as error:  # noqa: BLE001 - it ran the first time
         yield f"The {name} program failed when it ran again: {type(error).__name__}: {error}."
         return
@@ -112,8 +113,8 @@ def _changing(name: str, side: Side) -> Iterator[str]:
 
 def _first_other(side: Side, other: Side) -> Step | None:
     """Return the first operation that computes something else from the same."""
-    for step, again in zip(side.trace.steps, other.trace.steps, strict=False):
-        if (step.primitive, step.outputs) != (again.primitive, again.outputs):
+    for step, its in zip(side.trace.steps, other.trace.steps, strict=False):
+        if (step.primitive, step.outputs) != (its.primitive, its.outputs):
             return step
         if any(_moved(side, other, i) for i in step.outputs):
             return step

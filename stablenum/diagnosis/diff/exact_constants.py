@@ -120,8 +120,9 @@ def _usual() -> tuple[float, ...]:
 
 
 def _multiples(x: float) -> Iterator[float]:
-    """Yield the multiples of usual numbers that may be meant, such as pi / 5 or d / 2 log 2 pi."""
-    for number in (math.log(2 * math.pi), math.log(2), math.pi):
+    """Yield the multiples of usual numbers that may be meant, such as pi / 5, d / 2 log 2 pi, or the
+    log(10000) / d of positions."""
+    for number in (math.log(2 * math.pi), math.log(2), math.log(10), math.pi):
         yield from (number * ratio for ratio in _ratios(x / number))
 
 

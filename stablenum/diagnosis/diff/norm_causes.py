@@ -60,7 +60,7 @@ def by_normalisation(scene: Scene) -> Cause | None:
     for here, there in _layers(scene):
         like = here.read if here.read.ndim <= there.read.ndim else there.read
         mine, theirs = here.laid_out(like), there.laid_out(like)
-        for axis in dict.fromkeys((1, like.ndim - 1)):
+        for axis in dict.fromkeys((1, like.ndim - 1)) if like.ndim > 1 else ():
             found = _compared(scene, like, mine, theirs, axis)
             if found is not None:
                 return found

@@ -297,7 +297,8 @@ class Player(TorchDispatchMode):
         whole = torch.as_strided(tensor, (size,), (1,), 0)
         base = whole.to(self._dtype(whole.dtype), copy=True)
         roles = {role for place, (role, _) in self._tape.names.items() if place.storage == storage}
-        if self._wide and whole.dtype == torch.float32 and roles <= {"buffer"}:
+        written = roles <= ({"buffer", "input"} if storage in self._tape.closed else {"buffer"})
+        if self._wide and whole.dtype == torch.float32 and written:
             base.copy_(torch.as_tensor(exact_constants(base.cpu().numpy(), whole=bool(roles))))
         for place, (_, name) in self._tape.names.items():
             if place.storage == storage and name in self._weights:
@@ -314,7 +315,10 @@ class Player(TorchDispatchMode):
         size = place.offset + 1 + sum((n - 1) * s for n, s in zip(place.shape, place.strides))
         base = tensor.new_zeros(max(size, 0))
         there = torch.as_strided(base, place.shape, place.strides, place.offset)
-        there.copy_(tensor.reshape(place.shape))
+        if (
+            there.numel() or not tensor.numel()
+        ):  # embedding_bag keeps no offsets in float32, and does in float64
+            there.copy_(tensor.reshape(place.shape))
         self._values.note(there, self._known(tensor), written=False, uninitialised=False)
         return base
 

@@ -218,7 +218,9 @@ class Program:
     def _recorded(self, around: Surroundings, snapshot: Snapshot, steps: int) -> Tape:
         for tensor in (*around.parameters.values(), *around.buffers.values()):
             snapshot.keep_tensor(tensor)  # which clears its gradient
-        recorder = Taping(snapshot, around.names, ModulePaths(around.model), _call_user.__code__)
+        recorder = Taping(
+            snapshot, around.names, ModulePaths(around.model), _call_user.__code__, given=self._args
+        )
         recorder.contexts.on_update = None
         with (
             warnings.catch_warnings(),

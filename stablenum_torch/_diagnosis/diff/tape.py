@@ -110,6 +110,8 @@ class Tape:
         entries: as they ran.
         outside: storage -> a tensor of it that existed before the recording.
         names: storage -> the role and the name of each place of it that has one.
+        closed: the storages of tensors that the program names without being given them, such as a mean and a
+            standard deviation by which it normalizes images.
         opened: whether an operation's result is that of its parts: by width, number of values before it, and
             place among its results. Filled by the first play.
     """
@@ -117,6 +119,7 @@ class Tape:
     entries: list[Entry | Mark] = field(default_factory=list)
     outside: dict[int, Tensor] = field(default_factory=dict)
     names: dict[Place, tuple[str, str]] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
     opened: dict[tuple[bool, int, int], bool] = field(default_factory=dict)
 
 
@@ -126,11 +129,15 @@ class Taping(Recorder):
     Attributes:
         tape: the tape.
         detaching: whether the user is detaching a tensor, as autograd does with the tensors that it keeps.
+
+    Args:
+        given: the arguments of the program.
     """
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, given: Any = ()) -> None:
         super().__init__(*args)
         self.tape = Tape()
+        self._given = {id(t) for t in tensors_in(given)}
         self.detaching = False
         self._numbers: dict[int, tuple[Storage, int]] = {}
 
@@ -200,6 +207,8 @@ class Taping(Recorder):
             name = self.name_of(tensor)
             if name is not None:
                 self.tape.names[place] = name
+                if name[0] == "input" and id(tensor) not in self._given:
+                    self.tape.closed.add(number)
         return place
 
     def name_of(self, tensor: Tensor) -> tuple[str, str] | None:

@@ -1,0 +1,248 @@
+"""``stablenum.diff`` on layers whose weights hide what they compute, and on differences that losses hide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from flax import linen
+from torch import nn
+
+import stablenum
+import stablenum_jax
+import stablenum_torch
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.normal(1.0, 2.0, size=(3, 8, 4, 4)).astype(np.float32)
+LAST = np.ascontiguousarray(IMAGES.transpose(0, 2, 3, 1))
+SCALE, SHIFT = (RNG.normal(1.0, 0.3, size=8).astype(np.float32) for _ in range(2))
+MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def normed(layer: nn.Module) -> Any:
+    """A program of three layers with the same weights, so that to mend one of them mends nothing."""
+    layers = nn.ModuleList(layer for _ in range(1))
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor(SCALE))
+        layer.bias.copy_(torch.tensor(SHIFT))
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = torch.sin(layers[0](x))
+        return x.square().mean()
+
+    return stablenum_torch.program(loss, torch.tensor(IMAGES), model=layers)
+
+
+def norm_in_jax(norm: Any) -> Any:
+    def loss(p: Any, x: Any) -> Any:
+        for _ in range(3):
+            x = jnp.sin(norm(p, x))
+        return jnp.mean(x**2)
+
+    return stablenum_jax.program(loss, {"scale": SCALE, "shift": SHIFT}, LAST)
+
+
+def cause_of(left: Any, right: Any, **options: Any) -> Any:
+    report = stablenum.diff(left, right, **options)
+    assert not report.ok
+    return report.causes[0]
+
+
+def test_running_statistics_in_each_of_several_layers() -> None:
+    def by_running(p: Any, x: Any) -> Any:
+        def batch_norm(x: Any) -> Any:
+            return (x - 0.1) * jax.lax.rsqrt(jnp.float32(0.9) + 1e-5) * p["scale"] + p["shift"]
+
+        return batch_norm(x)
+
+    cause = cause_of(normed(nn.BatchNorm2d(8)), norm_in_jax(by_running))
+
+    assert (cause.code, cause.confirmed) == ("running_statistics", True)
+    assert cause.sentence.startswith("the left program normalises by the batch, the right one by running")
+
+
+@pytest.mark.parametrize(
+    ("axes", "told"),
+    [
+        ((1, 2, 3), "group_norm (groups 2, channels 2 apart, epsilon 1e-05)"),
+        ((4,), "group_norm (groups 4, at each position, epsilon 1e-05)"),
+    ],
+)
+def test_groups_of_other_channels_in_each_of_several_layers(axes: tuple[int, ...], told: str) -> None:
+    def grouped(p: Any, x: Any) -> Any:
+        parts = x.reshape(3, 4, 4, 4, 2)
+        mean = jnp.mean(parts, axes, keepdims=True)
+        spread = jnp.mean((parts - mean) ** 2, axes, keepdims=True)
+        y = ((parts - mean) / jnp.sqrt(spread + 1e-5)).reshape(x.shape)
+        return y * p["scale"] + p["shift"]
+
+    cause = cause_of(normed(nn.GroupNorm(4, 8)), norm_in_jax(grouped))
+
+    assert (cause.code, cause.confirmed) == ("norm_axis", True)
+    assert cause.sentence.endswith(told + "."), cause.sentence
+
+
+def test_an_epsilon_that_moves_gradients_and_hardly_the_loss() -> None:
+    """The loss moves by less than what is taken for rounding, and the gradients by more."""
+    weight = RNG.normal(size=(8, 6)).astype(np.float32)
+    x = (30 * RNG.normal(size=(4, 8))).astype(np.float32)
+    w = torch.tensor(weight, requires_grad=True)
+    v = torch.tensor(SCALE, requires_grad=True)
+
+    def of_torch(x: torch.Tensor) -> torch.Tensor:
+        h = nn.functional.layer_norm(x * v, (8,), eps=1e-12)
+        return 1e3 + (h @ w).square().mean()
+
+    def of_jax(p: Any, x: Any) -> Any:
+        h = linen.LayerNorm(epsilon=1e-3, use_bias=False, use_scale=False).apply({}, x * p["v"])
+        return 1e3 + jnp.mean((h @ p["w"]) ** 2)
+
+    report = stablenum.diff(
+        stablenum_torch.program(of_torch, torch.tensor(x)),
+        stablenum_jax.program(of_jax, {"v": SCALE, "w": weight}, x),
+    )
+    assert not report.ok
+    assert report.first.left.phase == report.first.right.phase == "forward", str(report)
+    assert report.causes[0].code == "epsilon_value"
+    assert "epsilon 1e-12" in report.causes[0].sentence
+    assert "epsilon 0.001" in report.causes[0].sentence
+
+
+def test_numbers_written_in_a_tensor_that_the_loss_names_are_those_that_were_meant() -> None:
+    """In float32 they are off by 3e-8, as the numbers of a jaxpr are, which are restored, too."""
+    pixels = RNG.integers(0, 256, (2, 4, 4, 3)).astype(np.uint8)
+    kernel = RNG.normal(size=(3, 5)).astype(np.float32)
+    w, mean, spread = torch.tensor(kernel, requires_grad=True), torch.tensor(MEAN), torch.tensor(SPREAD)
+
+    def of_jax(p: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh((x / 255.0 - jnp.asarray(MEAN)) / jnp.asarray(SPREAD) @ p["w"]))
+
+    report = stablenum.diff(
+        stablenum_torch.program(
+            lambda x: torch.tanh((x / 255 - mean) / spread @ w).mean(), torch.tensor(pixels)
+        ),
+        stablenum_jax.program(of_jax, {"w": kernel}, jnp.asarray(pixels)),
+    )
+    assert report.ok, str(report)
+
+
+def test_a_scale_that_was_not_carried_over_is_named() -> None:
+    norm = nn.LayerNorm(8)
+    x = RNG.normal(size=(4, 8)).astype(np.float32)
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor(SCALE))
+
+    def of_jax(p: Any, x: Any) -> Any:
+        return jnp.mean(jnp.exp(linen.LayerNorm(epsilon=1e-5).apply({"params": p}, x)))
+
+    cause = cause_of(
+        stablenum_torch.program(lambda x: norm(x).exp().mean(), torch.tensor(x), model=norm),
+        stablenum_jax.program(of_jax, {"scale": np.ones(8, "f"), "bias": np.zeros(8, "f")}, x),
+        weights="as they are",
+    )
+    assert (cause.code, cause.confirmed) == ("other_input", True), cause
+    assert "parameter weight" in cause.sentence
+
+
+def test_other_entries_of_the_same_table() -> None:
+    table, offsets = RNG.normal(size=(12, 5)).astype(np.float32), np.array([0, 4, 8])
+    ids = RNG.integers(0, 4, (6, 3))
+    w = torch.tensor(table, requires_grad=True)
+
+    cause = cause_of(
+        stablenum_torch.program(
+            lambda i: (nn.functional.embedding(i + torch.tensor(offsets), w).tanh() @ w.T).square().sum(),
+            torch.tensor(ids),
+        ),
+        stablenum_jax.program(
+            lambda p, i: jnp.sum((jnp.tanh(p["w"][i + jnp.asarray(offsets // 2)]) @ p["w"].T) ** 2),
+            {"w": table},
+            jnp.asarray(ids),
+        ),
+    )
+    assert (cause.code, cause.confirmed) == ("other_input", True)
+    assert "look up other entries of the same table" in cause.sentence
+
+
+def test_a_sum_divided_by_its_weights_and_by_its_count() -> None:
+    weight = RNG.normal(size=(8, 1)).astype(np.float32)
+    x, y = RNG.normal(size=(6, 8)).astype(np.float32), np.array([0, 1, 1, 0, 1, 0], np.float32)
+    of_rows = np.array([1, 3, 1, 2, 1, 1], np.float32)
+    w = torch.tensor(weight, requires_grad=True)
+
+    def of_torch(x: Any, y: Any) -> Any:
+        rows = nn.functional.binary_cross_entropy_with_logits(
+            (x @ w)[:, 0], y, weight=torch.tensor(of_rows), reduction="mean"
+        )
+        return rows + w.square().sum()
+
+    def of_jax(p: Any, x: Any, y: Any) -> Any:
+        rows = optax.sigmoid_binary_cross_entropy((x @ p["w"])[:, 0], y) * of_rows
+        return jnp.sum(rows) / jnp.sum(of_rows) + jnp.sum(p["w"] ** 2)
+
+    cause = cause_of(
+        stablenum_torch.program(of_torch, torch.tensor(x), torch.tensor(y)),
+        stablenum_jax.program(of_jax, {"w": weight}, x, y),
+    )
+    assert (cause.code, cause.confirmed) == ("reduction", True), cause
+    assert cause.sentence == "the right program divides the sum by 9, the other one by 6."
+
+
+def test_decay_rates_of_squares_that_are_not_corrected() -> None:
+    weight, x = (RNG.normal(size=(4, 8)).astype(np.float32) for _ in range(2))
+    w = torch.tensor(weight, requires_grad=True)
+
+    cause = cause_of(
+        stablenum_torch.program(
+            lambda x: (x * w).sin().sum(), torch.tensor(x), optimizer=torch.optim.RMSprop([w], lr=1e-3)
+        ),
+        stablenum_jax.program(
+            lambda p, x: jnp.sin(x * p["w"]).sum(), {"w": weight}, x,
+            optimizer=optax.rmsprop(1e-3, eps=1e-8, eps_in_sqrt=False),
+        ),
+    )  # fmt: skip
+    assert (cause.code, cause.confirmed) == ("betas", True)
+    assert cause.sentence == "the squares decay by 0.99 on the left and by 0.9 on the right."
+
+
+def test_dropped_units_come_before_the_factor_of_the_others() -> None:
+    weight, x = (RNG.normal(size=(8, 8)).astype(np.float32) for _ in range(2))
+    w = torch.tensor(weight, requires_grad=True)
+    kept = RNG.random((8, 8)) < 0.8
+
+    cause = cause_of(
+        stablenum_torch.program(lambda x: (x @ w).sin().square().sum(), torch.tensor(x)),
+        stablenum_jax.program(
+            lambda p, x: jnp.sum(jnp.sin(jnp.where(kept, (x @ p["w"]) / 0.8, 0.0)) ** 2), {"w": weight}, x
+        ),
+    )
+    assert (cause.code, cause.sentence) == ("dropout", "one side drops units.")
+
+
+@pytest.mark.parametrize("rows", [[2, 0, 1], [0, 1, 2]])
+def test_a_batch_that_was_sorted_goes_on_in_its_own_order(rows: list[int]) -> None:
+    """What one side reads in another order of rows can still take the place of the other side's value."""
+    weight, x = RNG.normal(size=(4, 4)).astype(np.float32), RNG.normal(size=(3, 4)).astype(np.float32)
+    w = torch.tensor(weight, requires_grad=True)
+
+    def of_torch(x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(x[torch.tensor(rows)] @ w)  # forward
+        return (h.sin() @ w).square().sum()
+
+    def of_jax(p: Any, x: Any) -> Any:
+        h = x @ p["w"]
+        return jnp.sum((jnp.sin(h) @ p["w"]) ** 2)
+
+    report = stablenum.diff(
+        stablenum_torch.program(of_torch, torch.tensor(x)),
+        stablenum_jax.program(of_jax, {"w": weight}, x),
+    )
+    assert not report.ok
+    assert report.first.left.code == "h = torch.tanh(x[torch.tensor(rows)] @ w)  # forward"
+    assert not any("could not be set right in the loss" in note for note in report.notes)
