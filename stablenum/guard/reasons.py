@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ["APPLIED", "EXPLANATIONS", "SPIKES", "Explanation", "Reason", "explain_reason"]
+__all__ = ["APPLIED", "EXPLANATIONS", "NO_PARAMETER", "SPIKES", "Explanation", "Reason", "explain_reason"]
 
 
 _NUMBERS = tuple("bcdeEfFgGnoxX%")  # the formats of numbers, by their last letter
@@ -47,6 +47,8 @@ class Reason(IntEnum):
 APPLIED = (Reason.OK, Reason.CLIPPED, Reason.SPIKE_CLIPPED)
 # Skipped though everything is finite.
 SPIKES = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)
+# The worst parameter of these skips is only the one with the largest gradient.
+NO_PARAMETER = (Reason.NONFINITE_LOSS, Reason.FOUND_INF, Reason.SPIKE_LOSS)
 
 
 @dataclass(frozen=True, slots=True)

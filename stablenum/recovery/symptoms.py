@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from stablenum.guard.readout import StepRecord
-from stablenum.guard.reasons import Reason
+from stablenum.guard.reasons import NO_PARAMETER
 from stablenum.recovery.levels import Level
 from stablenum.recovery.parameters import Measures, ParameterWatch
 from stablenum.recovery.settings import RecoveryPolicy
@@ -17,8 +17,6 @@ from stablenum.recovery.settings import RecoveryPolicy
 __all__ = ["Finding", "Symptom", "SymptomCode", "Watch", "first_of"]
 
 _RUNAWAY_NORM = 10.0  # times the usual: Adam makes bursts of several times, of which the loss shows little
-# The worst parameter of these skips is only the one with the largest gradient.
-_NO_PARAMETER = (Reason.NONFINITE_LOSS, Reason.FOUND_INF, Reason.SPIKE_LOSS)
 
 
 class SymptomCode(StrEnum):
@@ -178,7 +176,7 @@ class Watch:
     def _skipped(self, row: StepRecord, step: int) -> Symptom:
         name = row["worst"].name
         detail = f"{len(self._skips)} steps in a row were skipped, the last for {row['reason'].name}"
-        names = () if name is None or row["reason"] in _NO_PARAMETER else (name,)
+        names = () if name is None or row["reason"] in NO_PARAMETER else (name,)
         return Symptom(SymptomCode.SKIPS_IN_A_ROW, step, self._skips[0], detail, names)
 
     def _runaways(self, step: int) -> list[Symptom]:

@@ -171,7 +171,8 @@ def _check_guard(item: PyTree) -> None:
     if count != 1:
         raise ValueError(
             f"item must hold exactly one guard's state; got {count or 'none'}. Pass the state of the "
-            "whole training, or that of the optimizer."
+            "whole training, or that of the optimizer; of flax.nnx the modules themselves, not nnx.state of "
+            "them."
         )
 
 

@@ -256,6 +256,7 @@ def test_a_run_without_skips_says_so(tmp_path):
 def test_worst_parameters_are_shares_of_the_applied_steps(tmp_path):
     rows = [record(i, worst=Worst(0, "a") if i % 4 else Worst(1, "b")) for i in range(8)]
     rows.append(record(8, worst=Worst(2, "c"), reason=Reason.NAN_GRADIENT, grad_norm=math.nan))
+    rows.append(record(9, worst=Worst(0, "a"), reason=Reason.SPIKE_LOSS))  # of which no parameter is at fault
     text = text_of(worst_table([run_of(tmp_path, rows)]))
     assert text.endswith("a 75.0% 0 b 25.0% 0 c 0.0% 1")
     nameless = run_of(tmp_path, [record(0, worst=Worst(-1, None))])

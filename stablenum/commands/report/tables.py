@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from stablenum.commands.run_plots.undone import skipped_undone, undone_phrases
-from stablenum.guard.reasons import EXPLANATIONS, Reason
+from stablenum.guard.reasons import EXPLANATIONS, NO_PARAMETER, Reason
 from stablenum.runlog.reading import Run
 
 __all__ = ["rewinds_table", "settings_table", "skips_table", "summary", "worst_table"]
@@ -118,8 +118,7 @@ def _worst(run: Run, *, named: bool) -> Iterator[str]:
     skipped = set(run.skipped)
     blamed = [(run.reason[i], run.worst[i]) for i in skipped]
     blamed += [(step.reason, step.worst) for step in skipped_undone(run)]
-    # A bad loss makes every gradient bad, and the worst of them is only the first.
-    faulty = Counter(worst for reason, worst in blamed if reason != Reason.NONFINITE_LOSS)
+    faulty = Counter(worst for reason, worst in blamed if reason not in NO_PARAMETER)
     largest = Counter(worst for i, worst in enumerate(run.worst) if i not in skipped)
     applied = max(1, len(run) - len(skipped))
     order = sorted(range(len(names)), key=lambda k: (-largest[k] - faulty[k], names[k]))

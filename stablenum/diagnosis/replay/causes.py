@@ -72,8 +72,9 @@ CAUSES: dict[Cause, Explanation] = {
     ),
     Cause.TRANSIENT: Explanation(
         "not reproduced: the step went wrong, but not when it was run again",
-        "make the run and the replay alike (seed every generator, set aside what differs) and run again; run "
-        "the step on a second device; suspect the first device only if the two disagree",
+        "make the run and the replay alike (seed every generator, set aside what differs, replay all batches "
+        "whose gradients were added up) and run again; run the step on a second device; suspect the first "
+        "device only if the two disagree",
     ),
     Cause.OTHER_RANK: Explanation(
         "another rank reported the failure before the gradients were reduced: "
