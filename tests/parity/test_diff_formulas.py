@@ -110,7 +110,6 @@ def test_an_epsilon_that_moves_gradients_and_hardly_the_loss() -> None:
     assert not report.ok
     assert report.first.left.phase == report.first.right.phase == "forward", str(report)
     assert report.causes[0].code == "epsilon_value"
-    assert "epsilon 1e-12" in report.causes[0].sentence
     assert "epsilon 0.001" in report.causes[0].sentence
 
 
@@ -132,41 +131,61 @@ def test_numbers_written_in_a_tensor_that_the_loss_names_are_those_that_were_mea
     assert report.ok, str(report)
 
 
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = nn.Linear(8, 8), nn.LayerNorm(8, eps=1e-6)
+        nn.init.normal_(self.norm.weight)
+        nn.init.normal_(self.norm.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(self.up(x))
+        return y
+
+
 def test_a_scale_that_was_not_carried_over_is_named() -> None:
-    norm = nn.LayerNorm(8)
-    x = RNG.normal(size=(4, 8)).astype(np.float32)
-    with torch.no_grad():
-        norm.weight.copy_(torch.tensor(SCALE))
+    torch.manual_seed(0)
+    model, x = Normed(), RNG.normal(size=(4, 8)).astype(np.float32)
+    kept = {n: p.detach().numpy() for n, p in model.named_parameters()}
+    params = {
+        "up": {"kernel": kept["up.weight"].T, "bias": kept["up.bias"]},
+        "norm": {"scale": np.ones(8, np.float32), "bias": kept["norm.bias"]},
+    }
 
     def of_jax(p: Any, x: Any) -> Any:
-        return jnp.mean(jnp.exp(linen.LayerNorm(epsilon=1e-5).apply({"params": p}, x)))
+        h = x @ p["up"]["kernel"] + p["up"]["bias"]
+        return jnp.mean(jnp.exp(linen.LayerNorm().apply({"params": p["norm"]}, h)))
 
     cause = cause_of(
-        stablenum_torch.program(lambda x: norm(x).exp().mean(), torch.tensor(x), model=norm),
-        stablenum_jax.program(of_jax, {"scale": np.ones(8, "f"), "bias": np.zeros(8, "f")}, x),
+        stablenum_torch.program(lambda x: model(x).exp().mean(), torch.tensor(x), model=model),
+        stablenum_jax.program(of_jax, params, x),
         weights="as they are",
     )
     assert (cause.code, cause.confirmed) == ("other_input", True), cause
-    assert "parameter weight" in cause.sentence
+    assert "parameter norm.weight" in cause.sentence
+    assert "parameter norm.scale" in cause.sentence
 
 
 def test_other_entries_of_the_same_table() -> None:
-    table, offsets = RNG.normal(size=(12, 5)).astype(np.float32), np.array([0, 4, 8])
-    ids = RNG.integers(0, 4, (6, 3))
-    w = torch.tensor(table, requires_grad=True)
+    table, offsets = RNG.normal(size=(12, 6)).astype(np.float32), np.array([0, 4, 8])
+    ids, head = RNG.integers(0, 4, (5, 3)), RNG.normal(size=(18, 4)).astype(np.float32)
+    w, v = torch.tensor(table, requires_grad=True), torch.tensor(head, requires_grad=True)
+
+    def of_torch(i: torch.Tensor) -> torch.Tensor:
+        rows = nn.functional.embedding(i + torch.tensor(offsets), w)
+        return torch.tanh(rows.flatten(1) @ v).square().mean()
+
+    def of_jax(p: Any, i: Any) -> Any:
+        def of_one(row: Any) -> Any:
+            return p["w"][row + jnp.asarray(offsets // 2)].reshape(-1) @ p["v"]
+
+        return jnp.mean(jnp.tanh(jax.vmap(of_one)(i)) ** 2)
 
     cause = cause_of(
-        stablenum_torch.program(
-            lambda i: (nn.functional.embedding(i + torch.tensor(offsets), w).tanh() @ w.T).square().sum(),
-            torch.tensor(ids),
-        ),
-        stablenum_jax.program(
-            lambda p, i: jnp.sum((jnp.tanh(p["w"][i + jnp.asarray(offsets // 2)]) @ p["w"].T) ** 2),
-            {"w": table},
-            jnp.asarray(ids),
-        ),
+        stablenum_torch.program(of_torch, torch.tensor(ids)),
+        stablenum_jax.program(of_jax, {"w": table, "v": head}, jnp.asarray(ids)),
     )
-    assert (cause.code, cause.confirmed) == ("other_input", True)
+    assert (cause.code, cause.confirmed) == ("other_input", True), cause
     assert "look up other entries of the same table" in cause.sentence
 
 

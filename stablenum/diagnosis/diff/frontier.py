@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
-from stablenum.diagnosis.diff.kinds import called, functions_of, kind, quiet
+from stablenum.diagnosis.diff.kinds import LOOKUPS, called, functions_of, kind, quiet
 from stablenum.diagnosis.diff.matching import Matching
 from stablenum.diagnosis.diff.regions import PLAIN, Region, Start, last_of_line, same_line
 from stablenum.diagnosis.diff.sides import Side
@@ -185,7 +185,7 @@ def _compared(a: Region, b: Region, pair: _Pair) -> tuple[Start, Start]:
     lacks = _lacking(a, b, pair)
     if _multiply(a, pair.left, pair.right) or _multiply(b, pair.right, pair.left):
         return here, there
-    if _stand_for_each_other(a, b, pair) or _mask(a, b, pair):
+    if _stand_for_each_other(a, b, pair) or _mask(a, b, pair) or _look_up(pair):
         return here, there
     if not mine & theirs and _unlike(pair.left, pair.right) == 2:
         if theirs & a.next_to(pair.left) and not mine & b.after(pair.right):
@@ -207,6 +207,11 @@ def _stand_for_each_other(a: Region, b: Region, pair: _Pair) -> bool:
         return False
     fewer = [side.fewer(step) for side, step in ((a, pair.left), (b, pair.right))]
     return fewer[0] is not None and fewer[0] == fewer[1]
+
+
+def _look_up(pair: _Pair) -> bool:
+    """Return whether both steps take entries of a table that they share."""
+    return kind(pair.left) in LOOKUPS and kind(pair.right) in LOOKUPS
 
 
 def _mask(a: Region, b: Region, pair: _Pair) -> bool:

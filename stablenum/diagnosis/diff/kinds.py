@@ -5,8 +5,10 @@ from __future__ import annotations
 from stablenum.diagnosis.replay.operations import MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["called", "functions_of", "in_one", "kind", "quiet"]
+__all__ = ["LOOKUPS", "called", "functions_of", "in_one", "kind", "quiet"]
 
+# Operations that take entries of a table.
+LOOKUPS = frozenset({"embedding", "gather", "index", "index_select", "take"})
 _QUIET = (MOVING - SELECTING) | {"cast", "to"}
 _SAME = {
     "masked_fill": "where", "select_n": "where", "integer_pow": "pow", "square": "pow", "to": "cast",

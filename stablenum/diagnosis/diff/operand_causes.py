@@ -12,7 +12,7 @@ from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.flow import OTHER
 from stablenum.diagnosis.diff.frontier import Start, same_line
-from stablenum.diagnosis.diff.kinds import called, kind, quiet
+from stablenum.diagnosis.diff.kinds import LOOKUPS, called, kind, quiet
 from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
@@ -24,7 +24,6 @@ _MOST_MODULES = 16
 _MOST_READ = 3
 _SAME = 1e-12
 _SIDES = ("right", "left")
-_LOOKUPS = {"embedding", "gather", "index", "index_select", "take"}
 _COMBINES = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 
 
@@ -134,7 +133,7 @@ def _of_inputs(scene: Scene, name: str, here: str, there: str, *, tried: bool) -
 def by_entries(scene: Scene) -> Cause | None:
     """Say that both sides look up other entries of the same table."""
     starts = {name: (side, start.step) for name, side, start, _ in _starts(scene)}
-    if len(starts) < 2 or any(kind(step) not in _LOOKUPS for _, step in starts.values()):
+    if len(starts) < 2 or any(kind(step) not in LOOKUPS for _, step in starts.values()):
         return None
     (there, theirs), (here, mine) = starts["right"], starts["left"]
     if not any(not set(mine.inputs).isdisjoint(scene.shared.get(j, ())) for j in theirs.inputs):
