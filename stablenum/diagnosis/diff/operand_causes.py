@@ -231,8 +231,8 @@ def _mends_all(scene: Scene, name: str, step: Step, read: tuple[int, int]) -> bo
         return False
     at = [step.inputs.index(v) for v in read]
     trace, comparison = scene.comparison.side(name).trace, scene.comparison
-    own = step.place, step.primitive, step.phase
-    calls = [s for s in trace.steps if (s.place, s.primitive, s.phase) == own][:_MOST_MODULES]
+    own = step.place, step.primitive, step.phase, len(step.inputs)
+    calls = [s for s in trace.steps if (s.place, s.primitive, s.phase, len(s.inputs)) == own][:_MOST_MODULES]
     for call in calls if len(calls) > 1 else ():
         a, b = (call.inputs[k] for k in at)
         arrays = arrays_of(comparison.side(name), {a, b})
