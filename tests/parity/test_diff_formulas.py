@@ -156,10 +156,15 @@ def test_a_scale_that_was_not_carried_over_is_named() -> None:
         h = x @ p["up"]["kernel"] + p["up"]["bias"]
         return jnp.mean(jnp.exp(linen.LayerNorm().apply({"params": p["norm"]}, h)))
 
-    cause = cause_of(
+    report = stablenum.diff(
         stablenum_torch.program(lambda x: model(x).exp().mean(), torch.tensor(x), model=model),
         stablenum_jax.program(of_jax, params, x),
         weights="as they are",
+    )
+    cause = report.causes[0]
+    assert report.notes[0] == (
+        "These parameters of the right program hold other numbers than what corresponds to them on the left: "
+        "norm.scale."
     )
     assert (cause.code, cause.confirmed) == ("other_input", True), cause
     assert "parameter norm.weight" in cause.sentence
@@ -265,3 +270,46 @@ def test_a_batch_that_was_sorted_goes_on_in_its_own_order(rows: list[int]) -> No
     assert not report.ok
     assert report.first.left.code == "h = torch.tanh(x[torch.tensor(rows)] @ w)  # forward"
     assert not any("could not be set right in the loss" in note for note in report.notes)
+
+
+def test_bags_of_a_table() -> None:
+    """In float32 the kernel keeps no offsets of the bags, and in float64 it does."""
+    table = RNG.normal(size=(12, 6)).astype(np.float32)
+    ids, offsets = RNG.integers(0, 12, 9), np.array([0, 2, 5])
+    bags = np.repeat(np.arange(3), np.diff([*offsets, 9]))
+    w = torch.tensor(table, requires_grad=True)
+
+    def of_torch(i: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(nn.functional.embedding_bag(i, w, at, mode="mean")).square().sum()
+
+    def of_jax(p: Any, i: Any) -> Any:
+        sums = jax.ops.segment_sum(p["w"][i], bags, 3)
+        return jnp.sum(jnp.tanh(sums / np.bincount(bags)[:, None].astype(np.float32)) ** 2)
+
+    report = stablenum.diff(
+        stablenum_torch.program(of_torch, torch.tensor(ids), torch.tensor(offsets)),
+        stablenum_jax.program(of_jax, {"w": table}, jnp.asarray(ids)),
+    )
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.0 + 1e-5])
+def test_a_table_of_float32_stands_for_what_the_other_side_computes(factor: float) -> None:
+    """But a table of other numbers is a difference."""
+    angles = np.arange(8.0)[:, None] * np.exp(-np.arange(4) * np.log(10000.0) / 3)
+    table = torch.tensor((factor * np.sin(angles)).astype(np.float32))
+    x = RNG.normal(size=(8, 4)).astype(np.float32)
+    weight = RNG.normal(size=(4, 4)).astype(np.float32)
+    w = torch.tensor(weight, requires_grad=True)
+
+    def of_jax(p: Any, x: Any) -> Any:
+        angles = jnp.arange(8.0)[:, None] * jnp.exp(-jnp.arange(4) * (np.log(10000.0) / 3))
+        return jnp.sum(jnp.sin(100 * ((x + jnp.sin(angles)) @ p["w"])))
+
+    report = stablenum.diff(
+        stablenum_torch.program(lambda x: torch.sin(100 * ((x + table) @ w)).sum(), torch.tensor(x)),
+        stablenum_jax.program(of_jax, {"w": weight}, x),
+    )
+    assert report.ok == (factor == 1.0), str(report)
+    if report.ok:
+        assert any("The left program holds in float32 what the right one computes" in n for n in report.notes)

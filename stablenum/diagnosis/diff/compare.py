@@ -15,7 +15,7 @@ from stablenum.diagnosis.diff.exchanges import by_flow_only, note_on, out_of_ord
 from stablenum.diagnosis.diff.frozen import OneSided, one_sided
 from stablenum.diagnosis.diff.given import Weights, entries_of
 from stablenum.diagnosis.diff.locations import off_of, share_of
-from stablenum.diagnosis.diff.misgiven import misgiven
+from stablenum.diagnosis.diff.misgiven import misgiven, other_numbers
 from stablenum.diagnosis.diff.nonfinite import not_finite
 from stablenum.diagnosis.diff.omissions import left_out, one_optimizer, untaken, untied
 from stablenum.diagnosis.diff.optimizer_states import continued
@@ -153,6 +153,7 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
     differences = _in_order(found, alone)
     lacking = untaken(left, comparison.weights) if found and weights != "as they are" else ()
     wrong = misgiven(comparison) if found and not isinstance(weights, str | tuple) else ()
+    wrong += other_numbers(comparison) if found and weights == "as they are" else ()
     doubtful = note_on(exchangeable, comparison.weights)
     doubtful += out_of_order(comparison.weights) if matched else ()
     rows = rows_of(comparison, differing, (roundings[0].errors, roundings[1].errors))
