@@ -71,7 +71,7 @@ def _compared(scene: Scene, x: Any, mine: list[Any], theirs: list[Any], axis: in
     if _of_batch(scene):
         return _by_batch(x, (mine, theirs), axis, _shifts(scene, x.shape[axis]))
     told = [v for v in variants_of(x) if v.family in _FAMILIES and v.values.shape == x.shape]
-    return _by_formula([v for v in told if _line(x, v.values, axis) is None], mine, theirs, axis)
+    return _by_formula([v for v in told if not _is_line(x, v.values, axis)], mine, theirs, axis)
 
 
 def _layers(scene: Scene) -> Iterator[tuple[_Layer, _Layer]]:
@@ -133,7 +133,7 @@ def _fitting(tried: Sequence[Variant], values: list[Any], axis: int) -> Iterator
     """Yield the formulas of which a value is a straight line, channel by channel."""
     for v in tried:
         shaped = [y for y in values if y.shape == v.values.shape]
-        if any(_line(v.values, y, axis) is not None for y in shaped):
+        if any(_is_line(v.values, y, axis) for y in shaped):
             yield v
 
 
@@ -141,7 +141,7 @@ def _by_batch(x: Any, values: tuple[list[Any], list[Any]], axis: int, shifts: Se
     """Say that one side normalises by the statistics of the batch and the other one by others: only then is
     the mean of a channel its shift."""
     others = tuple(k for k in range(x.ndim) if k != axis)
-    ends = [[y for y in ys if _line(x, y, axis) is not None][-1:] for ys in values]
+    ends = [[y for y in ys if _is_line(x, y, axis)][-1:] for ys in values]
     if not all(ends):
         return None
     by_batch = [any(_near(y.mean(axis=others), s, np.abs(y).max()) for s in shifts) for (y,) in ends]
@@ -165,19 +165,16 @@ def _shifts(scene: Scene, channels: int) -> list[Any]:
     return [np.zeros(channels), *(a.reshape(-1) for a in scene.arrays(read).values() if a.size == channels)]
 
 
-def _line(x: Any, y: Any, axis: int) -> tuple[Any, Any] | None:
-    """Return slope and offset of each channel with which one array is a straight line of another one; None if
-    it is not."""
+def _is_line(x: Any, y: Any, axis: int) -> bool:
+    """Return whether one array is, in each channel, a straight line of another one."""
     others = tuple(k for k in range(x.ndim) if k != axis)
     if x.size <= 2 * x.shape[axis]:  # two points lie on every line
-        return None
+        return False
     with np.errstate(all="ignore"):
-        mean_x, mean_y = x.mean(axis=others, keepdims=True), y.mean(axis=others, keepdims=True)
-        dx, dy = x - mean_x, y - mean_y
+        dx, dy = (v - v.mean(axis=others, keepdims=True) for v in (x, y))
         slope = (dx * dy).sum(axis=others, keepdims=True) / (dx * dx).sum(axis=others, keepdims=True)
-        gap = float(np.abs(dy - slope * dx).max())
-    largest = float(np.abs(dy).max())
-    return (slope, mean_y - slope * mean_x) if largest > 0 and gap <= _SAME * largest else None
+        gap, largest = float(np.abs(dy - slope * dx).max()), float(np.abs(dy).max())
+    return largest > 0 and gap <= _SAME * largest
 
 
 def _equal(a: Any, b: Any) -> bool:
