@@ -48,12 +48,10 @@ def location_of_optimizer(side: Side) -> Location | None:
 
 def _around(side: Side, start: Start) -> str:
     """Return the module that lacks an operation: the one whose code holds the line, since the line may call a
-    module of a library; that module if it makes what it reads there, and reads it itself, as an LSTM does."""
+    module of a library; that module if it makes what it reads there."""
     step = start.step
     producer = None if start.value is None else side.trace.values[start.value].producer
-    read_in = {s.module for s in side.trace.steps if start.value in s.inputs and s.phase == "forward"}
-    within = producer != step.index or read_in == {step.module}
-    if producer is not None and within and side.trace.steps[producer].module == step.module:
+    if producer not in (None, step.index) and side.trace.steps[producer or 0].module == step.module:
         return step.module
     code = _code_of(step, start.place)
     modules = {s.module for s in side.trace.steps if _code_of(s) == code}
