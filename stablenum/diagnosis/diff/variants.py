@@ -11,7 +11,7 @@ import numpy as np
 __all__ = ["Variant", "code_of", "elementwise_of", "variants_of"]
 
 _Setting: TypeAlias = tuple[tuple[str, Any], ...]
-_EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+_EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 2.0**-23, 1e-6, 1e-5, 1e-4, 1e-3)  # torch.rms_norm has 2^-23
 
 
 class Variant(NamedTuple):
