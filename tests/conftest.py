@@ -33,8 +33,8 @@ note_scale_read()
 
 # Programs that tests run in separate processes, not test modules.
 collect_ignore = [
-    "pairs/blind", "pairs/eighth", "pairs/fifth", "pairs/fourth", "pairs/second", "pairs/seventh",
-    "pairs/sixth", "pairs/third", "pairs/tuned", "pairs/within", "scripts",
+    "pairs/blind", "pairs/eighth", "pairs/fifth", "pairs/fourth", "pairs/ninth", "pairs/second",
+    "pairs/seventh", "pairs/sixth", "pairs/third", "pairs/tuned", "pairs/within", "scripts",
 ]  # fmt: skip
 
 hypothesis.settings.register_profile(

@@ -94,6 +94,30 @@ def test_a_skip_after_which_the_guard_applies_nothing_is_a_failure(session: Sess
     assert session.outcome.failure.step == 6
 
 
+@pytest.mark.parametrize("scale", ["dynamic", 128.0])
+def test_a_loss_scale_makes_no_bad_loss_good(session: Session, scale: Any) -> None:
+    """The scale stays as it is, and the loss that is returned has no derivative: it is not the scaled one."""
+
+    def run() -> None:
+        tx = optax.chain(stablenum_jax.guard(loss_scale=scale), optax.sgd(0.01))
+        params = {"w": jnp.ones(2)}
+        state = tx.init(params)
+
+        @jax.jit
+        def step(params: Any, state: Any, x: jax.Array) -> Any:
+            loss_fn = lambda params, x: jnp.mean(params["w"] * x / jnp.sum(x))  # noqa: E731
+            loss, grads = stablenum_jax.value_and_grad(loss_fn, state)(params, x)
+            params, state = stablenum_jax.step(tx, params, state, grads, value=loss)
+            return params, state, loss
+
+        for i in range(8):
+            params, state, _ = step(params, state, jnp.full(2, 1.0 if i == 1 else 0.0))
+            stablenum_jax.metrics(state)
+
+    assert found(session, run).findings[0].operation == "div"
+    assert session.outcome.failure is not None
+
+
 def test_a_skip_at_the_end_of_a_step_that_is_given_its_gradients_is_a_failure(session: Session) -> None:
     def run() -> None:
         tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.01))

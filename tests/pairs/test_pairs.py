@@ -13,7 +13,19 @@ from tests.pairs.judged import HERE, cases, judged, lines_of, source_of
 # Some of the programs call what optax has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 
-SETS = ("tuned", "blind", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "within")
+SETS = (
+    "tuned",
+    "blind",
+    "second",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "within",
+)
 KINDS = ("equivalent", "error")
 # A pair whose author says that it agrees: torch clips by norm + 1e-6 and optax by the norm.
 NOT_THE_SAME = {("fourth", "vae_equivalent")}

@@ -427,6 +427,27 @@ def test_a_quotient_by_another_vectors_length_is_a_quotient():
     assert code_of(report) == "divide(x, y, fill=0.0)", str(report)
 
 
+@pytest.mark.parametrize("power", ["square", "norm"])
+def test_a_length_of_a_part_is_no_norm_written_by_hand(power):
+    """It divides the rest, too, so that normalizing the whole would be another function."""
+
+    def of_torch(x):
+        part = x[..., :2]
+        length = part.norm(dim=-1, keepdim=True) if power == "norm" else (part * part).sum(-1, True).sqrt()
+        return (x / length).sum()
+
+    def of_jax(x):
+        part = x[..., :2]
+        return (x / jnp.sqrt(jnp.sum(part * part, axis=-1, keepdims=True))).sum()
+
+    for report in (
+        stablenum_torch.replay(lambda: of_torch(torch.zeros(3, 4, requires_grad=True))),
+        stablenum_jax.replay(of_jax, jnp.zeros((3, 4))),
+    ):
+        assert report.findings[0].operation in ("div", "sqrt", "norm")
+        assert "normalize" not in report.verdict.remedy, report.verdict.remedy
+
+
 def test_a_logsumexp_written_by_hand_has_its_axis():
     report = in_torch(lambda x: x.exp().sum(0).log().sum(), torch.full((2, 3), 200.0, requires_grad=True))
     assert code_of(report) == "logsumexp(x, dim=0)", str(report)

@@ -262,6 +262,17 @@ def test_ranks_that_lightning_starts_skip_together(tmp_path):
     torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
+def test_the_recipes_batches_are_all_given_in_every_epoch():
+    page = (ROOT / "docs" / "recipes" / "lightning.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^class Batches:\n.*?(?=^class )", page, re.S | re.M)
+    names: dict[str, Any] = {}
+    exec(compile(text, "<documentation>", "exec"), names)
+    batches = names["Batches"]([torch.randn(4, 4) for _ in range(3)])
+    trainer = trainer_of(max_epochs=3)
+    trainer.fit(Model(), batches)
+    assert trainer.global_step == 9
+
+
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # of the first attempt
 def test_the_recipes_restart_ends_bit_equal_to_the_run_without_the_fault(capsys):
     page = (ROOT / "docs" / "recipes" / "lightning.md").read_text(encoding="utf-8")

@@ -14,6 +14,8 @@ from stablenum.formats import FORMATS
 __all__ = ["by_hand", "is_squared", "lost_number", "rows_of"]
 
 _CARRYING = MOVING - SELECTING | {"cast"}
+# Those that keep all elements and add none.
+_KEEPING = {"broadcast", "cast", "clone", "copy", "reshape", "transpose"}
 
 
 def by_hand(trace: Trace, step: Step) -> str:
@@ -87,10 +89,10 @@ def _read_by_parts(trace: Trace, step: Step) -> set[int]:
 
 
 def _moved_from(trace: Trace, value: int) -> int:
-    """Return the value of which another one is the same elements, moved."""
+    """Return the value of which another one is the same elements, all of them, moved."""
     producer = trace.values[value].producer
     while (
-        producer is not None and trace.steps[producer].operation in _CARRYING and trace.steps[producer].inputs
+        producer is not None and trace.steps[producer].operation in _KEEPING and trace.steps[producer].inputs
     ):
         value = trace.steps[producer].inputs[0]
         producer = trace.values[value].producer

@@ -12,6 +12,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
 from stablenum.commands.explain.frames import raised_by_a_signal
+from stablenum.guard.decide import GuardState
+from stablenum.guard.reasons import Reason
 from stablenum_jax._diagnosis.replay.flags import flags_of
 from stablenum_jax._diagnosis.replay.jax_internals import any_equation, parts_of, scan_counts
 from stablenum_jax._trees.state import GuardOptState, guard_leaves, numbered_guards
@@ -28,7 +30,8 @@ class Suspicion(NamedTuple):
     Attributes:
         nan: positions of leaves with NaN.
         infinite: positions of leaves with an infinity that is probably not a mask or a bound.
-        skipped: whether a guard without a loss scale skipped this call's step because it was not finite.
+        skipped: whether a guard skipped this call's step because it was not finite, other than for what a
+            lower loss scale may mend.
     """
 
     nan: frozenset[int] = frozenset()
@@ -76,7 +79,13 @@ def _skipped(result: Any, arguments: Any) -> bool:
         return False
     before = [g.guard for g in _guards_in(arguments)]
     counts = [sum(int(np.sum(g.nonfinite_in_a_row)) for g in some) for some in (before, guards)]
-    return counts[1] > counts[0] and not any(np.any(np.asarray(g.loss_scale.scale) > 1.0) for g in guards)
+    return counts[1] > counts[0] and not any(_may_lower_its_scale(g) for g in guards)
+
+
+def _may_lower_its_scale(guard: GuardState) -> bool:
+    """Return whether a step was skipped for what a lower loss scale may mend: not for its loss."""
+    of_loss = np.asarray(guard.recorder.ints)[..., -1, 1] == Reason.NONFINITE_LOSS
+    return bool(np.any(np.asarray(guard.loss_scale.scale) > 1.0)) and not np.any(of_loss)
 
 
 def _guards_in(tree: Any) -> list[GuardOptState]:
