@@ -267,10 +267,9 @@ def test_the_recipes_batches_are_all_given_in_every_epoch():
     (text,) = re.findall(r"^class Batches:\n.*?(?=^class )", page, re.S | re.M)
     names: dict[str, Any] = {}
     exec(compile(text, "<documentation>", "exec"), names)
-    batches = names["Batches"]([torch.randn(4, 4) for _ in range(3)])
-    trainer = trainer_of(max_epochs=3)
-    trainer.fit(Model(), batches)
-    assert trainer.global_step == 9
+    batches, trainer = data(), trainer_of(max_epochs=3)
+    trainer.fit(module_of(), names["Batches"](batches))
+    assert trainer.global_step == 3 * len(batches)
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # of the first attempt
