@@ -11,9 +11,9 @@ import numpy as np
 
 from stablenum.diagnosis.diff.fingerprints import Fingerprint, distance, fingerprint
 from stablenum.diagnosis.diff.play import Play, Program, ReplacedError, Visit
-from stablenum.diagnosis.replay.trace import Trace
+from stablenum.diagnosis.replay.trace import Trace, Value
 
-__all__ = ["NOISE", "Side", "again", "arrays_of", "first_with", "host", "measured"]
+__all__ = ["NOISE", "Side", "again", "arrays_of", "depending", "first_with", "host", "measured"]
 
 # The size of the noise that shows how a value depends on rounding: thousands of float64's roundings.
 NOISE = 1e-12
@@ -71,8 +71,8 @@ def measured(
     shapes: list[tuple[int, ...]] = []
     play = program.play(_into(prints, shapes), weights=weights, steps=steps)
     side = Side(program, weights, steps, {}, play, prints, shapes)
-    side.depends = _depending(play.trace, lambda role: role not in ("constant", ""))
-    side.trained = _depending(play.trace, lambda role: role == "parameter")
+    side.depends = depending(play.trace, lambda value: value.role not in ("constant", ""))
+    side.trained = depending(play.trace, lambda value: value.role == "parameter")
     if noise:
         side.arrays = arrays_of(side, {r.value for r in play.results}, keep=True)
         moved: list[Fingerprint] = []
@@ -179,9 +179,9 @@ def host(data: Any) -> Any:
     return found.astype(np.float32) if found.dtype.kind == "V" or found.dtype.name == "bfloat16" else found
 
 
-def _depending(trace: Trace, counts: Callable[[str], bool]) -> list[bool]:
-    """Return whether each value depends on one from outside whose role counts."""
-    found = [v.producer is None and counts(v.role) for v in trace.values]
+def depending(trace: Trace, counts: Callable[[Value], bool]) -> list[bool]:
+    """Return whether each value depends on one from outside that counts."""
+    found = [v.producer is None and counts(v) for v in trace.values]
     for step in trace.steps:
         any_of = any(found[i] for i in step.inputs)
         for output in step.outputs:

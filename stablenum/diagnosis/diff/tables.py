@@ -17,7 +17,8 @@ from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.flow import OTHER
 from stablenum.diagnosis.diff.locations import location_of
 from stablenum.diagnosis.diff.regions import Start
-from stablenum.diagnosis.diff.sides import Side, arrays_of
+from stablenum.diagnosis.diff.sides import Side, arrays_of, depending
+from stablenum.diagnosis.replay.trace import Value
 
 __all__ = ["with_exact_tables"]
 
@@ -87,15 +88,11 @@ def _room(side: Side, values: Iterator[int]) -> Iterator[int]:
 
 def _without_data(side: Side) -> list[bool]:
     """Return whether each value depends on no parameter and on no numbers that the program was given."""
-    given = [
-        v.producer is None and (v.role == "parameter" or (v.role == "input" and side.prints[v.id].floating))
-        for v in side.trace.values
-    ]
-    for step in side.trace.steps:
-        any_of = any(given[i] for i in step.inputs)
-        for output in step.outputs:
-            given[output] = any_of
-    return [not g for g in given]
+
+    def is_data(value: Value) -> bool:
+        return value.role == "parameter" or (value.role == "input" and side.prints[value.id].floating)
+
+    return [not d for d in depending(side.trace, is_data)]
 
 
 def _follows(side: Side, value: int, found: Mapping[int, Any]) -> bool:
