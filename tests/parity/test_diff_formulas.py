@@ -25,18 +25,17 @@ MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def normed(layer: nn.Module) -> Any:
-    """A program of three layers with the same weights, so that to mend one of them mends nothing."""
-    layers = nn.ModuleList(layer for _ in range(1))
+    """A program that uses a layer three times, so that to mend one use mends nothing."""
     with torch.no_grad():
         layer.weight.copy_(torch.tensor(SCALE))
         layer.bias.copy_(torch.tensor(SHIFT))
 
     def loss(x: torch.Tensor) -> torch.Tensor:
         for _ in range(3):
-            x = torch.sin(layers[0](x))
+            x = torch.sin(layer(x))
         return x.square().mean()
 
-    return stablenum_torch.program(loss, torch.tensor(IMAGES), model=layers)
+    return stablenum_torch.program(loss, torch.tensor(IMAGES), model=layer)
 
 
 def norm_in_jax(norm: Any) -> Any:

@@ -315,9 +315,8 @@ class Player(TorchDispatchMode):
         size = place.offset + 1 + sum((n - 1) * s for n, s in zip(place.shape, place.strides))
         base = tensor.new_zeros(max(size, 0))
         there = torch.as_strided(base, place.shape, place.strides, place.offset)
-        if (
-            there.numel() or not tensor.numel()
-        ):  # embedding_bag keeps no offsets in float32, and does in float64
+        # embedding_bag keeps no offsets of its bags in float32, and does in float64.
+        if there.numel() or not tensor.numel():
             there.copy_(tensor.reshape(place.shape))
         self._values.note(there, self._known(tensor), written=False, uninitialised=False)
         return base
