@@ -14,7 +14,12 @@ from torch.nn import functional
 from stablenum.diagnosis.diff.update_causes import Update, cause_of_updates, epsilon_like
 from stablenum.diagnosis.diff.update_laws import Law, law_of
 from stablenum.diagnosis.diff.value_causes import Values, factor_of, reason_of
-from stablenum.diagnosis.diff.window_variants import convolutions_of, pools_of, resizes_of
+from stablenum.diagnosis.diff.window_variants import (
+    convolutions_of,
+    pools_of,
+    resizes_of,
+    transposed_convolutions_of,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -95,6 +100,13 @@ def test_images_in_one_row_and_what_is_turned_round() -> None:
     assert code(x[:, ::-1], x, moved=True) == "entry_order"
 
 
+def test_entries_in_another_order_and_features_within_each_entry() -> None:
+    x = RNG.normal(size=(4, 5, 6))
+    assert code(np.roll(x, 1, axis=1), x, moved=True) == "entry_order"  # a class token first or last
+    assert code(x[:, [0, 3, 1, 4, 2]], x, moved=True) == "entry_order"
+    assert code(x[..., [0, 3, 1, 4, 2, 5]], x, moved=True) == "head_split_order"
+
+
 # --- windows -----------------------------------------------------------------------------------------------
 
 IMAGE = RNG.normal(size=(2, 3, 9, 9))
@@ -106,15 +118,51 @@ def settings(variants: Any, wanted: torch.Tensor) -> list[dict[str, Any]]:
     return [dict(v.setting) for v in variants if v.values.shape == y.shape and np.allclose(v.values, y)]
 
 
-def test_convolutions_are_those_of_torch() -> None:
-    y = functional.conv2d(torch.tensor(IMAGE), torch.tensor(KERNEL), stride=2, padding=1)
-    found = convolutions_of(IMAGE, KERNEL, (5, 5))
-    assert any(
-        s["padding"] == (1, 1) and s["stride"] == 2
-        for v in found
-        if np.allclose(v.values.transpose(0, 3, 1, 2), y.numpy())
-        for s in [dict(v.setting)]
+@pytest.mark.parametrize(
+    ("kernel", "options", "told"),
+    [
+        (KERNEL, {"stride": 2, "padding": 1}, {"padding": (1, 1), "stride": 2}),
+        (KERNEL, {"padding": 2, "dilation": 2}, {"padding": (2, 2), "stride": 1, "dilation": 2}),
+        (KERNEL[:3, :1], {"padding": 1, "groups": 3}, {"padding": (1, 1), "stride": 1}),
+        (KERNEL[:3, :1], {"groups": 3, "stride": 3}, {"padding": (0, 0), "stride": 3}),
+    ],
+)
+def test_convolutions_are_those_of_torch(kernel: Any, options: dict[str, Any], told: dict[str, Any]) -> None:
+    y = functional.conv2d(torch.tensor(IMAGE), torch.tensor(kernel), **options)
+    assert told in settings(convolutions_of(IMAGE, kernel, tuple(y.shape[2:])), y)
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [("reflect", "its mirror image"), ("replicate", "its last entry"), ("circular", "its other end")],
+)
+def test_what_is_put_beside_an_image_is_that_of_torch(mode: str, told: str) -> None:
+    padded = functional.pad(torch.tensor(IMAGE), (1, 1, 1, 1), mode=mode)
+    y = functional.conv2d(padded, torch.tensor(KERNEL))
+    found = settings(convolutions_of(IMAGE, KERNEL, (9, 9)), y)
+    assert found == [{"padding": (1, 1), "stride": 1, "filled with": told}]
+
+
+def test_a_causal_convolution_is_padded_on_one_side() -> None:
+    signal, kernel = IMAGE[..., 0], KERNEL[..., 0]
+    y = functional.conv1d(functional.pad(torch.tensor(signal), (8, 0)), torch.tensor(kernel), dilation=4)
+    found = settings(convolutions_of(signal, kernel, (9,)), y)
+    assert found == [{"padding": (8, 0), "stride": 1, "dilation": 4}]
+
+
+@pytest.mark.parametrize(("padding", "output_padding"), [(0, 0), (1, 0), (1, 1), (2, 1)])
+def test_transposed_convolutions_are_those_of_torch(padding: int, output_padding: int) -> None:
+    y = functional.conv_transpose2d(
+        torch.tensor(IMAGE),
+        torch.tensor(KERNEL.swapaxes(0, 1)),
+        stride=2,
+        padding=padding,
+        output_padding=output_padding,
     )
+    (found,) = settings(transposed_convolutions_of(IMAGE, KERNEL, tuple(y.shape[2:])), y)
+    low = 2 - padding
+    assert (found["padding"], found["stride"]) == ((low, low + output_padding), 2)
+    assert found["kernel flipped"]
 
 
 @pytest.mark.parametrize("counted", [True, False])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, islice, product, takewhile
 from typing import Any
 
@@ -58,20 +58,41 @@ def _is_square(side: Side, value: int) -> bool:
 
 
 def by_flip(scene: Scene) -> Cause | None:
-    """Flip the kernel that a convolution reads."""
-    for name, side, start, _ in _starts(scene):
+    """Flip the kernel that a convolution reads, or its images."""
+    for name, _, start, _ in _starts(scene):
         for value, roles in zip(start.step.inputs, start.step.roles, strict=False):
             window = [axis for axis, role in enumerate(roles) if role.startswith("window")]
-            if not window or not side.trained[value] or value not in scene.comparison.found.known(name):
-                continue
-            array = arrays_of(side, [value])[value]
-            if scene.mends(name, {value: np.flip(array, tuple(window)).copy()}):
-                return cause(
-                    "flipped_kernel",
-                    f"the {name} program convolves with the flipped kernel of the other one.",
-                    f"With the kernel {list(array.shape)} flipped on the {name}, the two sides agree.",
-                    confirmed=True,
-                )
+            if window and value in scene.comparison.found.known(name):
+                flipped = _images_flipped if "batch" in roles else _kernel_flipped
+                found = flipped(scene, name, value, window)
+                if found is not None:
+                    return found
+    return None
+
+
+def _kernel_flipped(scene: Scene, name: str, kernel: int, window: Sequence[int]) -> Cause | None:
+    array = arrays_of(scene.comparison.side(name), [kernel])[kernel]
+    if not scene.mends(name, {kernel: np.flip(array, tuple(window)).copy()}):
+        return None
+    return cause(
+        "flipped_kernel",
+        f"the {name} program convolves with the flipped kernel of the other one.",
+        f"With the kernel {list(array.shape)} flipped on the {name}, the two sides agree.",
+        confirmed=True,
+    )
+
+
+def _images_flipped(scene: Scene, name: str, images: int, window: Sequence[int]) -> Cause | None:
+    array = arrays_of(scene.comparison.side(name), [images])[images]
+    for axes in (c for n in range(1, len(window) + 1) for c in combinations(window, n)):
+        if scene.mends(name, {images: np.flip(array, axes).copy()}):
+            return cause(
+                "entry_order",
+                "the same images lie the other way round.",
+                f"With axis {' and '.join(map(str, axes))} of {list(array.shape)} flipped on the {name}, the "
+                "two sides agree.",
+                confirmed=True,
+            )
     return None
 
 

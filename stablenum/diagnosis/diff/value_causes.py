@@ -219,11 +219,23 @@ def _permutation(v: Values) -> Reason | None:
         if _same(np.flip(v.mine, axis), v.theirs):
             told = f"The two are equal with axis {axis} flipped."
             return Reason("entry_order", "the same numbers lie the other way round.", told)
+    # No heads are split or merged in images, or where rows are moved whole; of four axes, one may be the heads.
+    rows = range(v.mine.ndim - 1 if v.mine.ndim < 4 else 0)
+    entries = v.flattened or any(_moved_whole(v.mine, v.theirs, axis) for axis in rows)
     return Reason(
-        "entry_order" if v.flattened else "head_split_order",  # no heads are split or merged in images
+        "entry_order" if entries else "head_split_order",
         "the same numbers are put in another order.",
         "Sorted, the two are equal; as they lie, no transposition makes them so.",
     )
+
+
+def _moved_whole(a: Any, b: Any, axis: int) -> bool:
+    """Return whether the slices of one array along an axis are those of the other one in another order."""
+    if a.shape != b.shape:
+        return False
+    first, second = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (a, b))
+    ordered = [x[np.lexsort(x.T[::-1])] for x in (first, second)]
+    return _same(*ordered)
 
 
 # --- comparisons --------------------------------------------------------------------------------------------

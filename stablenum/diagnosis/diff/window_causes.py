@@ -13,7 +13,12 @@ from stablenum.diagnosis.diff.frontier import Start
 from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side, arrays_of
 from stablenum.diagnosis.diff.variants import Variant
-from stablenum.diagnosis.diff.window_variants import convolutions_of, pools_of, resizes_of
+from stablenum.diagnosis.diff.window_variants import (
+    convolutions_of,
+    pools_of,
+    resizes_of,
+    transposed_convolutions_of,
+)
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_window"]
@@ -49,8 +54,18 @@ def by_window(scene: Scene) -> Cause | None:
                 if any(p.entries and distance(mark, p) < _SAME for p in prints):
                     found.append(variant._replace(values=None))
         if left and right and not {v[:2] for v in left} & {v[:2] for v in right}:
-            return _cause(code, left[0], right[0])
+            return _cause(_code_of(code, left[0], right[0]), left[0], right[0])
     return None
+
+
+def _code_of(code: str, left: Variant, right: Variant) -> str:
+    """Return the code for two convolutions that do not differ in what is put beside the entries."""
+    if code != "padding":
+        return code
+    unlike = {key for key, _ in {*left.setting} ^ {*right.setting}}
+    if unlike == {"kernel flipped"}:
+        return "flipped_kernel"
+    return code if unlike & {"padding", "filled with"} else "other_function"
 
 
 def _cause(code: str, left: Variant, right: Variant) -> Cause:
@@ -78,6 +93,7 @@ def _families(
             if any(n in names for n in _CONVOLUTIONS):
                 for kernel in (k for y in read for k in _kernels(y)):
                     yield "padding", convolutions_of(x, kernel, size)
+                    yield "padding", transposed_convolutions_of(x, kernel, size)
             elif len(size) == x.ndim - 2:
                 if any(n in names for n in _POOLS):
                     yield "pooling_count", pools_of(x, size)
@@ -91,5 +107,7 @@ def _orientations(x: Any) -> list[Any]:
 
 
 def _kernels(k: Any) -> list[Any]:
-    """Return a kernel with the output channels first."""
-    return [k, np.moveaxis(k, (-1, -2), (0, 1))]
+    """Return a kernel with the output channels first, which a transposed convolution has second or last but
+    one."""
+    first = [k, np.moveaxis(k, (-1, -2), (0, 1))]
+    return [*first, *(x.swapaxes(0, 1) for x in first)]

@@ -6,34 +6,107 @@ Only fingerprints of the results are compared, so that one layout, with the spat
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from stablenum.diagnosis.diff.variants import Variant
 
-__all__ = ["convolutions_of", "pools_of", "resizes_of"]
+__all__ = ["convolutions_of", "pools_of", "resizes_of", "transposed_convolutions_of"]
 
 _STRIDES = (1, 2, 3, 4)
-_MOST_PADDING = 3
+_DILATIONS = (1, 2, 3, 4, 8)
+# What is put beside the entries, with NumPy's name for it.
+_MODES = {
+    "zeros": "constant",
+    "its mirror image": "reflect",
+    "its last entry": "edge",
+    "its other end": "wrap",
+}
+_FILLED = tuple(_MODES)
+Setting: TypeAlias = tuple[tuple[str, Any], ...]
 
 
 def convolutions_of(x: Any, kernel: Any, size: tuple[int, ...]) -> Iterator[Variant]:
-    """Return the convolutions of an array (N, C, *spatial) with a kernel (O, C, *window) whose results have
-    the spatial size that is given."""
-    window = kernel.shape[2:]
-    if x.ndim != kernel.ndim or x.shape[1] != kernel.shape[1]:
+    """Return the convolutions of an array (N, C, *spatial) with a kernel (O, C / groups, *window) whose
+    results have the spatial size that is given."""
+    if _fits(x, kernel, size):
+        yield from _convolutions("convolution", (), x, kernel, size, _STRIDES)
+
+
+def transposed_convolutions_of(x: Any, kernel: Any, size: tuple[int, ...]) -> Iterator[Variant]:
+    """Return the transposed convolutions of an array (N, C, *spatial) with a kernel (O, C, *window) whose
+    results have the spatial size that is given: convolutions with zeros between the entries."""
+    if not _fits(x, kernel, size) or all(n <= m for n, m in zip(size, x.shape[2:], strict=True)):
         return
-    for stride in _STRIDES:
-        for low, high in itertools.product(range(_MOST_PADDING + 1), repeat=2):
-            padded = _padded(x, (low, high), 0.0)
-            if _size(padded, window, stride) == size:
-                setting = (("padding", (low, high)), ("stride", stride))
-                patches = _windows(padded, window, stride)
-                spatial = len(window)
-                axes = ([1, *range(2 + spatial, 2 + 2 * spatial)], [1, *range(2, 2 + spatial)])
-                yield Variant("convolution", setting, np.tensordot(patches, kernel, axes=axes))
+    turned = np.flip(kernel, tuple(range(2, kernel.ndim)))
+    for stride in _STRIDES[1:]:
+        for used, flipped in ((turned, True), (kernel, False)):
+            own = (("stride", stride), ("kernel flipped", flipped))
+            yield from _convolutions("transposed convolution", own, _spread(x, stride), used, size, (1,))
+
+
+def _convolutions(
+    name: str, own: Setting, x: Any, kernel: Any, size: tuple[int, ...], strides: Iterable[int]
+) -> Iterator[Variant]:
+    """Return the convolutions whose results have a spatial size, with each padding that is in use."""
+    window = kernel.shape[2:]
+    for stride, dilation in itertools.product(strides, _DILATIONS if max(window) > 1 else (1,)):
+        wide = tuple((k - 1) * dilation + 1 for k in window)
+        for low, high in _paddings(max(wide)):
+            shape = tuple(n + low + high for n in x.shape[2:])
+            if _size(shape, wide, stride) != size:
+                continue
+            for filled in _FILLED if not own and (low or high) else _FILLED[:1]:
+                padded = _padded(x, (low, high), filled)
+                if padded is None:
+                    continue
+                setting: Setting = (
+                    *own,
+                    ("padding", (low, high)),
+                    *(() if own else (("stride", stride),)),
+                    *((("dilation", dilation),) if dilation > 1 else ()),
+                    *((("filled with", filled),) if filled != "zeros" else ()),
+                )
+                patches = _windows(padded, wide, stride)
+                inner = (..., *[slice(None, None, dilation)] * len(window))
+                yield Variant(name, setting, _products(patches[inner], kernel))
+
+
+def _paddings(wide: int) -> list[tuple[int, int]]:
+    """Return how much is added before and after the entries of an axis: alike, one more on a side, and all
+    on one side, as for causal convolutions."""
+    pairs = dict[tuple[int, int], None]()
+    for total in range(2 * wide - 1):
+        half, rest = total // 2, total - total // 2
+        pairs.update(dict.fromkeys([(half, rest), (rest, half), (total, 0), (0, total)]))
+    return list(pairs)
+
+
+def _fits(x: Any, kernel: Any, size: tuple[int, ...]) -> bool:
+    """Return whether a kernel (O, C / groups, *window) can be that of a convolution of an array to a size."""
+    if not x.ndim == kernel.ndim == len(size) + 2 or x.shape[1] % kernel.shape[1]:
+        return False
+    return bool(kernel.shape[0] % (x.shape[1] // kernel.shape[1]) == 0)
+
+
+def _products(patches: Any, kernel: Any) -> Any:
+    """Return (N, O, *spatial) from patches (N, C, *spatial, *window): the groups of channels one by one."""
+    groups = patches.shape[1] // kernel.shape[1]
+    spatial = kernel.ndim - 2
+    over = ([1, *range(2 + spatial, 2 + 2 * spatial)], [1, *range(2, 2 + spatial)])
+    parts = zip(np.split(patches, groups, axis=1), np.split(kernel, groups), strict=True)
+    made = [np.moveaxis(np.tensordot(p, k, axes=over), -1, 1) for p, k in parts]
+    return np.concatenate(made, axis=1)
+
+
+def _spread(x: Any, stride: int) -> Any:
+    """Return an array with zeros between the entries of its spatial axes."""
+    shape = (*x.shape[:2], *((n - 1) * stride + 1 for n in x.shape[2:]))
+    wide = np.zeros(shape, x.dtype)
+    wide[(slice(None), slice(None), *[slice(None, None, stride)] * (x.ndim - 2))] = x
+    return wide
 
 
 def pools_of(x: Any, size: tuple[int, ...]) -> Iterator[Variant]:
@@ -42,17 +115,18 @@ def pools_of(x: Any, size: tuple[int, ...]) -> Iterator[Variant]:
     for width, stride in itertools.product((2, 3, 4, 5), (1, 2, 3)):
         for low, high in itertools.product(range(min(width, 3)), repeat=2):
             window = (width,) * spatial
-            padded = _padded(x, (low, high), 0.0)
-            if _size(padded, window, stride) != size:
+            if _size(tuple(n + low + high for n in x.shape[2:]), window, stride) != size:
                 continue
+            padded = _padded(x, (low, high))
             at = (("window", width), ("stride", stride), ("padding", (low, high)))
             over = tuple(range(-spatial, 0))
             total = _windows(padded, window, stride).sum(axis=over)
-            inside = _windows(_padded(np.ones_like(x), (low, high), 0.0), window, stride).sum(axis=over)
+            inside = _windows(_padded(np.ones_like(x), (low, high)), window, stride).sum(axis=over)
             yield Variant("average pooling", (*at, ("padding counted", True)), total / width**spatial)
             yield Variant("average pooling", (*at, ("padding counted", False)), total / inside)
-            least = _windows(_padded(x, (low, high), -np.inf), window, stride).max(axis=over)
-            yield Variant("maximum pooling", at, least)
+            inside_only = np.where(_padded(np.ones_like(x), (low, high)) > 0, padded, -np.inf)
+            most = _windows(inside_only, window, stride).max(axis=over)
+            yield Variant("maximum pooling", at, most)
 
 
 def resizes_of(x: Any, size: tuple[int, ...]) -> Iterator[Variant]:
@@ -71,12 +145,15 @@ def resizes_of(x: Any, size: tuple[int, ...]) -> Iterator[Variant]:
         yield Variant("resize", setting, y)
 
 
-def _padded(x: Any, sides: tuple[int, int], filled: float) -> Any:
-    return np.pad(x, [(0, 0), (0, 0), *[sides] * (x.ndim - 2)], constant_values=filled)
+def _padded(x: Any, sides: tuple[int, int], filled: str = "zeros") -> Any:
+    """Return an array with entries beside those of its spatial axes; None if it has too few to fill them."""
+    if filled != "zeros" and max(sides) >= min(x.shape[2:]):
+        return None
+    return np.pad(x, [(0, 0), (0, 0), *[sides] * (x.ndim - 2)], mode=_MODES[filled])  # type: ignore[call-overload]
 
 
-def _size(x: Any, window: tuple[int, ...], stride: int) -> tuple[int, ...]:
-    return tuple((n - k) // stride + 1 for n, k in zip(x.shape[2:], window, strict=True))
+def _size(shape: tuple[int, ...], window: tuple[int, ...], stride: int) -> tuple[int, ...]:
+    return tuple((n - k) // stride + 1 for n, k in zip(shape, window, strict=True))
 
 
 def _windows(x: Any, window: tuple[int, ...], stride: int) -> Any:
