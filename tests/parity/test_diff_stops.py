@@ -95,6 +95,22 @@ def jax_part(w: Any, x: Any) -> Any:
     return jnp.mean(jnp.exp(jnp.tanh(y)))
 
 
+def torch_behind(w: Any, x: Any) -> Any:
+    noisy = torch.sin(3 * x)
+    with torch.no_grad():
+        h = torch.sigmoid(torch.tanh(noisy @ w) @ w)
+        guess = 2 * h - noisy  # torch
+    return torch.tanh(torch.cat((noisy, guess), -1) @ torch.cat((w, w))).exp().mean()
+
+
+def jax_behind(w: Any, x: Any) -> Any:
+    noisy = jnp.sin(3 * x)
+    h = jax.nn.sigmoid(jnp.tanh(noisy @ w) @ w)
+    guess = 2 * h - noisy
+    y = jnp.concatenate((noisy, guess), -1) @ jnp.concatenate((w, w))  # jax
+    return jnp.mean(jnp.exp(jnp.tanh(y)))
+
+
 class Around(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
@@ -149,6 +165,7 @@ PAIRS = {
     "a part without gradients": (torch_no_grad, jax_no_grad, "stopped_gradient", True),
     "an argument that is stopped": (torch_called, jax_called, "stopped_gradient", True),
     "a long part without gradients": (torch_part, jax_part, "stopped_gradient", True),
+    "a long part that is put behind another value": (torch_behind, jax_behind, "stopped_gradient", True),
     "a straight-through estimator": (torch_target, jax_target, "straight_through_missing", True),
     "a quantiser with both terms": (torch_quantised, jax_quantised, "straight_through_missing", True),
     "a derivative written by hand": (torch_function, jax_function, "straight_through_missing", True),

@@ -117,13 +117,14 @@ def _ends(flow: Flow, other: Flow) -> Iterator[_Place]:
 
 def _handing_on(flow: Flow, value: int) -> Step | None:
     """Return the step that computed a value, past those that only moved it, but not past one that ends the
-    flow."""
+    flow. Of values that were put together, that is the first one that parameters have a say in."""
     made_by = flow.trace.values[value].producer
     while made_by is not None:
         step = flow.trace.steps[made_by]
         if step.index in flow.stops or not quiet(step) or not step.inputs:
             return step
-        made_by = flow.trace.values[step.inputs[0]].producer
+        moved = next((i for i in step.inputs if flow.side.trained[i]), step.inputs[0])
+        made_by = flow.trace.values[moved].producer
     return None
 
 
