@@ -219,7 +219,7 @@ def _permutation(v: Values) -> Reason | None:
         if _same(np.flip(v.mine, axis), v.theirs):
             told = f"The two are equal with axis {axis} flipped."
             return Reason("entry_order", "the same numbers lie the other way round.", told)
-    # No heads are split or merged in images, or where rows are moved whole; of four axes, one may be the heads.
+    # No heads are split or merged in images, or where rows are moved whole (of four axes, one may be heads).
     rows = range(v.mine.ndim - 1 if v.mine.ndim < 4 else 0)
     entries = v.flattened or any(_moved_whole(v.mine, v.theirs, axis) for axis in rows)
     return Reason(
