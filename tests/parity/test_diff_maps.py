@@ -607,3 +607,24 @@ def test_weights_that_names_or_order_tell_apart_are_not_noted(active: str, other
     assert report.ok
     assert report.notes == ()
     assert next(iter(report.weights)) not in (active, other)
+
+
+# --- kernels that patches in a row are multiplied by -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "axes", [(0, 1, 3, 2, 4, 5), (0, 1, 3, 5, 2, 4), (0, 1, 3, 5, 4, 2), (0, 1, 3, 4, 2, 5)]
+)
+def test_the_order_of_a_patch_is_found_by_trial(axes: tuple[int, ...]) -> None:
+    model = of_modules(0, stem=nn.Conv2d(3, 7, 2, stride=2))
+
+    def patches(p: Any, x: Any) -> Any:
+        b, c, h, w = x.shape
+        y = x.transpose(0, 2, 3, 1).reshape(b, h // 2, 2, w // 2, 2, c).transpose(axes)
+        return jnp.tanh(y.reshape(b, h // 2, w // 2, -1) @ p["kernel"] + p["bias"])
+
+    left = stablenum_torch.program(
+        lambda x: model["stem"](x).tanh().square().mean(), torch.tensor(IMAGE), model=model
+    )
+    report = stablenum.diff(left, in_jax(patches, arrays({"kernel": (12, 7), "bias": (7,)}), IMAGE))
+    assert report.ok, str(report)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from stablenum.diagnosis.diff.arrangement import chain_of
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.frontier import Start
@@ -86,7 +87,9 @@ def _families(
     side: Side, start: Start, sizes: Iterable[tuple[int, ...]], names: str
 ) -> Iterator[tuple[str, Iterator[Variant]]]:
     """Return the functions that may be meant, evaluated on what a step reads, with the code of each."""
-    arrays = arrays_of(side, start.step.outputs if start.missing else start.step.inputs)
+    inputs = start.step.outputs if start.missing else start.step.inputs
+    # One side may add entries before, and the other one within its convolution.
+    arrays = arrays_of(side, {v for i in inputs for v in chain_of(side.trace, i)})
     read = [x for x in arrays.values() if x.dtype.kind == "f" and x.ndim > 2 and x.size <= _MOST_ELEMENTS]
     for size in sizes:
         for x in (o for y in read for o in _orientations(y)):
