@@ -188,3 +188,44 @@ def test_a_kernel_that_one_side_flips_is_named() -> None:
     assert [(c.code, c.confirmed) for c in first.causes] == [("flipped_kernel", True)]
     assert first.right is not None
     assert "conv_general_dilated" in first.right.code
+
+
+# --- the same numbers in another order ---------------------------------------------------------------------
+
+
+def torch_images(w: Any, v: Any, x: Any) -> Any:
+    h = torch.tanh(x @ w).view(2, 3, 4, 4)
+    return torch.conv2d(h, v.reshape(2, 3, 2, 1)).exp().mean()
+
+
+def jax_images(w: Any, v: Any, x: Any, order: Callable[[Any], Any]) -> Any:
+    h = order(jnp.tanh(x @ w))
+    kernel = v.reshape(2, 3, 2, 1).transpose(2, 3, 1, 0)
+    dims = ("NHWC", "HWIO", "NHWC")
+    return jnp.mean(jnp.exp(jax.lax.conv_general_dilated(h, kernel, (1, 1), "VALID", dimension_numbers=dims)))
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda h: h.reshape(2, 4, 4, 3),
+        lambda h: h.reshape(2, 3, 4, 4).transpose(0, 2, 3, 1)[:, jnp.array([1, 0, 2, 3])],
+        lambda h: h.reshape(2, 3, 4, 4).transpose(0, 2, 3, 1)[..., ::-1],
+    ],
+    ids=["another layout", "rows exchanged", "channels the other way round"],
+)
+def test_images_whose_entries_lie_in_another_order_are_named(order: Callable[[Any], Any]) -> None:
+    first = first_of(torch_images, lambda w, v, x: jax_images(w, v, x, order))
+    cause = first.causes[0]
+    assert (cause.code, cause.confirmed) == ("entry_order", True), cause.sentence
+
+
+def test_values_put_together_the_other_way_round_are_named() -> None:
+    first = first_of(
+        lambda w, v, x: torch.cat([torch.tanh(x), x], 1).matmul(torch.cat([w, 2 * w])).exp().mean(),
+        lambda w, v, x: jnp.exp(
+            jnp.concatenate([x, jnp.tanh(x)], 1) @ jnp.concatenate([w, 2 * w])
+        ).mean(),
+    )  # fmt: skip
+    cause = first.causes[0]
+    assert (cause.code, cause.confirmed) == ("entry_order", True), cause

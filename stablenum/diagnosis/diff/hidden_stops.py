@@ -22,7 +22,7 @@ from stablenum.diagnosis.replay.trace import Step
 __all__ = ["Hidden", "goes_on", "hidden_stop", "part_without_gradients"]
 
 _CLOSE = 1e-5
-_MOST_PLACES = 6
+_MOST_PLACES = 8
 
 
 class Hidden(NamedTuple):
@@ -42,9 +42,10 @@ class Hidden(NamedTuple):
 
 
 def hidden_stop(comparison: Comparison, group: Group) -> Hidden | None:
-    """Return the line that ends the flow of one side at a value that the other side never computes, so that
-    exactly what would pass there is missing in its gradients; None if there is no such line."""
-    return _found(comparison, group, _stops)
+    """Return the line that ends the flow of one side so that exactly what would pass there is missing in its
+    gradients; None if there is no such line. First come lines that end it at a value that the other side
+    never computes."""
+    return _found(comparison, group, _unknown_stops) or _found(comparison, group, _stops)
 
 
 def part_without_gradients(comparison: Comparison, group: Group) -> Case | None:
@@ -90,12 +91,23 @@ class _Place(NamedTuple):
     reads: tuple[Read, ...] = ()
 
 
-def _stops(flow: Flow, other: Flow) -> Iterator[_Place]:
+def _unknown_stops(flow: Flow, other: Flow) -> Iterator[_Place]:
     """Yield the lines that end the flow at values that the other side never computes."""
-    stops = [flow.trace.steps[i] for i in sorted(flow.stops) if i in flow.steps]
-    unknown = [s for s in stops if any(flow.side.trained[i] and not flow.equals(i) for i in s.inputs)]
-    for place in dict.fromkeys(s.place for s in unknown):
-        here = [s for s in unknown if s.place == place]
+    stops = (flow.trace.steps[i] for i in sorted(flow.stops) if i in flow.steps)
+    return _by_line(
+        flow, other, (s for s in stops if any(flow.side.trained[i] and not flow.equals(i) for i in s.inputs))
+    )
+
+
+def _stops(flow: Flow, other: Flow) -> Iterator[_Place]:
+    """Yield the lines that end the flow."""
+    return _by_line(flow, other, (flow.trace.steps[i] for i in sorted(flow.stops) if i in flow.steps))
+
+
+def _by_line(flow: Flow, other: Flow, stops: Iterable[Step]) -> Iterator[_Place]:
+    ending = [s for s in stops if any(flow.side.trained[i] for i in s.inputs)]
+    for place in dict.fromkeys(s.place for s in ending):
+        here = [s for s in ending if s.place == place]
         yield _Place([o for s in here for o in s.outputs], here[-1], _passing(flow, other, here))
 
 

@@ -17,7 +17,15 @@ from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["by_entries", "by_exchange", "by_flip", "by_input", "by_repetition", "by_transposition"]
+__all__ = [
+    "by_entries",
+    "by_exchange",
+    "by_flip",
+    "by_input",
+    "by_order",
+    "by_repetition",
+    "by_transposition",
+]
 
 _MOST_TRIALS = 6
 _MOST_MODULES = 16
@@ -58,42 +66,50 @@ def _is_square(side: Side, value: int) -> bool:
 
 
 def by_flip(scene: Scene) -> Cause | None:
-    """Flip the kernel that a convolution reads, or its images."""
-    for name, _, start, _ in _starts(scene):
+    """Flip the kernel that a convolution reads."""
+    for name, side, start, _ in _starts(scene):
         for value, roles in zip(start.step.inputs, start.step.roles, strict=False):
             window = [axis for axis, role in enumerate(roles) if role.startswith("window")]
-            if window and value in scene.comparison.found.known(name):
-                flipped = _images_flipped if "batch" in roles else _kernel_flipped
-                found = flipped(scene, name, value, window)
-                if found is not None:
-                    return found
+            if not window or not side.trained[value] or value not in scene.comparison.found.known(name):
+                continue
+            array = arrays_of(side, [value])[value]
+            if scene.mends(name, {value: np.flip(array, tuple(window)).copy()}):
+                return cause(
+                    "flipped_kernel",
+                    f"the {name} program convolves with the flipped kernel of the other one.",
+                    f"With the kernel {list(array.shape)} flipped on the {name}, the two sides agree.",
+                    confirmed=True,
+                )
     return None
 
 
-def _kernel_flipped(scene: Scene, name: str, kernel: int, window: Sequence[int]) -> Cause | None:
-    array = arrays_of(scene.comparison.side(name), [kernel])[kernel]
-    if not scene.mends(name, {kernel: np.flip(array, tuple(window)).copy()}):
+def by_order(scene: Scene) -> Cause | None:
+    """Give the right program's convolution the images of the left one, whose entries are the same in another
+    order: flipped, reshaped in another layout, or with channels put together the other way round."""
+    starts = {name: (side, start.step) for name, side, start, _ in _starts(scene)}
+    if len(starts) < 2:
         return None
-    return cause(
-        "flipped_kernel",
-        f"the {name} program convolves with the flipped kernel of the other one.",
-        f"With the kernel {list(array.shape)} flipped on the {name}, the two sides agree.",
-        confirmed=True,
-    )
-
-
-def _images_flipped(scene: Scene, name: str, images: int, window: Sequence[int]) -> Cause | None:
-    array = arrays_of(scene.comparison.side(name), [images])[images]
-    for axes in (c for n in range(1, len(window) + 1) for c in combinations(window, n)):
-        if scene.mends(name, {images: np.flip(array, axes).copy()}):
+    (left, here), (right, there) = starts["left"], starts["right"]
+    images = [
+        [(v, r) for v, r in zip(s.inputs, s.roles, strict=False) if _of_images(r)] for s in (here, there)
+    ]
+    for (i, mine), (j, theirs) in zip(*images, strict=False):
+        if j not in scene.shared or i not in scene.shared[j] or sorted(mine) != sorted(theirs):
+            continue
+        array = arrays_of(left, [i])[i].transpose([mine.index(role) for role in theirs])
+        own = arrays_of(right, [j])[j]
+        if array.shape == own.shape and not np.allclose(array, own) and scene.mends("right", {j: array}):
             return cause(
                 "entry_order",
-                "the same images lie the other way round.",
-                f"With axis {' and '.join(map(str, axes))} of {list(array.shape)} flipped on the {name}, the "
-                "two sides agree.",
+                "the convolution reads the same numbers in another order.",
+                "Sorted, they are equal; in the order of the left program, the two sides agree.",
                 confirmed=True,
             )
     return None
+
+
+def _of_images(roles: Sequence[str]) -> bool:
+    return "batch" in roles and any(role.startswith("window") for role in roles)
 
 
 def by_input(scene: Scene) -> Cause | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stablenum.diagnosis.diff.differences import Cause
-from stablenum.diagnosis.diff.kinds import quiet
+from stablenum.diagnosis.diff.kinds import kind, quiet
 from stablenum.diagnosis.diff.patches import Pair
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.scene import Scene, cause
@@ -41,6 +41,7 @@ def _reasons(scene: Scene) -> list[tuple[Pair, Reason]]:
     names |= {here.step.operation, there.step.operation}
     moved = quiet(here.step) and quiet(there.step)
     flattened = _flattens(scene.left, here.step) and _flattens(scene.right, there.step)
+    flattened |= kind(here.step) == kind(there.step) == "cat"
     found, elements, known = list[tuple[Pair, Reason]](), 0, set[int]()
     for pair in sorted(scene.pairs, key=lambda p: (p.depth, p.unlike))[:_MOST_PAIRS]:
         elements += pair.mine.size

@@ -35,9 +35,10 @@ def settled(
     """Return the map under which the forward passes share most values; the guess if nothing is open.
 
     Open are: the order of the gates that a recurrent layer of the left side keeps in one matrix, other than
-    that of ``torch.nn``, the order of a kernel's axes in a matrix that patches in a row are multiplied by, and
-    whether a square matrix is transposed of which the operations do not tell it. Square matrices are tried all
-    together if no other matrix shows how they lie, and then one after another. Other maps are tried first.
+    that of ``torch.nn``, the order of a kernel's axes in a matrix that patches in a row are multiplied by,
+    and whether a square matrix is transposed of which the operations do not tell it. Square matrices are
+    tried all together if no other matrix shows how they lie, and then one after another. Other maps are tried
+    first.
     """
     moves: list[_Move] = [partial(_replaced, other=other) for other in others]
     moves += itertools.islice(_moves(guess, uses), _MOST_TRIALS)
@@ -95,7 +96,9 @@ def _moves(guess: WeightMap, uses: list[Use]) -> Iterator[_Move]:
     square = [name for name, o in guess.origins.items() if len(o.ways) > 1 and len(o.ways[0]) == 2]
     if square and not any(len(o.ways) == 1 and len(o.ways[0]) == 2 for o in guess.origins.values()):
         yield partial(_all_turned, names=square)
-    for name in [n for n, o in guess.origins.items() if len(o.ways) > 1 and len(o.ways[0]) > 2][:_MOST_KERNELS]:
+    for name in [n for n, o in guess.origins.items() if len(o.ways) > 1 and len(o.ways[0]) > 2][
+        :_MOST_KERNELS
+    ]:
         yield from (partial(_laid, name=name, way=way) for way in guess.origins[name].ways[1:])
     of_state = {u.name for u in uses if u.data is not None and not u.data.entries}
     for family in _families(guess.origins):
