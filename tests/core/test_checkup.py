@@ -9,11 +9,12 @@ import array_api_compat.numpy as xp
 import numpy as np
 import pytest
 
-from stablenum.diagnosis.checkup.course import Course, Loss, measure_update, median
+from stablenum.diagnosis.checkup.course import Course, Loss, ParameterSeen, Probe, measure_update, median
 from stablenum.diagnosis.checkup.ranking import ranked
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.checkup.rules_normalisation import LAGGING
 from stablenum.diagnosis.checkup.rules_updates import BY_RATE
+from stablenum.diagnosis.checkup.rules_updates import RULES as UPDATES
 from stablenum.diagnosis.checkup.signals import Signal, measure_signal
 from stablenum.diagnosis.checkup.symptoms import SYMPTOMS, Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.wording import lines_assigning, lines_naming
@@ -163,6 +164,30 @@ def test_statistics_follow_from_large_steps_only_if_they_lag_behind() -> None:
     assert [c.symptom for c in ranked((large, unused))] == [Symptom.BATCH_NORM, Symptom.STEPS_TOO_LARGE]
     (first,) = ranked((large, unused.with_(cure=LAGGING)))
     assert first.symptom is Symptom.STEPS_TOO_LARGE
+
+
+def moved(step: int, by: float) -> Probe:
+    """A measured step in which a weight of size 1 changed by so much."""
+    return Probe(step=step, parameters=(ParameterSeen("w", (4, 4), "float32", weight=1.0, update=by),))
+
+
+@pytest.mark.parametrize(
+    ("rates", "shown"),
+    [
+        ([1.0, 3.0, 2.0, 1e-5], "changes by 0.5 of its size per step, at rates from 2 to 3"),
+        ([3.0, 3.0, 3.0, 1e-5], "changes by 0.5 of its size per step, at a rate of 3"),
+        ([], "changes by 0.5 of its size per step"),
+    ],
+)
+def test_large_steps_are_shown_with_the_rates_at_which_they_were_measured(
+    rates: list[float], shown: str
+) -> None:
+    seen = course([1.0, 2.0, 4.0, 4.0])
+    seen.rates = list(enumerate(rates))
+    # At step 0, as at the beginning of a warm-up, nothing moved; step 3 was not measured.
+    seen.probes = [moved(0, 0.0), moved(1, 0.6), moved(2, 0.4)]
+    (found,) = (c for rule in UPDATES for c in rule(seen, []) if c.symptom is Symptom.STEPS_TOO_LARGE)
+    assert found.evidence[0] == f"the median weight {shown}"
 
 
 def test_a_usual_weight_decay_follows_from_a_large_rate() -> None:

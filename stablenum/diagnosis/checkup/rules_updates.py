@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from stablenum.diagnosis.checkup.course import Course, ParameterSeen, median
+from stablenum.diagnosis.checkup.course import Course, ParameterSeen, Probe, median
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.wording import joined, lines_naming, places_of
@@ -141,20 +141,15 @@ def _frozen(course: Course, still: dict[str, ParameterSeen]) -> Complaint:
 def _sizes(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     """Yield steps that are too large or too small for the loss to fall."""
     fall = course.fall()
-    per_step = [
-        median([p.relative for p in probe.parameters if len(p.shape) > 1 and p.update > 0 and p.weight > 0])
-        for probe in course.probes
-    ]
-    per_step = [x for x in per_step if not math.isnan(x)]
+    changes = {probe.step: _change(probe) for probe in course.probes}
+    changes = {step: change for step, change in changes.items() if not math.isnan(change)}
+    per_step = list(changes.values())
     if not per_step or math.isnan(fall):
         return
     usual = median(per_step)
     # The first steps of Adam have the size of the rate, whatever the gradient.
     large = per_step[0] > 10 * _LARGE or max(*per_step[1:4], usual, 0.0) > _LARGE
-    rate = course.rates[-1][1] if course.rates else math.nan
-    shown = f"the median weight changes by {usual:.2g} of its size per step" + (
-        "" if math.isnan(rate) else f", at a rate of {rate:.2g}"
-    )
+    shown = f"the median weight changes by {usual:.2g} of its size per step{_at_rates(course, changes)}"
     came = f"the loss {'fell' if fall >= 0 else 'rose'} by {abs(fall):.1%} in {course.steps} steps"
     jumped = max(course.values) > _JUMP * abs(course.values[0]) and fall < 0.5
     if large and (fall < _FALLEN or jumped):
@@ -176,6 +171,21 @@ def _sizes(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             place=course.scheduled[0] if course.scheduled else course.optimizer_place,
             places=places_of(course.optimizer_place),
         )
+
+
+def _change(probe: Probe) -> float:
+    """Return the median change of the weights that moved in a step, relative to their size."""
+    moved = [p for p in probe.parameters if len(p.shape) > 1 and p.update > 0 and p.weight > 0]
+    return median([p.relative for p in moved])
+
+
+def _at_rates(course: Course, steps: Collection[int]) -> str:
+    """Return at which rates these steps were taken, in words; "" if that is not known."""
+    rates = [rate for step, rate in course.rates if step in steps]
+    if not rates:
+        return ""
+    least, most = f"{min(rates):.2g}", f"{max(rates):.2g}"
+    return f", at a rate of {most}" if least == most else f", at rates from {least} to {most}"
 
 
 def _eps(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
