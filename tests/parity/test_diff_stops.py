@@ -111,6 +111,19 @@ def jax_behind(w: Any, x: Any) -> Any:
     return jnp.mean(jnp.exp(jnp.tanh(y)))
 
 
+def torch_temperature(w: Any, x: Any) -> Any:
+    h, a = torch.tanh(x @ w).mean(1), w[0, 0]
+    temperature = (-a * (h.detach() + 0.3)).mean()  # torch
+    return (a.detach() * h).exp().mean() + temperature
+
+
+def jax_temperature(w: Any, x: Any) -> Any:
+    h, a = jnp.mean(jnp.tanh(x @ w), 1), w[0, 0]
+    gap = h + 0.3  # jax
+    temperature = jnp.mean(-a * gap)
+    return jnp.mean(jnp.exp(stop(a) * h)) + temperature
+
+
 class Around(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
@@ -166,6 +179,7 @@ PAIRS = {
     "an argument that is stopped": (torch_called, jax_called, "stopped_gradient", True),
     "a long part without gradients": (torch_part, jax_part, "stopped_gradient", True),
     "a long part that is put behind another value": (torch_behind, jax_behind, "stopped_gradient", True),
+    "a sum that hands gradients on": (torch_temperature, jax_temperature, "stopped_gradient", True),
     "a straight-through estimator": (torch_target, jax_target, "straight_through_missing", True),
     "a quantiser with both terms": (torch_quantised, jax_quantised, "straight_through_missing", True),
     "a derivative written by hand": (torch_function, jax_function, "straight_through_missing", True),
