@@ -229,3 +229,32 @@ def test_values_put_together_the_other_way_round_are_named() -> None:
     )  # fmt: skip
     cause = first.causes[0]
     assert (cause.code, cause.confirmed) == ("entry_order", True), cause
+
+
+# --- one mask in several layers ----------------------------------------------------------------------------
+
+PARTS = np.array([[0, 0, 1, 1, 1, 2], [0, 0, 0, 0, 1, 1]])
+
+
+def torch_layers(w: Any, v: Any, x: Any) -> Any:
+    h = x.reshape(2, 6, 5)
+    parts = torch.tensor(PARTS)
+    mask = (parts[:, :, None] == parts[:, None, :]) & torch.ones(6, 6, dtype=torch.bool).tril()
+    for _ in range(2):
+        scores = (h @ w @ w.T @ h.mT).masked_fill(~mask, float("-inf"))  # torch
+        h = h + torch.softmax(scores, -1) @ h
+    return h.tanh().exp().mean()
+
+
+def jax_layers(w: Any, v: Any, x: Any) -> Any:
+    h = x.reshape(2, 6, 5)
+    for _ in range(2):
+        scores = h @ w @ w.T @ jnp.swapaxes(h, 1, 2)
+        scores = jnp.where(jnp.tril(jnp.ones((6, 6), bool)), scores, -1e30)
+        h = h + jax.nn.softmax(scores, -1) @ h
+    return jnp.mean(jnp.exp(jnp.tanh(h)))
+
+
+def test_a_mask_that_differs_in_several_layers_is_confirmed() -> None:
+    cause = first_of(torch_layers, jax_layers).causes[0]
+    assert (cause.code, cause.confirmed) == ("mask_missing", True), cause

@@ -176,7 +176,19 @@ def laid_out(mine: Any, theirs: Any) -> Any:
         return mine
     ways = layouts(tuple(mine.shape), tuple(theirs.shape), "other")[:_MOST_LAYOUTS]
     turned = [mine.transpose(w).reshape(theirs.shape) for w in ways]
-    return min(turned, key=lambda x: _gap(x, theirs), default=None)
+    return min(turned, key=lambda x: _unlike(x, theirs), default=None)
+
+
+def _unlike(mine: Any, theirs: Any) -> tuple[float, int]:
+    """Return how far two arrays are apart, and how many entries only one of them masks: with few entries left,
+    also an array that is turned may agree in these."""
+    gap = _gap(mine, theirs)
+    return (gap if gap > _CLOSE else 0.0), int((_kept(mine) != _kept(theirs)).sum())
+
+
+def _kept(x: Any) -> Any:
+    with np.errstate(invalid="ignore"):
+        return np.abs(np.asarray(x, float)) < MASKED
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -190,8 +202,7 @@ def _near(a: Any, b: Any) -> bool:
 def _gap(a: Any, b: Any) -> float:
     """Return the distance of two arrays relative to their sizes, without entries that are masked."""
     x, y = np.asarray(a, float).reshape(-1), np.asarray(b, float).reshape(-1)
-    with np.errstate(invalid="ignore"):
-        kept = (np.abs(x) < MASKED) & (np.abs(y) < MASKED)
+    kept = _kept(x) & _kept(y)
     x, y = x[kept], y[kept]
     size = float((x * x).sum() + (y * y).sum())
     return float(((x - y) ** 2).sum()) / size if size else 1.0
