@@ -273,12 +273,22 @@ def test_the_recipes_batches_are_all_given_in_every_epoch():
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # of the first attempt
-def test_the_recipes_restart_ends_bit_equal_to_the_run_without_the_fault(capsys):
+@pytest.mark.parametrize("asks", [False, True], ids=["", "estimated_stepping_batches"])
+def test_the_recipes_restart_ends_bit_equal_to_the_run_without_the_fault(asks, capsys):
     page = (ROOT / "docs" / "recipes" / "lightning.md").read_text(encoding="utf-8")
     (program,) = [
         block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "faults = [33]" in block
     ]
     program = program.partition("assert attempt")[0]
+    if asks:  # to size a schedule, before Lightning loads the position of a loader
+        sized = "OneCycleLR(optimizer, 0.01, self.trainer.estimated_stepping_batches)"
+        program = program.replace(
+            "        return torch.optim.AdamW(self.parameters())\n",
+            "        optimizer = torch.optim.AdamW(self.parameters())\n"
+            f"        scheduler = torch.optim.lr_scheduler.{sized}\n"
+            "        return [optimizer], [{'scheduler': scheduler, 'interval': 'step'}]\n",
+        )
+        assert sized in program
     states = []
     for faults in ("faults = [33]", "faults = []"):
         torch.manual_seed(0)
