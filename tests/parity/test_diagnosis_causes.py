@@ -74,6 +74,55 @@ def test_a_mask_in_a_buffer_is_not_blamed_for_the_sum_that_reads_it():
     assert (report.verdict.cause, line_of(report)) == (Cause.MASK, "return scores.sum()")
 
 
+def written_torch(x, at, number):
+    x = x.clone()
+    x[at] = number
+    return x
+
+
+def written_jax(x, at, number):
+    return x.at[at].set(number)
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf])
+@pytest.mark.parametrize("at", [1, (1, 0), slice(1, 2)], ids=str)
+def test_an_infinity_that_is_written_into_what_a_layer_reads_is_bad_data(at, number):
+    in_torch = lambda w, x: (written_torch(x, at, number) @ w).square().mean()
+    in_jax = lambda w, x: jnp.square(written_jax(x, at, number) @ w).mean()
+    for report in (
+        stablenum_torch.replay(in_torch, leaf(1.0, 0.0), torch.ones(3, 2)),
+        stablenum_jax.replay(in_jax, jnp.array([1.0, 0.0]), jnp.ones((3, 2))),
+    ):
+        first = report.findings[0]
+        assert (report.verdict.cause, first.phase, first.kind) == (Cause.BATCH, "before", "inf"), str(report)
+
+
+def test_an_infinity_that_is_written_into_a_target_is_bad_data():
+    in_torch = lambda w, y: (w - written_torch(y, 0, math.inf)).square().sum()
+    in_jax = lambda w, y: jnp.square(w - written_jax(y, 0, math.inf)).sum()
+    for report in (
+        stablenum_torch.replay(in_torch, leaf(1.0, 0.0), torch.ones(2)),
+        stablenum_jax.replay(in_jax, jnp.ones(2), jnp.ones(2)),
+    ):
+        assert (report.verdict.cause, report.findings[0].operation) == (Cause.BATCH, "constant"), str(report)
+
+
+def test_an_infinity_that_is_written_for_a_minimum_or_a_softmax_is_a_mask():
+    """A point is not its own neighbour, and padding takes no part: here nothing is left."""
+    both = slice(0, 2)
+    for report in (
+        stablenum_torch.replay(lambda w: written_torch(w * 2.0, both, math.inf).amin(0), leaf(1.0, 0.0)),
+        stablenum_torch.replay(
+            lambda w: torch.softmax(written_torch(w * 2.0, both, -math.inf), 0).sum(), leaf(1.0, 0.0)
+        ),
+        stablenum_jax.replay(lambda w: written_jax(w * 2.0, both, math.inf).min(), jnp.ones(2)),
+        stablenum_jax.replay(
+            lambda w: jax.nn.softmax(written_jax(w * 2.0, both, -math.inf)).sum(), jnp.ones(2)
+        ),
+    ):
+        assert report.verdict.cause is Cause.MASK, str(report)
+
+
 def test_the_derivative_of_a_row_that_is_masked_whole_is_a_mask():
     mask = torch.tensor([[0.0, -math.inf], [0.0, -math.inf]])
 

@@ -168,3 +168,58 @@ def test_a_nan_that_the_script_writes_into_one_batch_is_bad_data(watching: Watch
     assert first.place is not None
     assert first.place.code.endswith("# BAD"), str(report)
     assert report.verdict.cause is Cause.BATCH
+
+
+# ---------------------------------------------------------------------------- infinities from the script
+
+
+def image_with(written: Callable[[Tensor], None]) -> Callable[[], None]:
+    """A training of a small network for images, into one of which a number is written."""
+
+    def run() -> None:
+        parts = torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8, 1)
+        net = torch.nn.Sequential(*parts)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        images = torch.rand(5 * BATCH, 1, 4, 4)
+        written(images)
+        for x in images.split(BATCH):
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+
+    return run
+
+
+def a_pixel(x: Tensor) -> None:
+    x[BATCH * BAD_STEP, 0, 2, 2] = float("inf")  # BAD
+
+
+def a_pixel_below(x: Tensor) -> None:
+    x[BATCH * BAD_STEP, 0, 2, 2] = -float("inf")  # BAD
+
+
+def an_image(x: Tensor) -> None:
+    x[BATCH * BAD_STEP].fill_(float("inf"))  # BAD
+
+
+def by_a_condition(x: Tensor) -> None:
+    x[torch.arange(len(x)) == BATCH * BAD_STEP] = float("inf")  # BAD
+
+
+@pytest.mark.parametrize("written", [a_pixel, a_pixel_below, an_image, by_a_condition])
+def test_an_infinity_that_the_script_writes_is_bad_data(
+    watching: Watching, written: Callable[[Tensor], None]
+) -> None:
+    report = found(watching(record=True, step=BAD_STEP), image_with(written))
+    first = report.findings[0]
+    assert first.place is not None
+    assert first.place.code.endswith("# BAD"), str(report)
+    assert (report.verdict.cause, first.phase, first.kind) == (Cause.BATCH, "before", "inf"), str(report)
+
+
+def test_an_infinity_that_numpy_wrote_is_bad_data_behind_a_layer(watching: Watching) -> None:
+    def written(x: Tensor) -> None:
+        x.numpy()[BATCH * BAD_STEP, 0, 2, 2] = -np.inf
+
+    report = found(watching(record=True, step=BAD_STEP), image_with(written))
+    assert report.verdict.cause is Cause.BATCH, str(report)

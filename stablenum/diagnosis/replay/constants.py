@@ -16,11 +16,13 @@ from stablenum.formats import FORMATS
 
 __all__ = [
     "InfiniteConstant",
+    "constant_of",
     "infinite_constant",
     "infinite_in",
     "is_constant",
     "is_placed_nan",
     "with_constant",
+    "writes_infinity",
 ]
 
 _MULTIPLYING = ("div", "matmul", "mul")
@@ -76,7 +78,7 @@ def infinite_constant(trace: Trace, step: Step) -> InfiniteConstant | None:
     read = trace.inputs_of(step)
     for value in read[:1] if step.operation == "div" else read:
         whole = value.posinf and not value.neginf and not value.nan
-        source = _source(trace, value) if whole else None
+        source = constant_of(trace, value) if whole else None
         single = source is not None and source.stats is not None and source.stats.size == 1
         if source is not None and (single or step.operation in _MULTIPLYING):
             return InfiniteConstant(value, source.stats.dtype if source.stats else _named_dtype(source.name))
@@ -126,12 +128,19 @@ def _writes_into_data(trace: Trace, step: Step) -> bool:
     return any(not v.nan for v in whole)
 
 
-def _source(trace: Trace, value: Value) -> Value | None:
+def writes_infinity(trace: Trace, step: Step) -> bool:
+    """Return whether a step puts infinities among other numbers of an array, which it reads, too."""
+    read = trace.inputs_of(step)
+    among = step.operation in ("copy", "index_put", "scatter") and bool(read) and not read[0].inf
+    return among and any(v.inf for v in read)
+
+
+def constant_of(trace: Trace, value: Value) -> Value | None:
     """Return the constant of which a value is the same numbers, moved or cast; None for another value."""
     while value.producer is not None:
         step = trace.steps[value.producer]
         read = [v for v in trace.inputs_of(step) if v.inf]
-        if step.operation not in _SPREADING:
+        if step.operation not in _SPREADING or writes_infinity(trace, step):
             return None
         if not read:
             return value if trace.places_infinity(step) else None

@@ -15,6 +15,7 @@ from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.upstream import Upstream, upstream_of
 from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
 from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_healed, is_selected, reads_data
+from stablenum.diagnosis.replay.written import is_written_data
 from stablenum.pickled_fields import pickled_by_name
 
 __all__ = ["Finding", "finding_of", "places_left", "refusal_of"]
@@ -306,8 +307,8 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
             constant=infinite_in(stats.dtype) if stats and number and stats.posinf else "",
         )
     written = any(math.isnan(x) for x in step.scalars) and step.operation not in ANSWERING
-    if written or _moves_nan(trace, origin):
-        # A NaN written in the user's code.
+    if written or _moves_nan(trace, origin) or is_written_data(trace, step):
+        # A NaN or an infinity written in the user's code.
         return Finding(
             operation="constant",
             phase="before",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from stablenum.diagnosis.replay.constants import infinite_constant, is_constant, is_placed_nan, with_constant
 from stablenum.diagnosis.replay.operations import ANSWERING, CLIPPING, MASKED, MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
+from stablenum.diagnosis.replay.written import LAYERS, is_written_data
 
 __all__ = ["Origin", "first_causes", "is_clipped", "is_healed", "is_selected", "on_the_way", "reads_data"]
 
@@ -165,6 +166,9 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
                 origin = answer or _read(trace, readers.get(value.id), value) or origin
             origins.append(origin)
             continue
+        if is_written_data(trace, step):
+            origins.append(Origin(step=step, value=value, kind="inf"))
+            continue
         # If infinities went in, the failure began before this step. If none did, look through the parts of
         # the function to which the step belongs.
         before = [v for v in trace.inputs_of(step) if v.inf] or _into_function(trace, step)
@@ -244,26 +248,24 @@ def _into_function(trace: Trace, step: Step) -> list[Value]:
     return infinite
 
 
-# Layers and statistics that use every element: an infinity among their data is no mask.
-_OF_DATA = frozenset({
-    "batch_norm", "conv", "group_norm", "layer_norm", "matmul", "mean", "norm", "rms_norm", "std", "var",
-})  # fmt: skip
+# Through a layer, and what follows it, data are still data.
+_CARRYING = MOVING - SELECTING | CLIPPING | LAYERS | {"cast"}
 
 
 def reads_data(trace: Trace, step: Step) -> bool:
     """Return whether the infinities that a layer reads came from outside with its data."""
     infinite = [v for v in trace.inputs_of(step) if v.inf]
-    return step.operation in _OF_DATA and bool(infinite) and all(_is_input(trace, v) for v in infinite)
+    return step.operation in LAYERS and bool(infinite) and all(_is_input(trace, v) for v in infinite)
 
 
 def _is_input(trace: Trace, value: Value) -> bool:
-    """Return whether a value is an input, or elements of one that were moved."""
+    """Return whether a value is an input, or was moved or computed from one by layers."""
     if value.producer is None:
         return value.role == "input"
     step = trace.steps[value.producer]
     read = [v for v in trace.inputs_of(step) if v.inf]
-    moved = step.operation in MOVING - SELECTING | {"cast"} and bool(read)
-    return moved and all(_is_input(trace, v) for v in read)
+    carried = step.operation in _CARRYING and bool(read) and not trace.places_infinity(step)
+    return carried and all(_is_input(trace, v) for v in read)
 
 
 def is_selected(trace: Trace, step: Step, *, within: int = 12) -> bool:
