@@ -198,6 +198,12 @@ def a_pixel_below(x: Tensor) -> None:
     x[BATCH * BAD_STEP, 0, 2, 2] = -float("inf")  # BAD
 
 
+def before_it_is_standardised(x: Tensor) -> None:
+    x[BATCH * BAD_STEP, 0, 2, 2] = -float("inf")  # BAD
+    x -= x.mean((1, 2, 3), keepdim=True)
+    x /= x.std((1, 2, 3), keepdim=True)
+
+
 def an_image(x: Tensor) -> None:
     x[BATCH * BAD_STEP].fill_(float("inf"))  # BAD
 
@@ -206,7 +212,9 @@ def by_a_condition(x: Tensor) -> None:
     x[torch.arange(len(x)) == BATCH * BAD_STEP] = float("inf")  # BAD
 
 
-@pytest.mark.parametrize("written", [a_pixel, a_pixel_below, an_image, by_a_condition])
+@pytest.mark.parametrize(
+    "written", [a_pixel, a_pixel_below, before_it_is_standardised, an_image, by_a_condition]
+)
 def test_an_infinity_that_the_script_writes_is_bad_data(
     watching: Watching, written: Callable[[Tensor], None]
 ) -> None:

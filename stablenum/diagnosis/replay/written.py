@@ -17,8 +17,8 @@ LAYERS = frozenset({
     "batch_norm", "conv", "group_norm", "layer_norm", "matmul", "mean", "norm", "rms_norm", "std", "var",
 })  # fmt: skip
 
-# Of masked scores or distances, a mean or a norm is taken by mistake.
-_OF_DATA = LAYERS - {"mean", "norm"}
+# These are taken of masked scores, too, by mistake.
+_BY_MISTAKE = ("mean", "norm")
 # Operations for which +inf is a mask, and those for which -inf is one.
 _LEAST = frozenset({"amin", "argmin", "cummin", "min", "minimum", "sort", "top_k", "topk"})
 _GREATEST = MASKED | {
@@ -64,8 +64,8 @@ def is_written_data(trace: Trace, step: Step) -> bool:
             continue
         if reader.operation in _PASSING_ON:
             reached.update(reader.outputs)
-        elif reader.operation in _OF_DATA:
-            layer = True
+        elif reader.operation in LAYERS:
+            layer |= reader.operation not in _BY_MISTAKE
         elif below or reader.operation in (_LEAST if any(v.posinf for v in read) else _GREATEST):
             return False
     return layer or not below
