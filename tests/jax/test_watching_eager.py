@@ -337,3 +337,30 @@ def test_a_number_that_is_written_after_a_bad_operation_leaves_its_origin(sessio
     first = report.findings[0]
     assert first.place is not None
     assert (first.operation, first.place.code[-5:]) == ("log", "# BAD"), str(report)
+
+
+# ---------------------------------------------------------------------------- infinities from the script
+
+
+def infinity_in_the_data_beside_a_mask() -> None:
+    mask = jnp.zeros((8, 2)).at[0, 0].set(-jnp.inf)
+    data = jnp.ones((8, 2)).at[7, 0].set(jnp.inf)  # BAD
+    for i in range(0, 8, 2):
+        jax.value_and_grad(lambda w, x, m: jnp.mean((jnp.exp(m) * x * w - x) ** 2))(
+            jnp.ones(2), data[i : i + 2], mask[i : i + 2]
+        )
+
+
+def bound_that_is_taken_from_itself() -> None:
+    bound = jnp.full(2, jnp.inf)
+    left = bound - bound  # BAD
+    jax.value_and_grad(lambda w, x: (x * w).sum())(jnp.ones(2), left)
+
+
+@pytest.mark.parametrize("script", [infinity_in_the_data_beside_a_mask, bound_that_is_taken_from_itself])
+def test_the_line_is_named_that_writes_an_infinity_or_makes_nan_of_it(
+    session: Session, script: Callable[[], None]
+) -> None:
+    first = found(session, script).findings[0]
+    assert first.place is not None
+    assert first.place.code.endswith("# BAD"), str(first)

@@ -87,8 +87,12 @@ def written_jax(x, at, number):
 @pytest.mark.parametrize("number", [math.inf, -math.inf])
 @pytest.mark.parametrize("at", [1, (1, 0), slice(1, 2)], ids=str)
 def test_an_infinity_that_is_written_into_what_a_layer_reads_is_bad_data(at, number):
-    in_torch = lambda w, x: (written_torch(x, at, number) @ w).square().mean()
-    in_jax = lambda w, x: jnp.square(written_jax(x, at, number) @ w).mean()
+    def in_torch(w, x):
+        return (written_torch(x, at, number) @ w).square().mean()
+
+    def in_jax(w, x):
+        return jnp.square(written_jax(x, at, number) @ w).mean()
+
     for report in (
         stablenum_torch.replay(in_torch, leaf(1.0, 0.0), torch.ones(3, 2)),
         stablenum_jax.replay(in_jax, jnp.array([1.0, 0.0]), jnp.ones((3, 2))),
@@ -98,8 +102,12 @@ def test_an_infinity_that_is_written_into_what_a_layer_reads_is_bad_data(at, num
 
 
 def test_an_infinity_that_is_written_into_a_target_is_bad_data():
-    in_torch = lambda w, y: (w - written_torch(y, 0, math.inf)).square().sum()
-    in_jax = lambda w, y: jnp.square(w - written_jax(y, 0, math.inf)).sum()
+    def in_torch(w, y):
+        return (w - written_torch(y, 0, math.inf)).square().sum()
+
+    def in_jax(w, y):
+        return jnp.square(w - written_jax(y, 0, math.inf)).sum()
+
     for report in (
         stablenum_torch.replay(in_torch, leaf(1.0, 0.0), torch.ones(2)),
         stablenum_jax.replay(in_jax, jnp.ones(2), jnp.ones(2)),

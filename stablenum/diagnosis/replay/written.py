@@ -1,7 +1,7 @@
 """Infinities that a program writes into an array: bad data, or a mask.
 
-``x[40, 0] = inf`` breaks an image; ``distances[i, i] = inf`` says that a point is not its own neighbour. Which of
-them it is, the operations tell that read the array.
+``x[40, 0] = inf`` breaks an image; ``distances[i, i] = inf`` says that a point is not its own neighbour. The
+operations that read the array tell which of them it is.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _PASSING_ON = MOVING - _LEAST | {"add", "cast", "div", "mul", "neg", "sub"}
 def is_written_data(trace: Trace, step: Step) -> bool:
     """Return whether a step writes infinities into data.
 
-    They are data if a layer reads them. Otherwise -inf is a mask, and so is +inf for a minimum, or for a softmax
-    once it was negated.
+    They are data if a layer reads them. Otherwise -inf is a mask, and so is +inf for a minimum, or for a
+    softmax once it was negated.
 
     Example:
         >>> t = Trace()

@@ -34,11 +34,11 @@ _FED_BACK = 3
 
 @dataclass(eq=False)
 class _Origin:
-    """A line whose result was not finite although what it read was, or that writes a NaN into data.
+    """A line whose result was not finite although what it read was, or that writes NaN or +inf into data.
 
     Attributes:
         line: the line.
-        doubt: what is in doubt; None for a NaN that the script writes, which is where it wants to have it.
+        doubt: what is in doubt; None for what the script writes, which is where it wants to have it.
         alive: how many arrays with its NaN exist.
         rounds: how often its NaN was fed back into a line that it had passed.
     """
@@ -91,14 +91,15 @@ class Origins:
         line = users_line()
         if line is None:
             return
-        known = list(self.among(arguments))
+        nan = _flags(results)[0]
+        known = [bad for bad in self.among(arguments) if bad.origin.doubt or bad.nan or not nan]
         if known:
             first = known[0]
             first.origin.rounds += line in first.passed
             self._follow(results, first.origin, first.passed | {line})
             return
         origin = self._begun(line, name, replay, arguments, results)
-        if origin is None and _writes_nan(arguments):
+        if origin is None and _is_written(arguments):
             origin = _Origin(line)
         if origin is not None:
             self._follow(results, origin, frozenset((line,)))
@@ -116,9 +117,9 @@ class Origins:
         return None
 
     def placed(self, report: Report, arguments: Any) -> Report:
-        """Return the report on a call with bad arguments, with the line in which the script wrote a NaN."""
-        written = next((b.origin.line for b in self.among(arguments) if b.origin.doubt is None), None)
+        """Return the report on a call with bad arguments, with the line in which the script made them bad."""
         first, *others = report.findings
+        written = next((b.origin.line for b in self.among(arguments) if _wrote(b, first.kind)), None)
         if written is None or first.operation != "input":
             return report
         first = replace(first, place=written, around=lines_around(written), frames=(written,))
@@ -199,12 +200,23 @@ def _leaves(arguments: Any) -> list[Any]:
     return [getattr(leaf, "array", leaf) for leaf in jax.tree.leaves(arguments)]
 
 
-def _writes_nan(arguments: Any) -> bool:
-    """Return whether NaN is among the plain numbers of an operation, and not among its arrays."""
+def _wrote(bad: _Bad, kind: str) -> bool:
+    """Return whether an array is bad in this way ("nan" or "inf") because the script wrote that."""
+    return bad.origin.doubt is None and bad.nan == (kind == "nan")
+
+
+def _is_written(arguments: Any) -> bool:
+    """Return whether NaN or +inf is among the plain numbers of an operation, and not among its arrays.
+
+    -inf is a mask.
+    """
     leaves = _leaves(arguments)
     arrays = [leaf for leaf in leaves if isinstance(leaf, (jax.Array, np.ndarray)) and leaf.ndim]
     plain = [leaf for leaf in leaves if not any(leaf is array for array in arrays)]
-    return _flags(plain)[0] and not _flags(arrays)[0]
+    return any(
+        of_plain and not of_arrays
+        for of_plain, of_arrays in zip(_flags(plain)[:2], _flags(arrays)[:2], strict=True)
+    )
 
 
 def _flags(leaves: list[Any]) -> Flags:
