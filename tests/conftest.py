@@ -34,7 +34,7 @@ note_scale_read()
 # Programs that tests run in separate processes, not test modules.
 collect_ignore = [
     "pairs/blind", "pairs/eighth", "pairs/fifth", "pairs/fourth", "pairs/ninth", "pairs/second",
-    "pairs/seventh", "pairs/sixth", "pairs/third", "pairs/tuned", "pairs/within", "scripts",
+    "pairs/seventh", "pairs/sixth", "pairs/tenth", "pairs/third", "pairs/tuned", "pairs/within", "scripts",
 ]  # fmt: skip
 
 hypothesis.settings.register_profile(

@@ -24,6 +24,7 @@ SETS = (
     "seventh",
     "eighth",
     "ninth",
+    "tenth",
     "within",
 )
 KINDS = ("equivalent", "error")
