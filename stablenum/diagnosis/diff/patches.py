@@ -180,8 +180,8 @@ def laid_out(mine: Any, theirs: Any) -> Any:
 
 
 def _unlike(mine: Any, theirs: Any) -> tuple[float, int]:
-    """Return how far two arrays are apart, and how many entries only one of them masks: with few entries left,
-    also an array that is turned may agree in these."""
+    """Return how far two arrays are apart, and how many entries only one of them masks: with few entries
+    left, also an array that is turned may agree in these."""
     gap = _gap(mine, theirs)
     return (gap if gap > _CLOSE else 0.0), int((_kept(mine) != _kept(theirs)).sum())
 
