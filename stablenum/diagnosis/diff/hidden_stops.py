@@ -6,7 +6,7 @@ differences, is what the gradients of the two sides differ by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -93,19 +93,22 @@ class _Place(NamedTuple):
 
 def _unknown_stops(flow: Flow, other: Flow) -> Iterator[_Place]:
     """Yield the lines that end the flow at values that the other side never computes."""
-    stops = (flow.trace.steps[i] for i in sorted(flow.stops) if i in flow.steps)
-    return _by_line(
-        flow, other, (s for s in stops if any(flow.side.trained[i] and not flow.equals(i) for i in s.inputs))
-    )
+    unknown = [s for s in _ending(flow) if any(flow.side.trained[i] and not flow.equals(i) for i in s.inputs)]
+    return _by_line(flow, other, unknown)
 
 
 def _stops(flow: Flow, other: Flow) -> Iterator[_Place]:
     """Yield the lines that end the flow."""
-    return _by_line(flow, other, (flow.trace.steps[i] for i in sorted(flow.stops) if i in flow.steps))
+    return _by_line(flow, other, _ending(flow))
 
 
-def _by_line(flow: Flow, other: Flow, stops: Iterable[Step]) -> Iterator[_Place]:
-    ending = [s for s in stops if any(flow.side.trained[i] for i in s.inputs)]
+def _ending(flow: Flow) -> list[Step]:
+    """Return the steps that end the flow at values that parameters have a say in."""
+    stops = (flow.trace.steps[i] for i in sorted(flow.stops) if i in flow.steps)
+    return [s for s in stops if any(flow.side.trained[i] for i in s.inputs)]
+
+
+def _by_line(flow: Flow, other: Flow, ending: Sequence[Step]) -> Iterator[_Place]:
     for place in dict.fromkeys(s.place for s in ending):
         here = [s for s in ending if s.place == place]
         yield _Place([o for s in here for o in s.outputs], here[-1], _passing(flow, other, here))

@@ -28,7 +28,7 @@ class Values(NamedTuple):
         read: arrays that both sides read.
         names: the operations that computed the two.
         moved: whether the two sides part where they move entries.
-        flattened: whether each image is put in one row there.
+        flattened: whether each image is put in one row there, or values are put together.
     """
 
     mine: Any
