@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from stablenum_torch._diagnosis.diff.recurrent_cells import CELLS
+
 __all__ = ["FORMULAS", "decomposition_of"]
 
 _OPENED = frozenset({
@@ -135,6 +137,7 @@ def _of_shared_heads(gradient: Any, x: Any) -> Any:
 _OWN: dict[str, Callable[..., Any]] = {
     "convolution": _convolution,
     "_scaled_dot_product_flash_attention_for_cpu": _attention_on_cpu,
+    **CELLS,
 }
 
 # Kernels that have no float64, with the formulas that stand for them. A formula gives the first of a kernel's

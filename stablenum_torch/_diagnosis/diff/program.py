@@ -331,5 +331,17 @@ def _without_fused_rnn(around: Surroundings) -> Iterator[None]:
     recurrent = any(isinstance(m, nn.RNNBase) for top in around.modules.values() for m in top.modules())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of devices that are not there
-        with torch.backends.mkldnn.flags(enabled=False) if recurrent else contextlib.nullcontext():
+        with _without_fast_libraries() if recurrent else contextlib.nullcontext():
             yield
+
+
+@contextlib.contextmanager
+def _without_fast_libraries() -> Iterator[None]:
+    """Leave to PyTorch's own kernels what oneDNN and cuDNN would compute as one operation."""
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+    finally:
+        torch.backends.cudnn.enabled = before
