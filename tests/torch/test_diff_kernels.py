@@ -259,6 +259,58 @@ def test_weights_that_a_recurrent_kernel_returns_are_still_the_weights(other_ker
     assert report.ok, str(report)
 
 
+def weight_norm(v, g, dim=0):
+    """The kernel of CUDA: its norms have 24 bits, in float64 too."""
+    norm = v.flatten(1).norm(dim=1).float().to(v).view_as(g)
+    return v / norm * g, norm
+
+
+def weight_norm_backward(grad, v, g, norm, dim):
+    of_g = (grad * v).flatten(1).sum(1).view_as(g) / norm
+    return (grad - of_g * v / norm) * g / norm, of_g
+
+
+@pytest.fixture
+def rounding_kernel() -> Iterator[None]:
+    """The weight norm of CUDA, on the CPU."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl("_weight_norm_interface", weight_norm, "CPU", allow_override=True)
+        library.impl("_weight_norm_interface_backward", weight_norm_backward, "CPU", allow_override=True)
+    yield
+    library._destroy()
+
+
+def normed(*, by_torch: bool, device: str = "cpu") -> Any:
+    torch.manual_seed(0)
+    model = nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 6, 3)).to(device)
+    x = torch.randn(2, 4, 8).to(device)
+    gains, weights = model.parametrizations.weight.parameters()
+
+    def loss_fn(x: Tensor) -> Tensor:
+        if by_torch:
+            return model(x).square().mean()
+        weight = gains * weights / weights.square().sum((1, 2), keepdim=True).sqrt()
+        return nn.functional.conv1d(x, weight, model.bias).square().mean()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return stablenum_torch.program(loss_fn, x, model=model, optimizer=optimizer)
+
+
+def test_a_weight_norm_that_rounds_to_float32_is_the_same_as_one_written_out(rounding_kernel: None) -> None:
+    report = stablenum.diff(normed(by_torch=True), normed(by_torch=False))
+    assert report.ok, str(report)
+
+
+@pytest.mark.gpu
+def test_a_weight_norm_on_a_gpu_is_the_same_as_one_written_out() -> None:
+    left = normed(by_torch=True, device="cuda")
+    for device in ("cpu", "cuda"):
+        report = stablenum.diff(left, normed(by_torch=False, device=device))
+        assert report.ok, str(report)
+
+
 BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
 

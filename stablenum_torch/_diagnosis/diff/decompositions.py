@@ -134,14 +134,29 @@ def _of_shared_heads(gradient: Any, x: Any) -> Any:
     return gradient if same else gradient.unflatten(1, (x.shape[1], -1)).sum(2)
 
 
+def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+    norm = v.square().sum(_others(v, dim), keepdim=True).sqrt()
+    return v * (g / norm), norm
+
+
+def _weight_norm_backward(grad: Any, v: Any, g: Any, norm: Any, dim: int) -> Any:
+    of_g = (grad * v).sum(_others(v, dim), keepdim=True) / norm
+    return g / norm * (grad - v * (of_g / norm)), of_g
+
+
+def _others(v: Any, dim: int) -> list[int]:
+    return [axis for axis in range(v.dim()) if axis != dim % v.dim()]
+
+
 _OWN: dict[str, Callable[..., Any]] = {
     "convolution": _convolution,
     "_scaled_dot_product_flash_attention_for_cpu": _attention_on_cpu,
     **CELLS,
 }
 
-# Kernels that have no float64, with the formulas that stand for them. A formula gives the first of a kernel's
-# results; the others are kept for the backward pass, and have no say.
+# Kernels that have no float64, with the formulas that stand for them, and the weight norm, whose norms have only
+# 24 bits on CUDA. A formula gives the first of a kernel's results; the others are kept for the backward pass, and
+# have no say.
 FORMULAS: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_cudnn_attention": _efficient,
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
@@ -149,4 +164,6 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_weight_norm_interface": _weight_norm,
+    "_weight_norm_interface_backward": _weight_norm_backward,
 }
