@@ -154,9 +154,9 @@ _OWN: dict[str, Callable[..., Any]] = {
     **CELLS,
 }
 
-# Kernels that have no float64, with the formulas that stand for them, and the weight norm, whose norms have only
-# 24 bits on CUDA. A formula gives the first of a kernel's results; the others are kept for the backward pass, and
-# have no say.
+# Kernels that have no float64, with the formulas that stand for them, and the weight norm, whose norms have
+# only 24 bits on CUDA. A formula gives the first of a kernel's results; the others are kept for the backward
+# pass, and have no say.
 FORMULAS: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_cudnn_attention": _efficient,
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,

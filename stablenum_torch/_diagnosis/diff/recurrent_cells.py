@@ -6,6 +6,7 @@ hidden part of n; of an LSTM i, f, g and o.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ def _gates(product: Any, bias: Any, count: int) -> Any:
     return (product if bias is None else product + bias).chunk(count, dim=1)
 
 
-CELLS = {
+CELLS: dict[str, Callable[..., Any]] = {
     "_thnn_fused_gru_cell": _gru,
     "_thnn_fused_gru_cell_backward": _gru_backward,
     "_thnn_fused_lstm_cell": _lstm,
