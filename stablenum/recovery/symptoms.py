@@ -92,8 +92,8 @@ _WRONG = {
     ),
     "jumped": (
         SymptomCode.RUNAWAY_PARAMETER,
-        "the norm of 1 parameter more than doubled, by far more than it ever changed before",
-        "the norms of {} parameters more than doubled, by far more than they ever changed before",
+        "a norm more than doubled, by far more than it ever changed before",
+        "{} norms more than doubled, by far more than they ever changed before",
     ),
 }
 

@@ -56,8 +56,12 @@ class Findings:
         return [Finding(SymptomCode.NONFINITE_STATE, f"{are} not finite", _shown(bad, state))]
 
     def measures(self, state: PyTree) -> dict[str, Measures]:
-        """Return what is measured of each parameter; no moments if the optimizer is not known."""
+        """Return what is measured of each parameter and each layer's running statistics; no moments if the
+        optimizer is not known."""
         found = {name: Measures(norm) for (name, _), norm in _counted(_norms, _trained(state))}
+        found |= {
+            name: Measures(norm) for (name, _), norm in _counted(_root_mean_squares, _statistics(state))
+        }
         for (name, _), lowest in _counted(_lowest, _never_negative(state)):
             known = found.get(name, Measures(0.0))
             found[name] = known._replace(lowest=min(known.lowest, lowest))
@@ -89,6 +93,20 @@ def _trained(state: PyTree) -> list[tuple[str, Any]]:
         if name:
             found.setdefault(name, []).append((path_name(path), leaf))
     return [(name if len(of) == 1 else path, leaf) for name, of in found.items() for path, leaf in of]
+
+
+def _statistics(state: PyTree) -> list[tuple[str, tuple[Any, Any]]]:
+    """Return the running mean, if there is one, and variance of each layer, as flax names them."""
+    parameters = _parameters(state)
+    held = {path_name(path): leaf for path, leaf in _outside_optimizers(state)}
+    kept = [path for path in held if path.rpartition(".")[2] == "var" and not _divided(path, parameters)[1]]
+    return [
+        (
+            f"running statistics of {_short(path, parameters).removesuffix('.var')}",
+            (held.get(path.removesuffix("var") + "mean"), held[path]),
+        )
+        for path in kept
+    ]
 
 
 def _outside_optimizers(state: PyTree) -> list[tuple[Path, Any]]:
@@ -168,6 +186,16 @@ def _nan(leaves: list[Array]) -> Array:
 @jax.jit
 def _norms(leaves: list[Array]) -> Array:
     return jnp.stack([jnp.linalg.norm(jnp.abs(_wide(leaf)).ravel()).astype(jnp.float32) for leaf in leaves])
+
+
+@jax.jit
+def _root_mean_squares(pairs: list[tuple[Array | None, Array]]) -> Array:
+    """Return the root of the sum of mean**2 + variance, of each pair."""
+    squares = [
+        jnp.sum(jnp.maximum(_wide(v), 0)) + (0 if m is None else jnp.sum(jnp.square(_wide(m))))
+        for m, v in pairs
+    ]
+    return jnp.sqrt(jnp.stack([s.astype(jnp.float32) for s in squares]))
 
 
 @jax.jit

@@ -81,6 +81,24 @@ def test_a_parameter_that_is_overwritten_takes_the_run_back() -> None:
     assert event.symptom.names == ("last",)
 
 
+@pytest.mark.parametrize("change", [lambda x: 1e3 * x, lambda x: x + 1e3], ids=["scale", "offset"])
+def test_a_batch_that_only_running_statistics_keep_takes_the_run_back(change: Any) -> None:
+    state = {**first_state(), "batch_stats": {"norm": {"mean": jnp.zeros(4), "var": jnp.ones(4)}}}
+    recovery = stablenum_jax.Recovery(state, POLICY, data=batch_at)
+    hurt = False
+    for inputs, targets in recovery.batches(60):
+        seen = change(inputs) if recovery.step == 49 and not hurt else inputs
+        hurt = hurt or recovery.step == 49
+        kept = recovery.state["batch_stats"]["norm"]
+        new = {name: 0.9 * kept[name] + 0.1 * getattr(seen, name)(0) for name in ("mean", "var")}
+        state, _ = train_step(recovery.state, (inputs, targets))
+        recovery.state = {**state, "batch_stats": {"norm": new}}
+    event = only(recovery)
+    assert (event.symptom.code, event.symptom.step) == (SymptomCode.RUNAWAY_PARAMETER, 50)
+    assert event.symptom.names == ("running statistics of batch_stats.norm",)
+    assert recovery.state["batch_stats"]["norm"]["var"].max() < 10.0
+
+
 def norms_of(state: Any) -> dict[str, float]:
     return {name: measured.norm for name, measured in Findings(state).measures(state).items()}
 

@@ -111,6 +111,23 @@ def test_a_weight_that_is_overwritten_is_found_where_a_normalization_hides_it() 
     assert weight(training).abs().max() < 10.0
 
 
+@pytest.mark.parametrize("change", [lambda x: 1e3 * x, lambda x: x + 1e3], ids=["scale", "offset"])
+def test_a_batch_that_only_running_statistics_keep_is_found(change: Callable[[torch.Tensor], Any]) -> None:
+    training = plain_training()
+
+    def hurt(training: Training) -> None:
+        norm = training.model[1]  # type: ignore[index]
+        norm(change(torch.randn(16, norm.num_features)))
+
+    (event,) = training.run(
+        60, hurt=hurt, at=50, policy=dataclasses.replace(QUICK, runaway_steps=None)
+    ).events
+    names = ("running statistics of 1",)
+    assert (event.symptom.code, event.symptom.names) == (SymptomCode.RUNAWAY_PARAMETER, names)
+    assert event.symptom.step == 50
+    assert training.model[1].running_var.max() < 100.0  # type: ignore[index, union-attr, operator]
+
+
 def bad_rows(first: int, last: int, factor: float) -> Callable[[], Any]:
     rows = numbered()
 
