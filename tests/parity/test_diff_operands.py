@@ -190,6 +190,26 @@ def test_a_kernel_that_one_side_flips_is_named() -> None:
     assert "conv_general_dilated" in first.right.code
 
 
+def test_two_paddings_that_give_other_sizes_are_both_named() -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 4, 2, stride=2)
+    images = np.random.default_rng(0).normal(size=(2, 5, 5, 3)).astype(np.float32)
+    left = stablenum_torch.program(
+        lambda x: torch.sin(layer(x)).square().mean(), torch.tensor(images.transpose(0, 3, 1, 2)), model=layer
+    )
+    numbers = ("NHWC", "HWIO", "NHWC")
+
+    def loss(p: Any, x: Any) -> Any:
+        made = jax.lax.conv_general_dilated(x, p["kernel"], (2, 2), "SAME", dimension_numbers=numbers)
+        return jnp.mean(jnp.sin(made + p["bias"]) ** 2)
+
+    params = {"kernel": jnp.ones((2, 2, 3, 4)), "bias": jnp.zeros(4)}
+    report = stablenum.diff(left, stablenum_jax.program(loss, params, images))
+    assert (report.causes[0].code, report.causes[0].confirmed) == ("padding", True)
+    assert "padding (0, 0)" in report.causes[0].sentence
+    assert "padding (0, 1)" in report.causes[0].sentence
+
+
 # --- the same numbers in another order ---------------------------------------------------------------------
 
 

@@ -43,12 +43,12 @@ def by_window(scene: Scene) -> Cause | None:
     mine = _outputs(scene.left, here, scene.found.region_left)
     theirs = _outputs(scene.right, there, scene.found.region_right)
     # PyTorch has the spatial axes last, as the formulas have them.
-    side, start, shown = (scene.left, here, mine) if scene.left.program.framework == "torch" else (
-        scene.right, there, theirs)  # fmt: skip
+    side, start = (scene.left, here) if scene.left.program.framework == "torch" else (scene.right, there)
     a, b = ([s.prints[v] for v in values] for s, values in ((scene.left, mine), (scene.right, theirs)))
-    sizes = {x.shape[2:] for x in arrays_of(side, shown).values() if x.ndim > 2}
+    sizes = dict.fromkeys((*_sizes(scene.left, mine), *_sizes(scene.right, theirs)))
+    found_of = dict[str, tuple[list[Variant], list[Variant]]]()
     for code, variants in _families(side, start, sizes, names):
-        left, right = list[Variant](), list[Variant]()
+        left, right = found_of.setdefault(code, ([], []))
         for variant in variants:
             mark = fingerprint(variant.values)
             for found, prints in ((left, a), (right, b)):
@@ -76,6 +76,15 @@ def _cause(code: str, left: Variant, right: Variant) -> Cause:
         "Both were evaluated on what the operation reads; each gives its side's value.",
         confirmed=True,
     )
+
+
+def _sizes(side: Side, values: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    """Return the spatial sizes of arrays, whose channels PyTorch has first and JAX mostly last."""
+    for x in arrays_of(side, values).values():
+        if x.ndim > 2:
+            yield x.shape[2:]
+            if side.program.framework != "torch":
+                yield x.shape[1:-1]
 
 
 def _outputs(side: Side, start: Start, region: Iterable[Step]) -> list[int]:
