@@ -48,10 +48,15 @@ def location_of_optimizer(side: Side) -> Location | None:
 
 def _around(side: Side, start: Start) -> str:
     """Return the module that lacks an operation: the one whose code holds the line, since the line may call a
-    module of a library; that module if it makes what it reads there."""
-    step = start.step
+    module of a library; that module if it both makes and reads the value there."""
+    step, steps = start.step, side.trace.steps
     producer = None if start.value is None else side.trace.values[start.value].producer
-    if producer not in (None, step.index) and side.trace.steps[producer or 0].module == step.module:
+    if producer == step.index:
+        reads = (s for s in steps[producer + 1 :] if s.phase == step.phase and start.value in s.inputs)
+        inside = any(s.module == step.module for s in reads)
+    else:
+        inside = producer is not None and steps[producer].module == step.module
+    if inside:
         return step.module
     code = _code_of(step, start.place)
     modules = {s.module for s in side.trace.steps if _code_of(s) == code}
