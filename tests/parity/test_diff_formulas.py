@@ -312,3 +312,25 @@ def test_a_table_of_float32_stands_for_what_the_other_side_computes(factor: floa
     assert report.ok == (factor == 1.0), str(report)
     if report.ok:
         assert any("The left program holds in float32 what the right one computes" in n for n in report.notes)
+
+
+@pytest.mark.parametrize("base", [10000.0, 10010.0])
+def test_two_tables_that_differ_by_rounding_in_float32_are_taken_for_one(base: float) -> None:
+    """But those of another base are not."""
+    steps, even = torch.arange(9.0)[:, None], torch.arange(0, 8, 2)
+    angles = steps * torch.exp(even * (-np.log(10000.0) / 8))
+    table = torch.cat([angles.sin(), angles.cos()], 1)
+    exact = np.arange(9)[:, None] * base ** (-np.arange(0, 8, 2) / 8)
+    other = np.concatenate([np.sin(exact), np.cos(exact)], 1).astype(np.float32)
+    assert not np.array_equal(table.numpy(), other)
+    x, weight = (RNG.normal(size=size).astype(np.float32) for size in ((9, 8), (8, 8)))
+    model = nn.Linear(8, 8, bias=False)
+    model.weight.data = torch.tensor(weight.T.copy())
+    report = stablenum.diff(
+        stablenum_torch.program(
+            lambda x: torch.sin(9 * model(x + table)).sum(), torch.tensor(x), model=model
+        ),
+        stablenum_jax.program(lambda p, x: jnp.sum(jnp.sin(9 * ((x + other) @ p["w"]))), {"w": weight}, x),
+    )
+    assert report.ok == (base == 10000.0), str(report)
+    assert any("differ by float32's rounding" in note for note in report.notes) == report.ok

@@ -628,3 +628,23 @@ def test_the_order_of_a_patch_is_found_by_trial(axes: tuple[int, ...]) -> None:
     )
     report = stablenum.diff(left, in_jax(patches, arrays({"kernel": (12, 7), "bias": (7,)}), IMAGE))
     assert report.ok, str(report)
+
+
+def test_biases_that_the_other_side_stacks_lie_one_after_another() -> None:
+    """Their number divides their length, and is not the larger side of the stack."""
+    width = 6
+    left = of_modules(1, gate=nn.Linear(D, width), up=nn.Linear(D, width), down=nn.Linear(width, 1))
+
+    def body(m: Any, x: Any) -> Any:
+        return m["down"](torch.nn.functional.silu(m["gate"](x)) * m["up"](x))
+
+    def loss(p: Any, x: Any) -> Any:
+        gate, up = jnp.moveaxis(jnp.einsum("btd,dcf->btcf", x, p["wi"]) + p["bi"], 2, 0)
+        return jnp.mean(((jax.nn.silu(gate) * up) @ p["wd"] + p["bd"]) ** 2)
+
+    params = arrays({"wi": (D, 2, width), "bi": (2, width), "wd": (width, 1), "bd": (1,)})
+    report = stablenum.diff(
+        stablenum_torch.program(lambda x: body(left, x).square().mean(), torch.tensor(X), model=left),
+        stablenum_jax.program(loss, params, X),
+    )
+    assert report.ok, str(report)

@@ -202,7 +202,7 @@ def likeness(a: Sequence[str], b: Sequence[str]) -> float:
 def _cuts(whole: Use, parts: Sequence[Use], axis: int | None = None) -> list[Cut] | None:
     """Return how a parameter is cut into parts of these sizes; None if it cannot be."""
     shape = whole.shape
-    for i in _axes(shape, len(parts)) if axis is None else [axis]:
+    for i in _axes(shape, parts) if axis is None else [axis]:
         across = whole.size // max(shape[i], 1)
         lengths = [p.size // max(across, 1) for p in parts]
         if sum(lengths) != shape[i] or not all(lengths) or (len(shape) > 2 and len(set(lengths)) > 1):
@@ -227,8 +227,10 @@ def _cut_shape(shape: Sequence[int], cut: Cut) -> tuple[int, ...]:
     return tuple(cut.end - cut.begin if i == cut.axis else n for i, n in enumerate(shape))
 
 
-def _axes(shape: Sequence[int], count: int) -> list[int]:
-    """Return the axes along which an array may be put together, the most likely one first."""
-    exact = [i for i, n in enumerate(shape) if n == count and len(shape) > 2]
+def _axes(shape: Sequence[int], parts: Sequence[Use]) -> list[int]:
+    """Return the axes along which an array may be put together, the most likely one first: one that counts
+    the parts, if it is not one of theirs."""
+    own = len(shape) <= 2 and any(len(p.shape) == len(shape) for p in parts)
+    exact = [i for i, n in enumerate(shape) if n == len(parts) and len(shape) > 1 and not own]
     ends = [0, len(shape) - 1] if shape and (len(shape) < 2 or shape[0] >= shape[-1]) else [len(shape) - 1, 0]
     return list(dict.fromkeys([*exact, *(ends if shape else []), *range(len(shape))]))

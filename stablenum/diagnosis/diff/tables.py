@@ -3,12 +3,14 @@
 A schedule or the angles of a rotation are often computed once, in float64 or on another machine, and kept in
 float32. A program that computes them as it runs has them exactly in a float64 twin. The rounding of a table
 is no difference of the programs, and it is a million times what rounding does in float64. So a table that is
-the rounding of what the other side computes is replaced by that.
+the rounding of what the other side computes is replaced by that. If both sides hold the table, one may have
+been computed in float32: two tables are taken for one if they differ by a few units in the last place of
+their largest entry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,9 +25,14 @@ from stablenum.diagnosis.replay.trace import Value
 __all__ = ["with_exact_tables"]
 
 _ROUNDING = 2.0**-24
+_UNITS = 8  # a sine or a root of a product that was rounded is off by some
 _LEAST, _MOST = 3, 2**16
 _MOST_IN_ALL = 2**22
 _NOTE = "The {} program holds in float32 what the {} one computes{}: compared as if it were exact."
+_ALIKE = (
+    "A table of the {} program and one of the {} one{} differ by float32's rounding: compared as if they "
+    "were one table."
+)
 
 
 def with_exact_tables(comparison: Comparison) -> Comparison:
@@ -35,16 +42,20 @@ def with_exact_tables(comparison: Comparison) -> Comparison:
         return comparison
     notes = comparison.notes
     for name in ("left", "right"):
-        values, line = _exact(comparison, name)
-        if values:
-            comparison = comparison.with_values(name, values)
-            notes = (*notes, _NOTE.format(name, OTHER[name], line))
+        for note, alike in ((_NOTE, _rounds_to), (_ALIKE, _rounds_alike)):
+            values, line = _exact(comparison, name, alike)
+            if values:
+                comparison = comparison.with_values(name, values)
+                notes = (*notes, note.format(name, OTHER[name], line))
     comparison.notes = notes
     return comparison
 
 
-def _exact(comparison: Comparison, name: str) -> tuple[Mapping[int, Any], str]:
-    """Return the exact numbers of the tables of a side, and the line at which the first one is computed."""
+def _exact(
+    comparison: Comparison, name: str, alike: Callable[[Any, Any], bool]
+) -> tuple[Mapping[int, Any], str]:
+    """Return the other side's numbers for the tables of a side that are like them, and the line at which the
+    first one is made."""
     side, other = comparison.side(name), comparison.side(OTHER[name])
     wanted = list(_room(side, (v for v in _telling(comparison, name) if not side.trained[v])))
     free = _without_data(other)
@@ -56,7 +67,7 @@ def _exact(comparison: Comparison, name: str) -> tuple[Mapping[int, Any], str]:
     for value, array in arrays_of(side, wanted).items():
         if _follows(side, value, found) or not _is_rounded(array):
             continue
-        source = next((v for v, a in computed.items() if _rounds_to(a, np.ravel(array))), None)
+        source = next((v for v, a in computed.items() if alike(a, np.ravel(array))), None)
         if source is not None:
             found[value] = _in_order(computed[source], array)
             line = line or _line_of(other, source)
@@ -122,8 +133,21 @@ def _rounds_to(exact: Any, rounded: Any) -> bool:
     return bool((np.abs(a - b) <= _ROUNDING * np.abs(a)).all()) and not np.array_equal(a, b)
 
 
+def _rounds_alike(one: Any, other: Any) -> bool:
+    """Return whether two tables of float32, in whatever order, are the same but for its rounding."""
+    if one.size != other.size or not _is_rounded(one):
+        return False
+    a, b = np.sort(one), np.sort(other)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(a - b) <= _UNITS * _ROUNDING * np.abs(a).max()
+    return bool(near.all()) and not np.array_equal(a, b)
+
+
 def _in_order(exact: Any, array: Any) -> Any:
-    """Return the exact numbers in the order of their roundings."""
+    """Return the exact numbers in the order of their roundings, which is their own if it fits."""
+    as_they_lie = exact.reshape(array.shape)
+    if np.allclose(as_they_lie, array, rtol=0.0, atol=_UNITS * _ROUNDING * np.abs(array).max()):
+        return as_they_lie
     found = np.empty(array.size, np.float64)
     found[np.argsort(np.ravel(array), kind="stable")] = np.sort(exact)
     return found.reshape(array.shape)
