@@ -25,6 +25,7 @@ SETS = (
     "eighth",
     "ninth",
     "tenth",
+    "eleventh",
     "within",
 )
 KINDS = ("equivalent", "error")
