@@ -7,6 +7,7 @@ up to the one after which it began, however far the host is ahead of the device,
 from __future__ import annotations
 
 import logging
+import math
 import platform
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -196,11 +197,32 @@ def in_background(state: GuardState) -> bool:
 
 
 def _settings_of(optimizer: Optimizer) -> dict[str, Any]:
-    """Return an optimizer's class and the settings of its first group that are plain values."""
-    group = optimizer.param_groups[0]
-    plain = {k: v for k, v in group.items() if isinstance(v, (bool, int, float, str)) or v is None}
-    several = {k: list(v) for k, v in group.items() if isinstance(v, tuple) and _are_numbers(v)}
-    return {"class": type(optimizer).__name__} | plain | several
+    """Return an optimizer's class and the settings of its groups that are plain values.
+
+    A setting that is not the same in all groups is an object with the list ``by_group``; None stands for a
+    group without a plain value.
+    """
+    groups = [_plain_settings(group) for group in optimizer.param_groups]
+    names = dict.fromkeys(name for group in groups for name in group)
+    merged = {name: _merged([group.get(name) for group in groups]) for name in names}
+    return {"class": type(optimizer).__name__} | merged
+
+
+def _merged(values: list[Any]) -> Any:
+    return values[0] if all(value == values[0] for value in values) else {"by_group": values}
+
+
+def _plain_settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {k: _in_json(v) for k, v in group.items() if isinstance(v, (bool, int, float, str)) or v is None}
+    several = {
+        k: [_in_json(x) for x in v] for k, v in group.items() if isinstance(v, tuple) and _are_numbers(v)
+    }
+    return plain | several
+
+
+def _in_json(value: Any) -> Any:
+    """Return a plain value, a number that is not finite by its name."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _are_numbers(values: tuple[Any, ...]) -> bool:

@@ -288,6 +288,26 @@ def test_where_a_schedule_stands_is_no_difference_between_runs(tmp_path):
     assert differing(first, other, path=tmp_path) == ["optimizer: lr", "optimizer: initial_lr"]
 
 
+def by_group(*values: Any) -> dict[str, Any]:
+    return {"class": "AdamW", "lr": {"by_group": list(values)}}
+
+
+def test_a_difference_in_a_later_parameter_group_is_marked(tmp_path):
+    for name, other in (("groups", by_group(3e-3, 3e-4)), ("one", {"class": "AdamW", "lr": 3e-3})):
+        (tmp_path / name).mkdir()
+        found = differing(by_group(3e-3, 3e-7), other, path=tmp_path / name)
+        assert found == ["optimizer: lr"]
+
+
+def test_settings_by_group_name_the_groups(tmp_path):
+    run = run_of(tmp_path, [record(0)], optimizer=by_group(3e-3, 3e-3, 1e-3, None, 3e-3))
+    text = text_of(settings_table([run]))
+    assert "0.003 (groups 0 to 1); 0.001 (group 2); None (group 3); 0.003 (group 4)" in text
+    (tmp_path / "b").mkdir()
+    betas = run_of(tmp_path / "b", [record(0)], optimizer=by_group([0.9, 0.999], [0.8, 0.9]))
+    assert "0.9, 0.999 (group 0); 0.8, 0.9 (group 1)" in text_of(settings_table([betas]))
+
+
 def test_numbers_among_the_settings_are_rounded(tmp_path):
     optimizer = {"class": "AdamW", "lr": 3 * 1e-4, "betas": [0.9, 1 - 0.001], "eps": 1e-8, "fused": True}
     settings = {"clip": [CLIP | {"max_norm": 0.1 + 0.2}], "max_scale": 2.0**24}

@@ -92,6 +92,34 @@ def test_the_header_has_settings_optimizer_and_versions(path):
     assert header["versions"]["torch"] == torch.__version__
 
 
+def header_of(path: Path, groups: list[dict[str, Any]], kind: Any = torch.optim.AdamW) -> dict[str, Any]:
+    """Return what the header says about an optimizer of these parameter groups."""
+    model = model_of()
+    parts = [{"params": list(model[2 * i].parameters())} | group for i, group in enumerate(groups)]
+    opt = st.wrap(kind(parts, lr=1e-2), names=model, log=path)
+    trained(model, opt, range(1))
+    header = parsed(path.read_text().splitlines()[0])
+    assert isinstance(header, dict)
+    return header["optimizer"]
+
+
+def test_settings_that_differ_between_groups_are_written_by_group(path):
+    written = header_of(path, [{"lr": 3e-3, "name": "body"}, {"lr": 3e-7, "betas": (0.8, 0.9)}])
+    assert written["lr"] == {"by_group": [3e-3, 3e-7]}
+    assert written["betas"] == {"by_group": [[0.9, 0.999], [0.8, 0.9]]}
+    assert written["name"] == {"by_group": ["body", None]}
+    assert (written["class"], written["eps"], written["weight_decay"]) == ("AdamW", 1e-8, 1e-2)
+
+
+def test_a_setting_that_all_groups_share_is_written_once(path):
+    assert header_of(path, [{}, {}])["lr"] == 1e-2
+
+
+def test_a_setting_that_is_not_finite_is_written_by_its_name(path):
+    written = header_of(path, [{"lr": 0.0}, {"lr": math.inf}], torch.optim.SGD)
+    assert written["lr"] == {"by_group": [0.0, "inf"]}
+
+
 def test_a_log_changes_nothing_in_the_training(path):
     ends = []
     for log in (None, path):

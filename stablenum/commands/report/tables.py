@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from itertools import groupby
 from typing import Any
 
 from stablenum.commands.run_plots.undone import skipped_undone, undone_phrases
@@ -171,9 +172,19 @@ def _text(value: object) -> str:
     if isinstance(value, Mapping) and "rule" in value:
         fields = ", ".join(f"{name}={_text(field)}" for name, field in value.items() if name != "rule")
         return f"{value['rule']}({fields})"
+    if isinstance(value, Mapping) and isinstance(value.get("by_group"), list):
+        return "; ".join(_groups(value["by_group"]))
     if isinstance(value, list):
         return ", ".join(map(_text, value))
     return _number(value) if isinstance(value, float) else str(value)
+
+
+def _groups(values: Sequence[object]) -> Iterator[str]:
+    """Yield each value with the parameter groups in a row that have it."""
+    last = -1
+    for text, same in groupby(map(_text, values)):
+        first, last = last + 1, last + sum(1 for _ in same)
+        yield f"{text} (group {first})" if first == last else f"{text} (groups {first} to {last})"
 
 
 def _number(value: float) -> str:
