@@ -251,6 +251,11 @@ RISKS = {
 }  # fmt: skip
 
 
+def test_a_gradient_that_is_0_by_construction_is_called_harmless() -> None:
+    (risk,) = risks_of(RISKS["below eps"][0])
+    assert "a bias in front of a batch norm, is harmless and may be left out" in risk.remedy
+
+
 @pytest.mark.parametrize("case", list(RISKS))
 def test_each_risk_rule_names_its_cause(case: str) -> None:
     bad, cause, severity = RISKS[case]

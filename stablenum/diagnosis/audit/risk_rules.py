@@ -261,7 +261,8 @@ def _below_eps(row: Row) -> Risk | None:
         what=f"{row.name}: sqrt(v) is below eps={row.law.eps:g} in {part:.0%} of the elements: eps "
         "determines their update, which is smaller than lr",
         remedy="lower eps well below sqrt(v), with a float32 state; "
-        "raise the loss scale if gradients underflow",
+        "raise the loss scale if gradients underflow. A parameter whose gradient is 0 by construction, "
+        "as a bias in front of a batch norm, is harmless and may be left out",
     )
 
 
