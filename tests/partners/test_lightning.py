@@ -265,21 +265,24 @@ def test_ranks_that_lightning_starts_skip_together(tmp_path):
 def test_the_recipes_batches_are_all_given_in_every_epoch():
     page = (ROOT / "docs" / "recipes" / "lightning.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"^class Batches:\n.*?(?=^class )", page, re.S | re.M)
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"torch": torch}
     exec(compile(text, "<documentation>", "exec"), names)
     batches, trainer = data(), trainer_of(max_epochs=3)
     trainer.fit(module_of(), names["Batches"](batches))
     assert trainer.global_step == 3 * len(batches)
 
 
+def recipe_of_a_restart() -> str:
+    page = (ROOT / "docs" / "recipes" / "lightning.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    (program,) = [block for block in blocks if "faults = [33]" in block]
+    return program.partition("assert attempt")[0]
+
+
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # of the first attempt
 @pytest.mark.parametrize("asks", [False, True], ids=["", "estimated_stepping_batches"])
 def test_the_recipes_restart_ends_bit_equal_to_the_run_without_the_fault(asks, capsys):
-    page = (ROOT / "docs" / "recipes" / "lightning.md").read_text(encoding="utf-8")
-    (program,) = [
-        block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "faults = [33]" in block
-    ]
-    program = program.partition("assert attempt")[0]
+    program = recipe_of_a_restart()
     if asks:  # to size a schedule, before Lightning loads the position of a loader
         sized = "OneCycleLR(optimizer, 0.01, self.trainer.estimated_stepping_batches)"
         program = program.replace(
@@ -299,3 +302,32 @@ def test_the_recipes_restart_ends_bit_equal_to_the_run_without_the_fault(asks, c
         assert names["attempt"] == (faults == "faults = [33]")
     assert "Training stopped: 8 step(s) in a row" in capsys.readouterr().out
     assert same_bits(*states)
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # of the first attempt
+@pytest.mark.parametrize("window", [1, 4])
+@pytest.mark.parametrize("fault", [3, 47], ids=["from the end of an epoch", "from within an epoch"])
+def test_the_recipes_restart_goes_on_in_the_order_of_a_second_epoch(window, fault):
+    # In windows of 4 there are 15 steps an epoch; with the checkpoint of step 15, 20...
+    program = recipe_of_a_restart().replace("max_epochs=1", f"max_epochs=2, accumulate_grad_batches={window}")
+    program = program.replace("if batch_idx in faults", "if self.current_epoch == 1 and batch_idx in faults")
+    program = program.replace("every_n_train_steps=10", "every_n_train_steps=5")
+    program = program.replace("max_skips_in_a_row=8", "max_skips_in_a_row=2")
+    states = []
+    for faults in (f"faults = [{fault}]", "faults = []"):
+        torch.manual_seed(0)
+        names: dict[str, Any] = {"__name__": "example"}
+        exec(compile(program.replace("faults = [33]", faults), "<documentation>", "exec"), names)
+        trainer = names["trainer"]
+        states.append(whole_state(trainer.lightning_module, trainer.optimizers[0]))
+        assert names["attempt"] == (faults != "faults = []")
+        assert trainer.global_step == 120 / window
+        assert all(count % window == 0 for count in batches_before(names["folder"]))
+    assert same_bits(*states)
+
+
+def batches_before(folder: Path) -> list[int]:
+    """Return how many batches of an epoch each checkpoint of a folder has behind it."""
+    saved = [torch.load(file, weights_only=False) for file in folder.glob("*.ckpt")]
+    loops = [state["loops"]["fit_loop"]["epoch_loop.batch_progress"] for state in saved]
+    return [progress["current"]["ready"] for progress in loops]
