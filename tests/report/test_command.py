@@ -53,6 +53,14 @@ def test_steps_that_were_undone_are_counted(log):
     assert "3 steps undone by a restart, of which 1 was skipped" in on_terminal(log, 150)
 
 
+def test_settings_that_differ_are_told_in_the_terminal(log):
+    lr = {"by_group": [3e-3, 3e-7]}
+    other = log_of(log.with_name("other.jsonl"), [record(0)], optimizer={"class": "AdamW", "lr": lr})
+    said = "optimizer: lr differs: run.jsonl: 0.0003 other.jsonl: 0.003 (group 0); 3e-07 (group 1)"
+    assert report(log, other)[1].endswith(f"other.jsonl (1 steps, 0 skipped) {said}")
+    assert "differs" not in report(log)[1]
+
+
 WHY = Rewind("reported", 1, 2, "smoke came out", "Attempt 1: batches 1 to 102 of epoch 0 left out")
 
 

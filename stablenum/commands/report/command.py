@@ -10,6 +10,7 @@ from rich.console import Console
 
 from stablenum.commands.outputs import check_target, write
 from stablenum.commands.report.page import as_html, is_own
+from stablenum.commands.report.tables import differences
 from stablenum.commands.report.watch import begun, watched
 from stablenum.commands.run_plots.undone import rewind_sentence, undone_phrases
 from stablenum.files import write_text
@@ -48,6 +49,8 @@ def report(
     _rename(runs, logs)
     write(target, lambda path: write_text(path, as_html(runs)), "--html")
     typer.echo(f"{target}: {', '.join(_about(run) for run in runs)}")
+    for line in differences(runs):
+        typer.echo(f"  {line}")
     for run in runs:
         for rewind in run.events:
             typer.echo(f"  {f'{run.name}: ' if len(runs) > 1 else ''}{rewind_sentence(rewind)}")

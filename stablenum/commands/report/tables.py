@@ -12,7 +12,7 @@ from stablenum.commands.run_plots.undone import skipped_undone, undone_phrases
 from stablenum.guard.reasons import EXPLANATIONS, NO_PARAMETER, Reason
 from stablenum.runlog.reading import Run
 
-__all__ = ["rewinds_table", "settings_table", "skips_table", "summary", "worst_table"]
+__all__ = ["differences", "rewinds_table", "settings_table", "skips_table", "summary", "worst_table"]
 
 _MOST = 12  # parameters
 
@@ -137,16 +137,29 @@ def _worst(run: Run, *, named: bool) -> Iterator[str]:
 
 def settings_table(runs: Sequence[Run]) -> str:
     """Return a table of settings and versions with a column for each run; rows that differ are marked."""
-    columns = [dict(_flat(run.header)) for run in runs]
-    keys = list(dict.fromkeys(key for column in columns for key in column))
     rows = []
-    for key in keys:
-        values = [column.get(key, "") for column in columns]
-        differs = ' class="differs"' if len({_compared(column, key) for column in columns}) > 1 else ""
+    for key, values, differs in _settings(runs):
         cells = "".join(f"<td><code>{escape(value)}</code></td>" for value in values)
-        rows.append(f'<tr{differs}><th scope="row">{escape(key)}</th>{cells}</tr>')
+        mark = ' class="differs"' if differs else ""
+        rows.append(f'<tr{mark}><th scope="row">{escape(key)}</th>{cells}</tr>')
     names = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
     return _table(f"<tr><th></th>{names}</tr>", rows, kind="settings")
+
+
+def differences(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield lines for a terminal: each setting or version in which the runs differ, and its value in each."""
+    for key, values, differs in _settings(runs):
+        if differs:
+            yield f"{key} differs:"
+            yield from (f"  {run.name}: {value or '-'}" for run, value in zip(runs, values, strict=True))
+
+
+def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[str], bool]]:
+    """Yield each setting's name, its value in each run, and whether the runs differ in it."""
+    columns = [dict(_flat(run.header)) for run in runs]
+    for key in dict.fromkeys(key for column in columns for key in column):
+        differs = len({_compared(column, key) for column in columns}) > 1
+        yield key, [column.get(key, "") for column in columns], differs
 
 
 def _compared(column: Mapping[str, str], key: str) -> str:
