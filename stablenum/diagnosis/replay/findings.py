@@ -11,7 +11,7 @@ from stablenum.diagnosis.replay.constants import infinite_constant, infinite_in,
 from stablenum.diagnosis.replay.operations import ANSWERING, MOVING, SELECTING
 from stablenum.diagnosis.replay.patterns import by_hand, is_squared, lost_number, rows_of
 from stablenum.diagnosis.replay.source_files import lines_around, package_of
-from stablenum.diagnosis.replay.trace import Step, Trace
+from stablenum.diagnosis.replay.trace import Step, Trace, Value
 from stablenum.diagnosis.replay.upstream import Upstream, upstream_of
 from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
 from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_healed, is_selected, reads_data
@@ -285,12 +285,30 @@ def _splits(step: Step, value: int, before: Step | None) -> bool:
     return whole or (before is not None and step.place == before.place)
 
 
+def _shown(trace: Trace, value: Value) -> Step | None:
+    """Return the step whose line is shown for a value from outside: that which brought it, if it is known and
+    the line is the user's own, or else that which first computes with it."""
+    reader = _reader(trace, value.id)
+    known = [s for s in (value.entrance, reader) if s is not None and s.place is not None]
+    own = [s for s in known if s.place is not None and not package_of(s.place.file)]
+    return next(iter(own + known), reader)
+
+
+def _own_part(step: Step | None, *, entrance: bool) -> tuple[Place | None, tuple[Place, ...]]:
+    """Return the line and the call stack of a step; of one that brings data, down to the user's own code."""
+    if step is None:
+        return None, ()
+    own = [i for i, place in enumerate(step.frames, 1) if not package_of(place.file)]
+    frames = step.frames[: own[-1]] if entrance and own else step.frames
+    return (frames[-1] if entrance and own else step.place), frames
+
+
 def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None) -> Finding:
     """Return the finding to show for an origin."""
     step = origin.step
     if step is None:
-        # A value from outside has no line, so the line that first computes with it is shown.
-        reader = _reader(trace, origin.value.id)
+        reader = _shown(trace, origin.value)
+        place, frames = _own_part(reader, entrance=reader is origin.value.entrance)
         stats = origin.value.stats
         number = origin.value.role in ("input", "constant") and stats is not None and stats.size == 1
         return Finding(
@@ -298,10 +316,11 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
             phase="before",
             kind=origin.kind,
             name=origin.value.name,
+            maker="" if origin.placed else origin.value.maker,
             module=reader.module if reader else "",
-            place=reader.place if reader else None,
-            around=lines_around(reader.place) if reader and reader.place else (),
-            frames=reader.frames if reader else (),
+            place=place,
+            around=lines_around(place) if place else (),
+            frames=frames,
             outputs=(stats,) if stats else (),
             placed=origin.placed,
             constant=infinite_in(stats.dtype) if stats and number and stats.posinf else "",

@@ -330,6 +330,8 @@ _MAKERS = {
     "sqrt": "keep the argument at or above 0",
     "power": "raise only numbers above 0 to a fraction; keep 0 away from negative exponents",
     "exp": "subtract the largest number first, as in a softmax (x - x.max()), or clip the argument",
+    "DataLoader": "the values were made in a worker process, which is not watched: with num_workers=0 the "
+    "report names the line that made them",
 }
 _MAKERS |= {"log10": _MAKERS["log"], "log2": _MAKERS["log"], "true_divide": _MAKERS["divide"]}
 

@@ -27,6 +27,8 @@ class Value:
         name: for a value from outside, a parameter's name or a path into the arguments.
         stats: the statistics, which are kept for values that are not finite and for the inputs of the steps
             that made them.
+        maker: for a value from outside, what is known to have made it.
+        entrance: for a value from outside, the step that brought it, if it is known.
     """
 
     id: int
@@ -37,6 +39,8 @@ class Value:
     role: str = ""
     name: str = ""
     stats: TensorStats | None = None
+    maker: str = ""
+    entrance: Step | None = None
 
     @property
     def inf(self) -> bool:

@@ -26,6 +26,7 @@ from stablenum_torch._diagnosis.replay.graph import nodes_below
 from stablenum_torch._diagnosis.replay.in_float32 import finite_in_float32
 from stablenum_torch._diagnosis.replay.kept_arguments import KeptArguments
 from stablenum_torch._diagnosis.replay.labels import check_labels, is_index_error, without_valid_target
+from stablenum_torch._diagnosis.replay.loaders import brings_storage, takes_from_workers
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
 from stablenum_torch._diagnosis.replay.naming import operation_name
 from stablenum_torch._diagnosis.replay.schemas import (
@@ -256,10 +257,16 @@ class Recorder(TorchDispatchMode):
         if operation.each and before.written:
             self._record_each(operation, context, before, call, outputs)
             return
+        if brings_storage(operation, *call):
+            step = self._add(operation, context, before.inputs, (), (), call, set())
+            self.values.note_entrance(before.written, step)
+            return
         flags = self._output_flags(operation, before, outputs)
         step = self._add(operation, context, before.inputs, outputs, flags, call, written_ids)
         if operation.name == "where":
             self._join_logdet(step, outputs)
+        if takes_from_workers(operation, call[0]):
+            self.values.taking = step
         news = not all(flag == CLEAN for flag in flags)
         if (step.phase == "forward" and (makes_node or self._below)) or (step.phase != "backward" and news):
             self.kept.keep(step, before.inputs, tensors_in(call), before.clones)

@@ -9,6 +9,7 @@ from torch import Tensor
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
 from stablenum_torch._diagnosis.replay.collectives import local_of
 from stablenum_torch._diagnosis.replay.flags import bad_positions, flags_of, stats_of
+from stablenum_torch._diagnosis.replay.loaders import WORKER, is_from_worker
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
 from stablenum_torch._diagnosis.replay.tensor_memory import Memory, Storage, is_freed, view_key
 
@@ -26,11 +27,13 @@ class TensorValues:
     Attributes:
         leaves: parameters that were seen, by id.
         memory: the storages that were seen.
+        taking: the last step that took a batch from a loader with workers.
     """
 
     def __init__(self, trace: Trace, snapshot: Snapshot, names: dict[int, tuple[str, str]]) -> None:
         self.leaves: dict[int, Tensor] = {}
         self.memory = Memory()
+        self.taking: Step | None = None
         self._parts: list[Tensor] = []  # of DTensors; they are kept, so that their ids stay theirs
         self._trace, self._snapshot, self._names = trace, snapshot, names
 
@@ -70,15 +73,24 @@ class TensorValues:
     def _from_outside(self, tensor: Tensor, storage: Storage, role: str = "") -> Value:
         self.note_leaf(tensor)
         role, name = self._names.get(id(tensor), (role, ""))
+        known = next((self._trace.values[v] for v, _ in storage.views.values()), None)
         if not role:
-            known = next((self._trace.values[v] for v, _ in storage.views.values()), None)
             leaf = tensor.requires_grad and not tensor._is_view() and tensor.is_leaf
             role, name = (known.role, known.name) if known else ("parameter" if leaf else "input", "")
         flags = flags_of(tensor)
         stats = stats_of(tensor, name=name, at=bad_positions(tensor)) if any(flags) else None
         value = self._trace.values[self._trace.add_value(flags=flags, role=role, name=name, stats=stats)]
         storage.views[view_key(tensor)] = (value.id, storage.epoch)
+        value.entrance = known.entrance if known else None
+        if any(flags) and role == "input" and is_from_worker(tensor):
+            value.maker, value.entrance = WORKER, self.taking or value.entrance
         return value
+
+    def note_entrance(self, tensors: Sequence[Tensor], step: Step) -> None:
+        """Note the step that brought tensors from outside, of whose memory nothing may be known yet."""
+        for value in map(self.of, tensors):
+            if value.producer is None:
+                value.entrance = value.entrance or step
 
     def forget_good(self) -> None:
         """Forget all tensors but those that are not finite: while nothing is recorded, the others change."""
