@@ -198,6 +198,21 @@ def test_what_updates_differ_by_names_the_cause(
     assert code_of(change, sgd, *names) == code
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_entries_that_one_side_clips_by_value_are_named(side: str) -> None:
+    def clipped(p: Any, g: Any) -> Any:
+        return -0.1 * (np.clip(g, -0.4, 0.4) + 0.05 * p)
+
+    def plain(p: Any, g: Any) -> Any:
+        return -0.1 * (g + 0.05 * p)
+
+    given = updates(*((clipped, plain) if side == "left" else (plain, clipped)))
+    found = cause_of_updates(given, ("clamp",), ([0.05, 0.4, 0.1], [0.05, 0.1]))
+    assert found is not None
+    assert found[:2] == ("clip_missing", f"only the {side} side clips each entry of the gradients, to 0.4.")
+    assert cause_of_updates(given, (), ([0.05, 0.4, 0.1], [0.05, 0.1])) is None
+
+
 def test_parameters_that_are_zero_show_no_decay_on_either_side() -> None:
     rates = (0.01, 0.0001)
     found = []

@@ -81,6 +81,7 @@ def cause_of_updates(
     unlike = [u for u in updates if not _equal(u.left, u.right)]
     known = _Known(names, numbers, clips)
     found = _decay(updates, unlike) or _standstill(unlike) or _each_clipped(unlike, known)
+    found = found or _by_value(unlike, known)
     return found or (_of_laws(updates, unlike, known) if unlike else None)
 
 
@@ -168,6 +169,24 @@ def _each_clipped(unlike: Sequence[Update], known: _Known) -> tuple[str, str, st
         "one side clips each tensor by itself.",
         f"The gradients on the right are {min(ratios):.4g} to {max(ratios):.4g} times those on the left.",
     )
+
+
+def _by_value(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] | None:
+    """One side clips each entry of the gradients to a number of the program, before an update that is linear
+    in them."""
+    largest = max((float(np.abs(u.gradient).max()) for u in unlike if u.gradient.size), default=0.0)
+    for limit in sorted(n for n in known.every if 0.0 < n < largest) if known.clip_named else ():
+        cut = [np.clip(u.gradient, -limit, limit) - u.gradient for u in unlike]
+        factors = [_ratio(u.left - u.right, c) for u, c in zip(unlike, cut, strict=True)]
+        told = [f for f in factors if f is not None]
+        if len(told) == len(factors) and max(told) - min(told) <= 1e-6 * max(map(abs, told)):
+            side = "left" if told[0] < 0 else "right"
+            return (
+                "clip_missing",
+                f"only the {side} side clips each entry of the gradients, to {limit:.6g}.",
+                "The two updates differ by a multiple of what that cuts off.",
+            )
+    return None
 
 
 def _equal(a: Any, b: Any) -> bool:
