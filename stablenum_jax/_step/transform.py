@@ -32,7 +32,7 @@ from stablenum_jax._trees.leaves import (
 from stablenum_jax._trees.models import parameters, watched_parameters
 from stablenum_jax._trees.names import names_id_of, path_name, register_names
 from stablenum_jax._trees.settings import register_settings
-from stablenum_jax._trees.state import GuardOptState, has_guard
+from stablenum_jax._trees.state import GuardOptState, has_guard, told_of_another_state
 
 __all__ = ["chain", "check_axis_name", "check_named_once", "guard"]
 
@@ -261,7 +261,8 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
         TypeError: an argument is not an optax transformation.
         ValueError: from ``init``: not exactly one guard, or not in the first transformation. From
             ``update``: the optimizer changes the structure of its state; ``params`` is missing for
-            ``AdaptiveGradClip``, or the learning rate for ``ClipUpdateRMS``.
+            ``AdaptiveGradClip``, or the learning rate for ``ClipUpdateRMS``; the update failed, and the state
+            is that of another optimizer.
         NonFiniteError: from ``update`` called eagerly: the guard has halted the training.
 
     Example:
@@ -295,6 +296,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
             return inner.update(updates, state, params, **extra)  # the driver around it does the rest
         if current_mode() is None:
             plain_update.check()
-        return guarded_update(inner, params, state, updates, extra, add=None)
+        with told_of_another_state(inner, params, state):
+            return guarded_update(inner, params, state, updates, extra, add=None)
 
     return optax.GradientTransformationExtraArgs(init, update)

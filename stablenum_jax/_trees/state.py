@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -27,6 +28,7 @@ __all__ = [
     "numbered_guards",
     "places_in_windows",
     "replace_guard",
+    "told_of_another_state",
 ]
 
 PyTree: TypeAlias = Any
@@ -197,3 +199,34 @@ def loss_scale(opt_state: PyTree) -> jax.Array:
         Array(65536., dtype=float32)
     """
     return guard_state(opt_state).loss_scale.scale
+
+
+@contextmanager
+def told_of_another_state(
+    tx: optax.GradientTransformation, params: PyTree, opt_state: PyTree
+) -> Iterator[None]:
+    """Say so if an update fails inside because the state is that of another optimizer: optax does not.
+
+    Raises:
+        ValueError: the update failed, and ``opt_state`` is not made of the parts that ``tx.init`` gives.
+    """
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError) as error:
+        if params is None:
+            raise
+        own, given = _kinds(jax.eval_shape(tx.init, params)), _kinds(opt_state)
+        if own == given:
+            raise
+        raise ValueError(
+            f"opt_state must be that of this optimizer, {own}; got {given}. Where a clip or another part of "
+            "the optimizer was replaced by the guard, move over the states of the parts that stay, as in "
+            "(tx.init(params)[0], old[1])."
+        ) from error
+
+
+def _kinds(node: object) -> str:
+    """Return the names of the states in a chain's state."""
+    if isinstance(node, tuple) and not hasattr(node, "_fields"):
+        return f"({', '.join(map(_kinds, node))})"
+    return type(node).__name__ if isinstance(node, (dict, list, tuple)) else "array"

@@ -125,6 +125,19 @@ def test_a_state_of_another_optimizer(stepper: Any) -> None:
         stepper(optax.identity())(params, state, make_grads(0))
 
 
+@pytest.mark.parametrize("inner", [optax.adamw(1e-3), optax.sgd(0.1, momentum=0.9)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_state_that_still_holds_that_of_the_clip(inner: Any, compiled: bool) -> None:
+    params, grads = make_params(), make_grads(0)
+    old = optax.chain(optax.clip_by_global_norm(1.0), inner).init(params)
+    tx = stablenum_jax.guard(inner, clip=1.0)
+    update = jax.jit(tx.update) if compiled else tx.update
+    message = r"opt_state must be that of this optimizer, \(GuardOptState, .*; got .*EmptyState, \("
+    with pytest.raises(ValueError, match=message):
+        update(grads, (tx.init(params)[0], old), params)
+    update(grads, (tx.init(params)[0], old[1]), params)
+
+
 @every_mode
 def test_a_transformation_that_changes_a_shape(stepper: Any) -> None:
     grow = optax.GradientTransformation(
