@@ -104,7 +104,8 @@ def test_an_exponential_is_clamped_to_half_its_range():
         in_torch(lambda x: torch.exp(x).sum(), leaf(100.0)),
         in_jax(lambda x: jnp.exp(x).sum(), jnp.array([100.0])),
     ):
-        assert "(to at most 44)" in report.verdict.remedy, str(report)
+        assert "(to at most 44, and to less where" in report.verdict.remedy, str(report)
+        assert "must stay below 3.4e+38" in report.verdict.remedy, str(report)
 
 
 def test_a_sum_over_many_terms_is_no_recurrence():
@@ -336,3 +337,31 @@ def test_a_root_of_a_negative_number_in_the_users_own_update_is_judged_like_any_
     report = stablenum_torch.replay(step, optimizer=optimizer)
     assert report.verdict.cause is Cause.DOMAIN, str(report)
     assert "a subtraction takes the argument below 0" in report.verdict.remedy
+
+
+@pytest.mark.parametrize("factor", [3e3, 3e30])
+def test_a_record_that_is_far_from_the_rest_is_named(factor):
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
+    w = np.full((6, 3), 0.5, np.float32)
+    x[37] = np.abs(x[37]) * factor
+    for report in (
+        in_torch(lambda w: (torch.from_numpy(x) @ w).exp().square().mean(), torch.tensor(w)),
+        in_jax(lambda w, x: jnp.square(jnp.exp(x @ w)).mean(), jnp.asarray(w), jnp.asarray(x)),
+    ):
+        assert report.verdict.cause is Cause.OVERFLOW
+        named = [fact for fact in report.verdict.evidence if "holds entries far from the rest" in fact]
+        assert len(named) == 1, str(report)
+        assert "row 37 of 64 (from 0) reaches" in named[0]
+        assert "an input of exp" not in named[0]  # but the program's own
+        assert report.verdict.remedy.startswith("if the outlier is an error"), str(report)
+
+
+def test_where_all_numbers_are_large_no_record_is_named():
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32) * 300
+    for report in (
+        in_torch(lambda w: (torch.from_numpy(x) @ w).exp().mean(), torch.ones(6, 3)),
+        in_jax(lambda w, x: jnp.exp(x @ w).mean(), jnp.ones((6, 3)), jnp.asarray(x)),
+    ):
+        assert report.verdict.cause is Cause.OVERFLOW
+        assert "far from the rest" not in str(report)
+        assert report.verdict.remedy.startswith("clamp what is exponentiated"), str(report)

@@ -137,9 +137,13 @@ def _ended(outcome: Outcome) -> str:
     steps = " and ".join(seen)
     if outcome.exit_code:
         why = outcome.error or f"exit code {outcome.exit_code}"
-        return f"the script ended with {why}; until then nothing went wrong{' in ' * bool(seen)}{steps}"
+        until = "it trained on" if outcome.harmless else "nothing went wrong"
+        through = f" {'through' if outcome.harmless else 'in'} {steps}" if seen else ""
+        return f"the script ended with {why}; until then {until}{through}"
     if not outcome.watched:
         return "nothing was watched: the script loaded neither torch nor jax"
     if not seen:
         return f"nothing went wrong, but {' and '.join(outcome.watched)} took no step"
+    if outcome.harmless:
+        return f"the script trained on through {steps}, although not every number in them was finite"
     return f"nothing went wrong in {steps}"

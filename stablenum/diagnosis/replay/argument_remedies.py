@@ -15,13 +15,15 @@ _OWN_DERIVATIVE = (
     "exp(x))^2, or clamp x and return the limit beyond the clamp"
 )
 _EXP = (
-    "clamp what is exponentiated (to at most {most:g}); where only ratios of the results are used, subtract "
-    "the largest exponent first; for a number that only has to be positive, take softplus in place of exp"
+    "clamp what is exponentiated (to at most {most:g}, and to less where the result is squared or multiplied "
+    "further: what is computed from it must stay below {largest:.3g}, too); where only ratios of the results "
+    "are used, subtract the largest exponent first; for a number that only has to be positive, take softplus "
+    "in place of exp"
 )
 _FROM_EXP = (
     "these numbers come from exp in line {line}: add their logarithms in place of multiplying them, subtract "
     "the largest exponent before exp where only ratios of the results are used, or clamp what is "
-    "exponentiated (to at most {most:g})"
+    "exponentiated (what is computed from it must stay below {largest:.3g})"
 )
 _RECURRENCE = (
     "the line computes this number from its own earlier result, {turns} times in this step, and the number "
@@ -75,7 +77,7 @@ def on_overflow(f: Finding) -> str:
     """Return what to do about an operation whose result is too large; "" if nothing is known of how its
     arguments came about."""
     from_exp = f.upstream.exponential
-    most = _half_of_the_largest_exponent(f)
+    bounds = {"most": _half_of_the_largest_exponent(f), "largest": _format_of(f).max}
     if f.own_derivative:
         return _OWN_DERIVATIVE
     if f.operation in _OF_OPERATIONS:
@@ -85,15 +87,15 @@ def on_overflow(f: Finding) -> str:
         inside = from_exp is not None and f.operation != "exp"
         return text + (_RECURRENT_EXP.format(line=from_exp.line) if from_exp and inside else "")
     if f.operation in ("exp", "exp2", "expm1"):
-        return _EXP.format(most=most)
+        return _EXP.format(**bounds)
     if from_exp is not None and f.place is not None:
         line = from_exp.line if from_exp.file == f.place.file else from_exp
-        return _FROM_EXP.format(line=line, most=most)
+        return _FROM_EXP.format(line=line, **bounds)
     if f.operation != "pow":
         return ""
     if not f.scalars:
         return _POWER
-    return _SQUARE if _is_power_of_a_large_number(f) else _EXP.format(most=most)
+    return _SQUARE if _is_power_of_a_large_number(f) else _EXP.format(**bounds)
 
 
 def _is_power_of_a_large_number(f: Finding) -> bool:

@@ -12,7 +12,7 @@ from stablenum.diagnosis.replay.operations import ANSWERING, MOVING, SELECTING
 from stablenum.diagnosis.replay.patterns import by_hand, is_squared, lost_number, rows_of
 from stablenum.diagnosis.replay.source_files import lines_around, package_of
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
-from stablenum.diagnosis.replay.upstream import Upstream, upstream_of
+from stablenum.diagnosis.replay.upstream import Upstream, outlier_before, upstream_of
 from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
 from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_healed, is_selected, reads_data
 from stablenum.diagnosis.replay.written import is_written_data
@@ -70,6 +70,7 @@ class Finding:
         wide_finite: whether the operation is finite in float32; None if this was not tried.
         data: whether the infinities that it read are the data of a layer, which is never masked.
         upstream: what made the numbers that it read.
+        outlier: which input holds entries that are far from the rest, if it reads such.
         shard: of a program that runs in several places, that in which the value was born, such as "the shard
             data=2 (device 2)" or "rank 3"; "" elsewhere.
         rank: its number, if it is a single one: of the device in JAX, of the process in PyTorch.
@@ -113,6 +114,7 @@ class Finding:
     wide_finite: bool | None = None
     data: bool = False
     upstream: Upstream = field(default_factory=Upstream)
+    outlier: str = ""
     shard: str = ""
     rank: int | None = None
     spread: tuple[str, ...] = ()
@@ -375,4 +377,5 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
         derivative=derivative,
         wide_finite=wide_finite,
         upstream=upstream_of(trace, step),
+        outlier=outlier_before(trace, step),
     )

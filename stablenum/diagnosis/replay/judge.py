@@ -336,6 +336,11 @@ _UNBOUNDED = (
     "negated before it is minimised; if the sign is right, give it a lower bound (a penalty, a floor for a "
     "variance)"
 )
+_OUTLIER = (
+    "if the outlier is an error, drop or mend that record; if it is not, bound it before it enters the model "
+    "(a clip after the standardisation, a logarithm)"
+)
+_OF_LARGE_NUMBERS = (Cause.OVERFLOW, Cause.LOW_PRECISION_OVERFLOW)
 # Causes in an optimizer's own update.
 _IN_UPDATES = (Cause.OPTIMIZER_STATE, Cause.OVERFLOW)
 
@@ -414,6 +419,9 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
     if cause is Cause.EXPLODED and e.unbounded:
         facts[1:1] = [e.exploded] if e.exploded else []
         advice = Advice(_UNBOUNDED)
+    if f is not None and f.outlier and cause in _OF_LARGE_NUMBERS:
+        facts.insert(1, f.outlier)
+        advice = Advice(f"{_OUTLIER}; else {advice.remedy}", advice.safe)
     if e.poisoned:
         facts.insert(1, f"the forward pass left NaN in {_some(e.poisoned)}, for good: no step undoes that")
         advice = Advice(f"{advice.remedy}; {_POISONED}", advice.safe)

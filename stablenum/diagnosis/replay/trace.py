@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stablenum.diagnosis.replay.outliers import Outliers
 from stablenum.diagnosis.replay.values import Place, TensorStats
 
 __all__ = ["Step", "Trace", "Value"]
@@ -29,6 +30,8 @@ class Value:
             that made them.
         maker: for a value from outside, what is known to have made it.
         entrance: for a value from outside, the step that brought it, if it is known.
+        outliers: the entries that are far from the rest, which are looked for in inputs from outside and in
+            those of the steps that made a value that is not finite.
     """
 
     id: int
@@ -41,6 +44,7 @@ class Value:
     stats: TensorStats | None = None
     maker: str = ""
     entrance: Step | None = None
+    outliers: Outliers | None = None
 
     @property
     def inf(self) -> bool:

@@ -11,7 +11,7 @@ from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.values import Place
 from stablenum.pickled_fields import pickled_by_name
 
-__all__ = ["Upstream", "upstream_of"]
+__all__ = ["Upstream", "outlier_before", "upstream_of"]
 
 _EXPONENTIALS = frozenset({"exp", "exp2", "expm1"})
 # Functions that underflow to 0 where their logarithms are ordinary numbers.
@@ -79,6 +79,20 @@ def upstream_of(trace: Trace, step: Step) -> Upstream:
         plain_divisor=len(parts) == 2 and not parts[1] and _is_single(trace, step.inputs[1]),
         underflowed=_has_underflowed(trace, step, parts),
     )
+
+
+def outlier_before(trace: Trace, step: Step) -> str:
+    """Say which input of the program, or else of the step, holds entries far from the rest; "" if the step
+    reads none."""
+    own = [v for v in trace.inputs_of(step) if v.outliers is not None and v.role in ("", "input")]
+    if step.phase != "forward" or not own:
+        return ""
+    before = [step, *_back(trace, step, past=lambda s: True, found=lambda s: True)]
+    read = (trace.values[i] for s in before for i in s.inputs)
+    given = next((v for v in read if v.role == "input" and v.outliers is not None), None)
+    if given is None:
+        return f"an input of {step.operation} holds entries far from the rest: {own[0].outliers}"
+    return f"{given.name or 'an input'} holds entries far from the rest: {given.outliers}"
 
 
 def _has_underflowed(trace: Trace, step: Step, parts: Sequence[Sequence[Step]]) -> bool:

@@ -11,10 +11,11 @@ import numpy as np
 from jax import jit
 
 from stablenum.diagnosis import TensorStats
+from stablenum.diagnosis.replay.outliers import Outliers, outliers_in
 from stablenum_jax._diagnosis.replay.processes import asked, spans
 from stablenum_jax._trees.leaves import is_floating
 
-__all__ = ["CLEAN", "Flags", "device_flags", "flags_in", "flags_of", "stats_of"]
+__all__ = ["CLEAN", "Flags", "device_flags", "flags_in", "flags_of", "outliers_of", "stats_of"]
 
 Flags = tuple[bool, bool, bool]
 CLEAN: Flags = (False, False, False)
@@ -110,6 +111,15 @@ def stats_of(x: Any, name: str = "", at: Any = None) -> TensorStats | None:
         values=tuple(float(v) for v in _some(wide, bad, shape, at)),
         name=name,
     )
+
+
+def outliers_of(x: Any) -> Outliers | None:
+    """Return the entries that are far from the rest; None for none, and for arrays of other processes."""
+    if not is_floating(x) or spans(x):
+        return None
+    sizes = np.abs(np.asarray(x))
+    sizes = sizes if sizes.dtype.itemsize >= 4 else sizes.astype(np.float32)
+    return outliers_in(np.where(np.isfinite(sizes), sizes, 0), np.median)
 
 
 def _some(wide: np.ndarray, bad: np.ndarray, shape: tuple[int, ...], at: Any) -> np.ndarray:

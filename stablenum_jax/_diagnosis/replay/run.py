@@ -20,7 +20,7 @@ from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.trials import Read
 from stablenum.diagnosis.replay.walk import Origin, first_causes, on_the_way
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
-from stablenum_jax._diagnosis.replay.flags import flags_of, stats_of
+from stablenum_jax._diagnosis.replay.flags import flags_of, outliers_of, stats_of
 from stablenum_jax._diagnosis.replay.guards import seen_by_guards
 from stablenum_jax._diagnosis.replay.inputs import Leaf
 from stablenum_jax._diagnosis.replay.interpreter import Interpreter, Kept
@@ -206,6 +206,18 @@ class Run:
             for index, data in zip(ids, (*kept.inputs, *kept.outputs), strict=True):
                 name = values[index].name if values[index].role != "constant" else ""
                 values[index].stats = stats_of(data, name, made)
+            self._find_outliers(origin.step, kept)
+
+    def _find_outliers(self, step: Step, kept: Kept) -> None:
+        """Look for entries far from the rest in what a step has read, and then in what the program was
+        given."""
+        values = self.trace.values
+        for index, data in zip(step.inputs, kept.inputs, strict=True):
+            values[index].outliers = outliers_of(data)
+        if any(values[i].outliers for i in step.inputs):
+            for cell in self.inputs:
+                if values[cell.id].role == "input":
+                    values[cell.id].outliers = outliers_of(cell.data)
 
 
 def _called_from(outer: tuple[Place, ...], finding: Finding) -> Finding:

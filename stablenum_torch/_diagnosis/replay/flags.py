@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor
 
+from stablenum.diagnosis.replay.outliers import MOST_ENTRIES, Outliers, outliers_in
 from stablenum.diagnosis.replay.values import MOST_VALUES, TensorStats
 from stablenum_torch._diagnosis.replay.tensor_memory import is_freed
 
-__all__ = ["CLEAN", "Flags", "bad_positions", "flags_of", "stats_of"]
+__all__ = ["CLEAN", "Flags", "bad_positions", "flags_of", "outliers_of", "stats_of"]
 
 Flags = tuple[bool, bool, bool]
 CLEAN: Flags = (False, False, False)
@@ -84,6 +85,14 @@ def stats_of(tensor: Tensor, *, name: str = "", at: Tensor | None = None) -> Ten
         values=_values(tensor, at),
         name=name,
     )
+
+
+def outliers_of(tensor: Tensor) -> Outliers | None:
+    """Return the entries that are far from the rest; None for none."""
+    x = _plain(tensor) if tensor.layout is torch.strided and tensor.numel() <= MOST_ENTRIES else None
+    if x is None:
+        return None
+    return outliers_in(x.detach().float().abs().nan_to_num(0.0, 0.0, 0.0), torch.median)
 
 
 def bad_positions(tensor: Tensor) -> Tensor | None:

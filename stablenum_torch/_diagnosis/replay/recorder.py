@@ -21,7 +21,14 @@ from stablenum_torch._diagnosis.replay.collectives import (
     wrapped,
 )
 from stablenum_torch._diagnosis.replay.contexts import Context, Contexts, last_of
-from stablenum_torch._diagnosis.replay.flags import CLEAN, Flags, bad_positions, flags_of, stats_of
+from stablenum_torch._diagnosis.replay.flags import (
+    CLEAN,
+    Flags,
+    bad_positions,
+    flags_of,
+    outliers_of,
+    stats_of,
+)
 from stablenum_torch._diagnosis.replay.graph import nodes_below
 from stablenum_torch._diagnosis.replay.in_float32 import finite_in_float32
 from stablenum_torch._diagnosis.replay.kept_arguments import KeptArguments
@@ -401,6 +408,7 @@ class Recorder(TorchDispatchMode):
             value = self.trace.values[index]
             if value.stats is None:
                 value.stats = stats_of(tensor, name=value.name, at=at if tensor.shape == shape else None)
+                value.outliers = value.outliers or outliers_of(tensor)
 
     def _failed(
         self,

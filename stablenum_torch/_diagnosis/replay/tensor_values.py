@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
 from stablenum_torch._diagnosis.replay.collectives import local_of
-from stablenum_torch._diagnosis.replay.flags import bad_positions, flags_of, stats_of
+from stablenum_torch._diagnosis.replay.flags import bad_positions, flags_of, outliers_of, stats_of
 from stablenum_torch._diagnosis.replay.loaders import WORKER, is_from_worker
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
 from stablenum_torch._diagnosis.replay.tensor_memory import Memory, Storage, is_freed, view_key
@@ -80,6 +80,8 @@ class TensorValues:
         flags = flags_of(tensor)
         stats = stats_of(tensor, name=name, at=bad_positions(tensor)) if any(flags) else None
         value = self._trace.values[self._trace.add_value(flags=flags, role=role, name=name, stats=stats)]
+        if role == "input":
+            value.outliers = outliers_of(tensor)
         storage.views[view_key(tensor)] = (value.id, storage.epoch)
         value.entrance = known.entrance if known else None
         if any(flags) and role == "input" and is_from_worker(tensor):
