@@ -92,7 +92,8 @@ def outliers_of(tensor: Tensor) -> Outliers | None:
     x = _plain(tensor) if tensor.layout is torch.strided and tensor.numel() <= MOST_ENTRIES else None
     if x is None:
         return None
-    return outliers_in(x.detach().float().abs().nan_to_num(0.0, 0.0, 0.0), torch.median)
+    x = x.detach().abs() if x.element_size() >= 4 else x.detach().float().abs()
+    return outliers_in(x.nan_to_num(0.0, 0.0, 0.0), torch.median)
 
 
 def bad_positions(tensor: Tensor) -> Tensor | None:
