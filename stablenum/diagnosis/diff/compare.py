@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, TypeAlias
 
+from stablenum.diagnosis.diff.arguments import other_arguments
 from stablenum.diagnosis.diff.carrying import carried
 from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.compiled import compiled_errors, too_far
@@ -150,6 +152,7 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
     matched = weights == "match" or isinstance(weights, tuple)
     exchangeable = by_flow_only(left, right, comparison.weights) if matched else ()
     exchangeable = tuple(name for name in exchangeable if name not in entries_of(weights))
+    others = () if comparison.differing is None else other_arguments(comparison)
     differences = _in_order(found, alone)
     lacking = untaken(left, comparison.weights) if found and weights != "as they are" else ()
     wrong = misgiven(comparison) if found and not isinstance(weights, str | tuple) else ()
@@ -159,7 +162,7 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
     rows = rows_of(comparison, differing, (roundings[0].errors, roundings[1].errors))
     return DiffReport(
         verdict="different" if found or alone else "the same in exact arithmetic",
-        differences=differences,
+        differences=tuple(map(_without_guesses, differences)) if others else differences,
         weights={n: Said(origins[n]) for n in dict.fromkeys((*exchangeable, *origins))},
         carried_over=comparison.weights.carried,
         left_off=off[0],
@@ -167,7 +170,7 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
         matched=(share_of(left, shared.left), share_of(right, shared.right)),
         notes=(
             *wrong,
-            *_notes(comparison, astray, undefined),
+            *_notes(comparison, astray, undefined, others),
             *_own(comparison, found),
             *lacking,
             *_hidden(differences, stuck),
@@ -179,8 +182,15 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
     )
 
 
-def _notes(comparison: Comparison, astray: list[str], undefined: str | None) -> tuple[str, ...]:
-    doubts = () if comparison.differing is None else doubts_of(comparison)
+def _without_guesses(difference: Difference) -> Difference:
+    """Leave out the causes that were not confirmed: other arguments explain all that they could."""
+    return replace(difference, causes=tuple(c for c in difference.causes if c.confirmed))
+
+
+def _notes(
+    comparison: Comparison, astray: list[str], undefined: str | None, others: tuple[str, ...]
+) -> tuple[str, ...]:
+    doubts = () if comparison.differing is None else (*others, *doubts_of(comparison))
     tried = (_TRIED,) if comparison.weights.by_trial else ()
     compiled = tuple(_ASTRAY.format(side) for side in astray)
     nan = (undefined[0].upper() + undefined[1:],) if undefined else ()

@@ -1,4 +1,4 @@
-"""What makes a difference doubtful: other arguments, or a program that is not the same when it runs again."""
+"""What makes a difference doubtful: a program that is not the same when it runs again, or much rounding."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from stablenum.diagnosis.diff.fingerprints import distance
 from stablenum.diagnosis.diff.frontier import Start
 from stablenum.diagnosis.diff.locations import location_of, result_name
 from stablenum.diagnosis.diff.results import Group, Pair
-from stablenum.diagnosis.diff.sides import Side, again, arrays_of, measured
-from stablenum.diagnosis.replay.trace import Step, Value
+from stablenum.diagnosis.diff.sides import Side, again, measured
+from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["doubts_of", "unsure"]
 
@@ -29,61 +29,11 @@ _UNSURE = (
 
 
 def doubts_of(comparison: Comparison) -> tuple[str, ...]:
-    """Return what the reader of a difference should know first, in sentences."""
-    found = list(_other_arguments(comparison))
+    """Return what the reader of a difference should know first, in sentences, beside other arguments."""
+    found = list[str]()
     for name in ("left", "right"):
         found += _changing(name, comparison.side(name))
     return tuple(found)
-
-
-# --- arguments ---------------------------------------------------------------------------------------------
-
-
-def _other_arguments(comparison: Comparison) -> Iterator[str]:
-    """Name the arguments that hold other numbers on the two sides, although they are of one size and kind."""
-    left, right = comparison.left, comparison.right
-    mine, theirs = _inputs(left), _inputs(right)
-    pairs = [(a, b) for a in mine for b in theirs if _equal(comparison, a, b)]
-    rest = [a for a in mine if all(a is not one for one, _ in pairs)]
-    for b in theirs:
-        if any(b is one for _, one in pairs):
-            continue
-        a = next((a for a in rest if _alike(comparison, a, b)), None)
-        if a is None:
-            continue
-        rest.remove(a)
-        x, y = arrays_of(left, [a.id])[a.id], arrays_of(right, [b.id])[b.id]
-        yield (
-            f"The arguments differ: {_name(a)} {list(x.shape)} of the left program lies in {_range(x)}, "
-            f"{_name(b)} {list(y.shape)} of the right one in {_range(y)}, and their contents are not equal. "
-            "Give both programs the same batch, unless you mean this."
-        )
-
-
-def _inputs(side: Side) -> list[Value]:
-    return [
-        v for v in side.trace.values if v.producer is None and v.role == "input" and side.prints[v.id].entries
-    ]
-
-
-def _equal(comparison: Comparison, a: Value, b: Value) -> bool:
-    left, right = comparison.left, comparison.right
-    gap = distance(left.prints[a.id], right.prints[b.id])
-    return gap <= left.tolerance[a.id] + right.tolerance[b.id]
-
-
-def _alike(comparison: Comparison, a: Value, b: Value) -> bool:
-    mine, theirs = comparison.left.prints[a.id], comparison.right.prints[b.id]
-    x, y = arrays_of(comparison.left, [a.id])[a.id], arrays_of(comparison.right, [b.id])[b.id]
-    return mine.floating == theirs.floating and x.size == y.size
-
-
-def _name(value: Value) -> str:
-    return value.name or "an argument"
-
-
-def _range(x: np.ndarray) -> str:
-    return f"[{np.nanmin(x):.6g}, {np.nanmax(x):.6g}]"
 
 
 # --- programs that change ----------------------------------------------------------------------------------

@@ -1,0 +1,170 @@
+"""What ``stablenum.diff`` says where the two programs are given other arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from torch import nn
+
+import stablenum
+import stablenum_jax
+import stablenum_torch
+
+RNG = np.random.default_rng(0)
+X, OTHER = (RNG.normal(size=(8, 12)).astype(np.float32) for _ in range(2))
+Y = np.array([0, 2, 1, 0, 1, 2, 0, 1])
+IMAGES = RNG.normal(size=(6, 3, 5, 4)).astype(np.float32)
+W = RNG.normal(size=(12, 3)).astype(np.float32)
+
+
+def classifier(x: Any, y: Any) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 3))
+    return stablenum_torch.program(
+        lambda x, y: nn.functional.cross_entropy(model(x), y), torch.tensor(x), torch.tensor(y), model=model
+    )
+
+
+def port(x: Any, y: Any) -> Any:
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        logits = jnp.tanh(x @ p["a"] + p["ab"]) @ p["b"] + p["bb"]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    parameters = {"a": jnp.zeros((12, 6)), "ab": jnp.zeros(6), "b": jnp.zeros((6, 3)), "bb": jnp.zeros(3)}
+    return stablenum_jax.program(loss, parameters, jnp.asarray(x), jnp.asarray(y))
+
+
+def told(report: Any) -> list[str]:
+    return [note for note in report.notes if note.startswith("The arguments differ")]
+
+
+SHAPES = (
+    "The arguments differ: {} of the left program and {} of the right one have other shapes. "
+    "Give both programs the same batch, unless you mean this."
+)
+
+
+@pytest.mark.parametrize("rows", [X[:4], OTHER[:4]], ids=["a part", "others"])
+def test_a_batch_of_another_size_is_named_and_nothing_is_guessed(rows: Any) -> None:
+    for left, right, shapes in (
+        (classifier(X, Y), port(rows, Y[:4]), ("x [8, 12]", "args[1] [4, 12]")),
+        (classifier(rows, Y[:4]), port(X, Y), ("x [4, 12]", "args[1] [8, 12]")),
+        (port(X, Y), classifier(rows, Y[:4]), ("args[1] [8, 12]", "x [4, 12]")),
+    ):
+        report = stablenum.diff(left, right)
+        assert not report.ok
+        assert told(report) == [SHAPES.format(*shapes)], str(report)
+        assert all(cause.confirmed for cause in report.causes), str(report)
+
+
+def test_a_batch_of_other_contents_is_named_and_nothing_is_guessed() -> None:
+    report = stablenum.diff(classifier(X, Y), port(OTHER, Y))
+    (note,) = told(report)
+    assert "their contents are not equal" in note
+    assert not report.causes, str(report)
+
+
+def batch_in_torch(function: Any, *arguments: Any) -> Any:
+    w = torch.tensor(W, requires_grad=True)
+    return stablenum_torch.program(lambda *a: function(w, *a), *map(torch.tensor, arguments))
+
+
+def batch_in_jax(function: Any, *arguments: Any) -> Any:
+    return stablenum_jax.program(
+        lambda p, *a: 2 * function(p["w"], *a), {"w": W}, *map(jnp.asarray, arguments)
+    )
+
+
+LENGTHS = np.array([3, 5, 2, 6, 4, 1, 6, 2])
+MASK = np.arange(6) < LENGTHS[:, None]
+TOKENS = RNG.integers(0, 12, (8, 7))
+PADDED = np.concatenate([X, np.zeros((3, 12), np.float32)])
+
+
+def rows_of(w: Any, x: Any) -> Any:
+    return (x[:8] @ w).exp().sum() if isinstance(x, torch.Tensor) else jnp.exp(x[:8] @ w).sum()
+
+
+def looked_up(w: Any, *x: Any) -> Any:
+    return (w[x[0][:, :6]] * w[x[-1][:, -6:]]).sum()
+
+
+def masked(w: Any, x: Any, kept: Any) -> Any:
+    if kept.ndim == 1 or kept.shape[1] == 1:
+        numbers = torch.arange(6) if isinstance(kept, torch.Tensor) else jnp.arange(6)
+        kept = numbers < kept.reshape(-1, 1)
+    return (x @ w).sum() * (1.0 * kept).sum()
+
+
+def pixels(w: Any, x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return (x.permute(0, 2, 3, 1)[:, :5, :4] ** 3).sum() * w.sum()
+    return (x[:, :5, :4] ** 3).sum() * w.sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "left", "right"),
+    [
+        (rows_of, (X,), (PADDED,)),
+        (looked_up, (TOKENS,), (TOKENS[:, :-1], TOKENS[:, 1:])),
+        (looked_up, (TOKENS[:, :-1], TOKENS[:, 1:]), (TOKENS,)),
+        (masked, (X, MASK), (X, LENGTHS)),
+        (masked, (X, LENGTHS[:, None]), (X, MASK)),
+        (masked, (X, LENGTHS[:, None]), (X, MASK.astype(int))),
+        (pixels, (IMAGES,), (IMAGES.transpose(0, 2, 3, 1),)),
+        (pixels, (IMAGES,), (np.pad(IMAGES.transpose(0, 2, 3, 1), ((0, 0), (0, 2), (0, 2), (0, 0))),)),
+    ],
+    ids=[
+        "padded rows",
+        "cut left",
+        "cut right",
+        "lengths",
+        "column",
+        "whole mask",
+        "channels",
+        "padded images",
+    ],
+)
+def test_one_batch_that_is_laid_out_in_two_ways_is_not_named(function: Any, left: Any, right: Any) -> None:
+    report = stablenum.diff(batch_in_torch(function, *left), batch_in_jax(function, *right))
+    assert not report.ok
+    assert not told(report), str(report)
+
+
+def test_an_extra_key_and_class_numbers_are_not_named() -> None:
+    def of_jax(w: Any, x: Any, y: Any, key: Any) -> Any:
+        noise = 0 * jax.random.normal(key, x.shape)
+        return 2 * -(y * jax.nn.log_softmax((x + noise) @ w)).sum(1).mean()
+
+    left = batch_in_torch(lambda w, x, y: nn.functional.cross_entropy(x @ w, y), X, Y)
+    key = jax.random.PRNGKey(0)
+    right = stablenum_jax.program(of_jax, W, jnp.asarray(X), jax.nn.one_hot(Y, 3), key)
+    report = stablenum.diff(left, right)
+    assert not report.ok
+    assert not told(report), str(report)
+
+
+def test_a_batch_of_another_size_in_another_layout_is_named() -> None:
+    other = RNG.normal(size=(2, 5, 4, 3)).astype(np.float32)
+    report = stablenum.diff(batch_in_torch(pixels, IMAGES), batch_in_jax(pixels, other))
+    (note,) = told(report)
+    assert "[6, 3, 5, 4]" in note
+    assert "[2, 5, 4, 3]" in note
+
+
+def test_a_batch_of_another_size_and_length_is_named() -> None:
+    def both(w: Any, x: Any) -> Any:
+        return (x @ w).sum() * x[0, 0, 0]
+
+    report = stablenum.diff(
+        batch_in_torch(both, RNG.normal(size=(4, 6, 12)).astype(np.float32)),
+        batch_in_jax(both, RNG.normal(size=(2, 5, 12)).astype(np.float32)),
+    )
+    (note,) = told(report)
+    assert "[4, 6, 12]" in note
