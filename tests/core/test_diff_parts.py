@@ -224,6 +224,23 @@ def test_parameters_that_are_zero_show_no_decay_on_either_side() -> None:
     assert cause[0] == "decay_coupling"
 
 
+@pytest.mark.parametrize("law", [True, False])
+def test_parameters_that_one_side_decays_are_not_said_to_be_decayed_by_the_other(law: bool) -> None:
+    decays, found = {"reg_w": (0.02, 0.0), "w": (0.0, 0.01), "v": (0.0, 0.01), "b": (0.0, 0.0)}, []
+    for name, (left, right) in decays.items():
+        p, g = RNG.normal(size=(5, 4)), RNG.normal(size=(5, 4))
+        step = sgd(p, g) if law else -0.1 * np.sin(40 * g)
+        found.append(Update(p, g, step - left * p, step - right * p, name))
+    cause = cause_of_updates(found, ())
+    assert cause is not None
+    assert cause[:2] == (
+        "decay_excluded",
+        "only the left side decays reg_w, and only the right side decays w, v."
+        if law
+        else "the left side takes away more of reg_w, and the right side takes away more of w, v.",
+    )
+
+
 @pytest.mark.parametrize(("left", "right", "side"), [(0.01, 0.0, "left"), (0.0, 0.01, "right")])
 def test_the_side_that_decays_more_parameters_is_named_with_three_of_them(
     left: float, right: float, side: str

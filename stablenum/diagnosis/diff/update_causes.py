@@ -199,21 +199,44 @@ def _decay(updates: Sequence[Update], unlike: Sequence[Update]) -> tuple[str, st
     fits = [_ratio(u.left - u.right, u.parameter) for u in unlike]
     if not fits or any(f is None for f in fits):
         return None
-    rate = float(np.median([f for f in fits if f is not None]))
+    rates = [f for f in fits if f is not None]
+    if min(rates) < 0 < max(rates):
+        return _decay_of_both(unlike, rates)
+    rate = float(np.median(rates))
     evidence = f"The updates differ by {rate:.6g} times the parameter, element by element."
     side = "left" if rate < 0 else "right"  # the one whose update takes a part of the parameter away
     which, such, code = "the weights", "", "decay_coupling"
     if len(unlike) < sum(bool(np.any(u.parameter)) for u in updates):  # one that is zero shows no decay
-        names = ", ".join(u.name for u in unlike[:3] if u.name)
+        names = _named(unlike)
         which, such = f"{len(unlike)} of the {len(updates)} parameters", f", such as {names}" if names else ""
         code = "decay_excluded"
     laws = _laws_of(unlike)
     if laws is None:
-        sentence = f"the two sides decay {which} by another amount, or only the {side} side does{such}."
+        which = f"{which}{such}{',' if such else ''}"
+        sentence = f"the two sides decay {which} by another amount, or only the {side} side does."
         return code, sentence, evidence
     if all(law.decay for law in laws):
         return "decay_coupling", f"the two sides decay {which} by another amount{such}.", _both(laws)
     return code, f"only the {side} side decays {which}{such}.", evidence
+
+
+def _decay_of_both(unlike: Sequence[Update], rates: Sequence[float]) -> tuple[str, str, str]:
+    """Each side decays some parameters more than the other one does, or alone."""
+    told = []
+    for side, sign in (("left", -1), ("right", 1)):  # the one whose update takes a part of the parameter away
+        more = [u for u, rate in zip(unlike, rates, strict=True) if rate * sign > 0]
+        laws = _laws_of(more)
+        alone = laws is not None and not all(law.decay for law in laws)
+        said = f"only the {side} side decays" if alone else f"the {side} side takes away more of"
+        told.append(f"{said} {_named(more) or f'{len(more)} parameters'}")
+    evidence = (
+        f"The updates differ by {min(rates):.6g} to {max(rates):.6g} times the parameter, element by element."
+    )
+    return "decay_excluded", ", and ".join(told) + ".", evidence
+
+
+def _named(updates: Sequence[Update]) -> str:
+    return ", ".join(u.name for u in updates[:3] if u.name)
 
 
 def _factor(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] | None:
