@@ -168,3 +168,68 @@ def test_a_batch_of_another_size_and_length_is_named() -> None:
     )
     (note,) = told(report)
     assert "[4, 6, 12]" in note
+
+
+# --- single numbers ----------------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """A layer whose output is multiplied by what a function makes of a buffer and the weights."""
+
+    def __init__(self, number: float, function: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin, self.function = nn.Linear(12, 5), function
+        self.register_buffer("scale", torch.tensor(number))
+
+    def forward(self, x: Any) -> Any:
+        return self.lin(x) * self.function(self.scale, self.lin.weight)
+
+
+def scaled(number: float, function: Any) -> Any:
+    model = Scaled(number, function)
+    return stablenum_torch.program(lambda x: model(x).square().exp().mean(), torch.tensor(X / 4), model=model)
+
+
+KEPT = {"lin.weight": "lin.weight", "lin.bias": "lin.bias"}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda s, w: s, lambda s, w: s.exp(), lambda s, w: w.square().mean() + s],
+    ids=["", "exp", "sum"],
+)
+def test_a_number_that_the_map_leaves_out_is_named_with_its_values(function: Any) -> None:
+    report = stablenum.diff(scaled(1.148, function), scaled(0.248, function), weights=KEPT)
+    (cause,) = report.causes
+    assert (cause.code, cause.confirmed) == ("other_input", True), str(report)
+    assert "buffer scale = 1.148 in the left program, and buffer scale = 0.248 in the right" in cause.sentence
+
+
+def test_a_parameter_of_one_entry_of_a_jax_program_is_named() -> None:
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.mean(jnp.exp(jnp.square((x @ p["lin"]["weight"] + p["lin"]["bias"]) * p["scale"])))
+
+    parameters = {"lin": {"weight": jnp.zeros((12, 5)), "bias": jnp.zeros(5)}, "scale": jnp.ones(1) * 0.3}
+    right = stablenum_jax.program(loss, parameters, jnp.asarray(X / 4))
+    weights = {f"lin.{n}": f"lin.{n}" for n in ("weight", "bias")}
+    report = stablenum.diff(scaled(1.148, lambda s, w: s), right, weights=weights)
+    assert (report.causes[0].code, report.causes[0].confirmed) == ("other_input", True), str(report)
+    assert "buffer scale = 1.148 in the left program, and parameter scale = 0.3" in report.causes[0].sentence
+
+
+def test_a_factor_between_two_numbers_that_are_computed_confirms_nothing() -> None:
+    left = scaled(1.0, lambda s, w: (w[0] * w[1].cos()).sum())
+    right = scaled(1.0, lambda s, w: w.abs().sin().mean())
+    report = stablenum.diff(left, right)
+    assert report.first is not None
+    assert not [c for c in report.causes if c.code == "scale" and c.confirmed], str(report)
+
+
+@pytest.mark.parametrize("width", [5.0**-0.5, 1 / 12, 0.125, 0.3])
+def test_a_factor_that_is_written_or_the_root_of_a_size_is_confirmed(width: float) -> None:
+    left, right = scaled(1.0, lambda s, w: s), scaled(1.0, lambda s, w: s * width)
+    report = stablenum.diff(left, right)
+    assert report.first is not None
+    assert report.causes[0].confirmed, str(report)
+    assert report.causes[0].code in ("scale", "extra_operation"), str(report)

@@ -10,6 +10,7 @@ from stablenum.diagnosis.diff.gradient_causes import by_gradient, by_hand, by_ro
 from stablenum.diagnosis.diff.kinds import kind
 from stablenum.diagnosis.diff.moment_causes import cause_of_moments
 from stablenum.diagnosis.diff.norm_causes import by_normalisation
+from stablenum.diagnosis.diff.number_causes import by_number
 from stablenum.diagnosis.diff.operand_causes import (
     by_entries,
     by_exchange,
@@ -82,7 +83,7 @@ def _clips(scene: Scene) -> tuple[int, int]:
 _FACTORS = {"momentum_dampening", "nesterov", "scale"}
 _LIMITS = {"clamp", "clip", "max", "maximum", "min", "minimum"}
 _RULES = (
-    _by_update, by_targets, by_variant, by_normalisation, by_window, by_rows, by_hand, by_pair, by_loss,
-    by_constant, by_lack, by_transposition, by_flip, by_order, by_exchange, by_entries,
+    _by_update, by_targets, by_variant, by_normalisation, by_window, by_rows, by_hand, by_number,
+    by_pair, by_loss, by_constant, by_lack, by_transposition, by_flip, by_order, by_exchange, by_entries,
     by_input, by_repetition, by_gradient, by_structure,
 )  # fmt: skip

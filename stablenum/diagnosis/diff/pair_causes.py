@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.kinds import kind, quiet
+from stablenum.diagnosis.diff.number_causes import follows_number
 from stablenum.diagnosis.diff.patches import Pair
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.scene import Scene, cause
@@ -29,7 +30,15 @@ def by_pair(scene: Scene) -> Cause | None:
     alike = [p for p, r in reasons if r.code == reason.code]
     confirmed = scene.stops_at([pair]) or (len(alike) > 1 and scene.stops_at(alike))
     told = " With the left value in its place, the two sides go on alike." if confirmed else ""
+    number = follows_number(scene, pair, _factor(pair)) if reason.code == "scale" else ""
+    if number:
+        sentence = f"the two sides multiply by other numbers: {number}."
+        return cause(reason.code, sentence, reason.evidence, confirmed=False)
     return cause(reason.code, reason.sentence, reason.evidence + told, confirmed=confirmed)
+
+
+def _factor(pair: Pair) -> float:
+    return factor_of(pair.mine, pair.theirs) or 1.0
 
 
 def _reasons(scene: Scene) -> list[tuple[Pair, Reason]]:
