@@ -395,7 +395,7 @@ def test_the_command_exits_with_0_where_programs_agree(tmp_path: Path) -> None:
         ("import nothing_of_the_kind", "ModuleNotFoundError"),
     ],
 )
-def test_a_pair_that_cannot_be_run_is_a_usage_error(text: str, message: str, tmp_path: Path) -> None:
+def test_a_pair_that_cannot_be_run_ends_with_2(text: str, message: str, tmp_path: Path) -> None:
     result = run(tmp_path, text)
     assert result.returncode == 2
     assert message in " ".join(result.stderr.replace("│", " ").split())

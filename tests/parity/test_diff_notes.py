@@ -144,6 +144,50 @@ def test_the_command_says_that_the_file_may_define_weights(tmp_path: Path) -> No
     assert "PAIR.py may define weights, such as weights = ('match', {...})" in message
 
 
+FAILING = """
+import torch
+import stablenum_torch
+{top}
+def made(fails):
+    def loss(x):
+        if fails:
+            raise RuntimeError("it is wrong.")
+        return x.square().sum()
+    return stablenum_torch.program(loss, torch.ones(3, requires_grad=True))
+
+def left():
+    {left}
+    return made(False)
+
+def right():
+    return made(True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("top", "left", "said"),
+    [
+        ("", "pass", "Call its loss function with the same arguments"),
+        ("1 / 0", "pass", "the file in pair.py failed, line 4: ZeroDivisionError: division by zero."),
+        ("", "1 / 0", "left() in pair.py failed, line 13: ZeroDivisionError: division by zero."),
+    ],
+)
+def test_a_program_that_fails_is_no_wrong_use_of_the_command(
+    top: str, left: str, said: str, tmp_path: Path
+) -> None:
+    result = run(tmp_path, FAILING.format(top=top, left=left))
+    assert result.returncode == 2
+    assert result.stderr.startswith("Error: ")
+    assert said in result.stderr
+    assert not [word for word in ("Usage", "Invalid value", "..", "Traceback") if word in result.stderr]
+
+
+def test_what_is_no_file_is_a_wrong_use_of_the_command(tmp_path: Path) -> None:
+    result = run(tmp_path, "", "--json", "report.txt")
+    assert result.returncode == 2
+    assert "Usage" in result.stderr
+
+
 # --- steps, files and rows ---------------------------------------------------------------------------------
 
 

@@ -36,6 +36,14 @@ def ran(folder: Path, script: str) -> str:
     return result.stdout
 
 
+def test_the_scripts_are_found_where_python_does_not_look_beside_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    stablenum.diff(torch_program(), jax_program(approximate=True)).write_repro(tmp_path)
+    assert "largest finite difference" in ran(tmp_path, "compare.py")
+
+
 def numbers(printed: str) -> np.ndarray:
     return np.asarray([float(x) for x in re.findall(r"-?\d[\d.]*(?:e[-+]?\d+)?|nan|-?inf", printed)])
 

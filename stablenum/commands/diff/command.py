@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from stablenum.commands.diff.pair import load_pair
+from stablenum.commands.diff.pair import failed, load_pair
 from stablenum.commands.diff.progress import shown
 from stablenum.commands.outputs import check_folder, check_suffix, check_target, write
 from stablenum.diagnosis.diff.compare import reported
@@ -50,7 +50,7 @@ def diff(
     stablenum_jax.program(...). The right program is given the parameters of the left one; which is which is
     found out, unless PAIR.py defines weights, which may be all that stablenum.diff takes as weights.
 
-    The exit code is 0 if the programs agree, 1 if they differ, and 2 for a usage error.
+    The exit code is 0 if the programs agree, 1 if they differ, and 2 if they cannot be compared.
     """
     for option, path, suffixes in (("--json", json, (".json",)), ("--html", html, (".html", ".htm"))):
         check_target(option, path)
@@ -62,7 +62,7 @@ def diff(
             report = reported(left, right, weights, steps, progress=progress)
     except (ProgramError, ValueError) as error:
         more = _WEIGHTS if isinstance(error, UnmappedError) else ""
-        raise typer.BadParameter(f"{error}{more}", param_hint="PAIR.py") from error
+        raise failed(f"{error}{more}") from error
     if json is not None:
         write(json, lambda path: write_text(path, report.to_json() + "\n"), "--json")
     if html is not None:

@@ -11,8 +11,9 @@ import typer
 
 from stablenum.diagnosis.diff.given import check_form
 from stablenum.diagnosis.diff.play import Program
+from stablenum.diagnosis.diff.recording import ended
 
-__all__ = ["Pair", "load_pair"]
+__all__ = ["Pair", "failed", "load_pair"]
 
 
 class Pair(NamedTuple):
@@ -27,8 +28,9 @@ def load_pair(path: Path) -> Pair:
     """Return what ``left()`` and ``right()`` of a file return, and its ``weights``.
 
     Raises:
-        typer.BadParameter: the file cannot be run, defines no such function, or one of them fails or returns
+        typer.BadParameter: there is no such file, or it defines no such function, or one that returns
             something else than a program; or ``weights`` is none that ``stablenum.diff`` takes.
+        typer.Exit: the file or one of its functions fails.
     """
     module = _module(path)
     left, right = _side(module, path, "left"), _side(module, path, "right")
@@ -78,13 +80,18 @@ def _side(module: Any, path: Path, name: str) -> Program:
     return found
 
 
-def _failed(path: Path, what: str, error: Exception) -> typer.BadParameter:
+def _failed(path: Path, what: str, error: Exception) -> typer.Exit:
     line = ""
     at = error.__traceback__
     while at is not None:
         if Path(at.tb_frame.f_code.co_filename) == path.resolve():
             line = f", line {at.tb_lineno}"
         at = at.tb_next
-    return typer.BadParameter(
-        f"{what} in {path} failed{line}: {type(error).__name__}: {error}", param_hint="PAIR.py"
-    )
+    return failed(f"{what} in {path} failed{line}: {ended(error)}")
+
+
+def failed(message: str) -> typer.Exit:
+    """Print why two programs cannot be compared, which is no fault of the command line, and return the end
+    of the command, with the exit code 2."""
+    typer.echo(f"Error: {message}", err=True)
+    return typer.Exit(2)

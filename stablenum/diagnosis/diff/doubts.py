@@ -11,6 +11,7 @@ from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.fingerprints import distance
 from stablenum.diagnosis.diff.frontier import Start
 from stablenum.diagnosis.diff.locations import location_of, result_name
+from stablenum.diagnosis.diff.recording import ended
 from stablenum.diagnosis.diff.results import Group, Pair
 from stablenum.diagnosis.diff.sides import Side, again, measured
 from stablenum.diagnosis.replay.trace import Step
@@ -47,7 +48,7 @@ def _changing(name: str, side: Side) -> Iterator[str]:
         other = measured(side.program.fresh(), weights=side.weights, noise=False, steps=side.steps)
         other = again(other, side.replaced) if side.replaced else other
     except Exception as error:  # noqa: BLE001 - it ran the first time
-        yield f"The {name} program failed when it ran again: {type(error).__name__}: {error}."
+        yield f"The {name} program failed when it ran again: {ended(error)}"
         return
     step = _first_other(side, other)
     if step is None:

@@ -11,6 +11,7 @@ import numpy as np
 from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.diff.origins import Gathered, Joined, Origin, Piece, Said, Source, elements_of
 from stablenum.diagnosis.diff.play import Program
+from stablenum.diagnosis.diff.recording import ended
 from stablenum.diagnosis.diff.weights import WeightMap
 from stablenum.errors import bad_field, bad_type
 
@@ -121,7 +122,7 @@ def by_function(function: _Function, left: Program, right: Program) -> tuple[Wei
         made = {name: np.asarray(x, np.float64) for name, x in function(arrays).items()}
     except Exception as error:
         raise ValueError(
-            f"the function given as weights failed: {type(error).__name__}: {error}. It is given the left "
+            f"the function given as weights failed: {ended(error)} It is given the left "
             "arrays by name, and returns the right ones by name."
         ) from error
     theirs = right.parameters()

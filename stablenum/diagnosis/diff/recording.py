@@ -14,7 +14,7 @@ from stablenum.diagnosis.replay.source_files import folders_of, is_the_scripts
 from stablenum.errors import ProgramError
 from stablenum.interrupts import and_restore
 
-__all__ = ["recorded", "undisturbed"]
+__all__ = ["ended", "recorded", "undisturbed"]
 
 T = TypeVar("T")
 
@@ -36,9 +36,14 @@ def recorded(program: Program, side: str, steps: int) -> None:
             raise  # an argument was refused
         at = f" at {lines[-1].filename}:{lines[-1].lineno} ({lines[-1].line})" if lines else ""
         raise ProgramError(
-            f"the {side} program failed{at}: {type(error).__name__}: {error}. "
+            f"the {side} program failed{at}: {ended(error)} "
             "Call its loss function with the same arguments to see the whole traceback."
         ) from error
+
+
+def ended(error: Exception) -> str:
+    """Return an error in words that end in one full stop."""
+    return f"{type(error).__name__}: {error}".rstrip().rstrip(".:") + "."
 
 
 def undisturbed(body: Callable[[], T]) -> T:

@@ -19,6 +19,7 @@ _WAYS = {
     "given": 'np.load(Path(__file__).with_name("inputs.npz"))["{side}"]'
     "  # the {side} program has no operation here",
 }
+_BESIDE = "sys.path.insert(0, str(Path(__file__).resolve().parent))  # also with PYTHONSAFEPATH=1"
 _APART = """\
 finite = np.isfinite(a) & np.isfinite(b)
 gap = np.abs(np.where(finite, a, 0.0) - np.where(finite, b, 0.0))
@@ -146,5 +147,8 @@ def comparing_script(title: str, sides: Mapping[str, str], turned: str) -> str:
     made += _APART.splitlines() if len(shown) == 2 and turned else []
     made += [f'print("{side}: {why}")' for side, why in sides.items() if side not in shown]
     imports = [f"from {side} import run as {side}" for side in shown if sides[side] == "script"]
-    path = ["from pathlib import Path", ""] if "given" in sides.values() else []
-    return "\n".join([f'"""{title}"""', "", *path, "import numpy as np", *imports, "", *made, ""])
+    path = ["from pathlib import Path", ""] if "given" in sides.values() or imports else []
+    system = ["import sys"] if imports else []
+    beside = ["", _BESIDE] if imports else []
+    head = [*system, *path, "import numpy as np", *beside, *imports]
+    return "\n".join([f'"""{title}"""', "", *head, "", *made, ""])
