@@ -9,10 +9,20 @@ import array_api_compat.numpy as xp
 import numpy as np
 import pytest
 
-from stablenum.diagnosis.checkup.course import Course, Loss, ParameterSeen, Probe, measure_update, median
+from stablenum.diagnosis.checkup.course import (
+    Course,
+    Loss,
+    ParameterSeen,
+    Probe,
+    Running,
+    measure_update,
+    median,
+)
 from stablenum.diagnosis.checkup.ranking import ranked
+from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.report import Checkup
-from stablenum.diagnosis.checkup.rules_normalisation import LAGGING
+from stablenum.diagnosis.checkup.rules_normalisation import LAGGING, SLOW
+from stablenum.diagnosis.checkup.rules_normalisation import RULES as NORMALISATION
 from stablenum.diagnosis.checkup.rules_updates import BY_RATE
 from stablenum.diagnosis.checkup.rules_updates import RULES as UPDATES
 from stablenum.diagnosis.checkup.signals import Signal, measure_signal
@@ -164,6 +174,43 @@ def test_statistics_follow_from_large_steps_only_if_they_lag_behind() -> None:
     assert [c.symptom for c in ranked((large, unused))] == [Symptom.BATCH_NORM, Symptom.STEPS_TOO_LARGE]
     (first,) = ranked((large, unused.with_(cure=LAGGING)))
     assert first.symptom is Symptom.STEPS_TOO_LARGE
+
+
+def statistics(size: float) -> Signal:
+    """The signal of equal running statistics of this size."""
+    return signal(np.full(4, size))
+
+
+def lagging(momentum: float, measured: int, variance: float, steps: int = 250) -> list[Complaint]:
+    """What is said of a variance that a step has read, with batches of variance 0.1 and mean 0."""
+    norm = Running(
+        "bn", None, (), statistics(0.0), statistics(variance), 0.0, batch_variance=0.1, momentum=momentum
+    )
+    seen = course([1.0] * steps)
+    seen.probes = [Probe(step=measured, running=(norm,))]
+    return [c for rule in NORMALISATION for c in rule(seen, [Reading(p) for p in seen.probes])]
+
+
+def test_an_initial_variance_that_has_not_worn_off_is_no_fault_of_the_steps() -> None:
+    after_120 = 0.99**120  # the part of the initial 1 that is left
+    assert lagging(0.01, 120, after_120 + 0.1 * (1 - after_120)) == []
+    (apart,) = lagging(0.01, 120, 5.0)
+    assert apart.cure == LAGGING
+    assert apart.evidence[0].startswith("after 120 steps its running variance is 50 times")
+
+
+def test_a_new_batch_that_counts_too_little_for_the_whole_training_is_named() -> None:
+    (slow,) = lagging(0.001, 120, 0.99)
+    assert slow.cure == SLOW
+    assert "of which 78% is left after 250 steps" in slow.evidence[0]
+
+
+@pytest.mark.parametrize("cure", [LAGGING, SLOW])
+@pytest.mark.parametrize("other", [Symptom.STEPS_TOO_SMALL, Symptom.NO_GRADIENT, Symptom.RATE_ZERO])
+def test_statistics_that_no_training_step_reads_explain_no_training(cure: str, other: Symptom) -> None:
+    norm = complaint(Symptom.BATCH_NORM, Level.WARNING).with_(cure=cure)
+    first, second = ranked((norm, complaint(other, Level.WARNING)))
+    assert (first.symptom, second.symptom) == (other, Symptom.BATCH_NORM)
 
 
 def moved(step: int, by: float) -> Probe:

@@ -116,6 +116,39 @@ def step(net, opt, x, y):
 for i in range(60):
     step(net, opt, x, y)
 """
+# With flax's own momentum of 0.99, and batches of small variance.
+SLOW_STATISTICS = """
+import jax, jax.numpy as jnp, optax
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.first = nnx.Linear(8, 16, rngs=rngs)
+        self.norm = nnx.BatchNorm(16, rngs=rngs)
+        self.out = nnx.Linear(16, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(nnx.relu(self.norm(self.first(x))))
+
+net = Net(nnx.Rngs(0))
+opt = nnx.Optimizer(net, {tx}, wrt=nnx.Param)
+x = 0.05 * jax.random.normal(jax.random.key(1), (64, 8))
+y = x @ jax.random.normal(jax.random.key(2), (8, 1))
+
+def loss(net):
+    out = net(x)
+    {between}
+    return jnp.mean((out - y) ** 2)
+
+@nnx.jit
+def step(net, opt):
+    value, grads = nnx.value_and_grad(loss)(net)
+    opt.update(net, grads)
+    return value
+
+for i in range(250):
+    step(net, opt)
+"""
 
 FAULTY: dict[str, tuple[str, str, str]] = {
     "a product that flushes the gradients": (
@@ -306,3 +339,18 @@ def test_a_loss_that_a_guard_copes_with_sends_to_the_strict_explain(
     assert report["steps"] == 30
     one = next(c for c in report["complaints"] if c["symptom"] == "loss_not_finite")
     assert f"run {command} on the script" in one["cure"]
+
+
+@pytest.mark.parametrize(
+    ("tx", "between", "first"),
+    [
+        ("optax.adam(optax.linear_schedule(0.0, 3e-3, 500_000))", "pass", "steps_too_small"),
+        ("optax.adam(3e-3)", "out = jax.lax.stop_gradient(out)", "no_gradient"),
+    ],
+)
+def test_initial_statistics_that_have_not_worn_off_are_not_blamed(
+    tx: str, between: str, first: str, tmp_path: Path
+) -> None:
+    _, report = checked(SLOW_STATISTICS.format(tx=tx, between=between), tmp_path, "--once")
+    assert report["complaints"][0]["symptom"] == first
+    assert "batch_norm" not in str(report["complaints"])

@@ -108,7 +108,7 @@ def complaints(course: Course) -> tuple[Complaint, ...]:
 
 def ranked(found: Iterable[Complaint]) -> tuple[Complaint, ...]:
     """Put each complaint under the first one that explains it; roots come with faults first, in the order of
-    the symptoms.
+    the symptoms, but last what only an evaluation notices.
 
     A root is as serious as the worst of its consequences.
     """
@@ -125,11 +125,18 @@ def ranked(found: Iterable[Complaint]) -> tuple[Complaint, ...]:
             below = tuple(c for j, c in enumerate(ordered) if j != i and _root(above, j) == i)
             level = max(c.level for c in (one, *below))
             roots.append(one.with_(consequences=below, level=level))
-    return tuple(sorted(roots, key=lambda c: (-c.level, _ORDER[c.symptom])))
+    return tuple(sorted(roots, key=lambda c: (-c.level, _is_unfelt(c), _ORDER[c.symptom])))
+
+
+def _is_unfelt(one: Complaint) -> bool:
+    """Return whether only an evaluation reads what is wrong."""
+    return one.symptom is S.BATCH_NORM and one.cure in rules_normalisation.UNFELT
 
 
 def _follows(one: Complaint, other: Complaint) -> bool:
     """Return whether the second complaint explains the first."""
+    if _is_unfelt(other):
+        return False
     if other.symptom is S.STEPS_TOO_LARGE and one.cure in _BY_LARGE_STEPS:
         return True
     if one.symptom is S.STEPS_TOO_LARGE and other.cure in _BY_LARGE_STEPS:

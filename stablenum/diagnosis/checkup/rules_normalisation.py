@@ -12,14 +12,14 @@ from stablenum.diagnosis.replay.source_files import lines_with
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["LAGGING", "RULES"]
+__all__ = ["LAGGING", "RULES", "SLOW", "UNFELT"]
 
 # After so many steps running statistics with momentum 0.1 are those of the data; further apart than by this
 # factor they are not. Fewer values per channel than this give no statistics.
 _SETTLED, _APART, _FEW = 50, 4.0, 4
 # Of statistics with a small momentum more than this part is still the initial one; then they need not be so
-# far apart.
-_LEFT, _NEARER = 0.5, 2.0
+# far apart. If a new batch counts more than this, it is the training that is short.
+_LEFT, _NEARER, _USUAL = 0.5, 2.0, 0.009
 # After so many steps statistics have moved away from mean 0 and variance 1, if anything moves them.
 _MOVED = 10
 
@@ -37,18 +37,30 @@ LAGGING = (
     "let a new batch count 0.1 (momentum 0.1 in PyTorch, 0.9 in flax), with at least 16 values per channel; "
     "if that is so, the data or the weights change too fast: lower the learning rate"
 )
+# The cure of running statistics that are mostly what they were before the first step.
+SLOW = (
+    "let a new batch count more (momentum 0.1 in PyTorch, 0.9 in flax), or train for more steps before you "
+    "evaluate"
+)
+# With these cures, only an evaluation reads the statistics: the training itself computes those of the batch.
+UNFELT = (LAGGING, SLOW, _DROPPED[1])
 
 
 def _normalisation(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     """Yield a batch norm whose running statistics are not those of the batches, or are used in training."""
     last = readings[-1] if readings else None
-    for one in () if last is None else last.probe.running or _in_trace(last):
-        found = _unfit(one, course)
+    if last is None:
+        return
+    # What is not in the trace was measured before the step.
+    steps = last.probe.step + (not last.probe.running)
+    for one in last.probe.running or _in_trace(last):
+        found = _unfit(one, course, steps)
         if found is not None:
             shown, cure = found
+            short = cure == SLOW and one.momentum > _USUAL
             yield Complaint.of(
                 Symptom.BATCH_NORM,
-                Level.WARNING,
+                Level.NOTE if short else Level.WARNING,
                 shown,
                 module=one.module,
                 place=course.initialised.get(one.name, one.place),
@@ -63,14 +75,15 @@ def _modes(course: Course, shown: str) -> tuple[Place, ...]:
     return lines_with(course.step_place, _MODES) if _EVALUATING[0] in shown else ()
 
 
-def _unfit(one: Running, course: Course) -> tuple[str, str] | None:
-    """Return what is wrong with running statistics, with a cure if there is a special one."""
+def _unfit(one: Running, course: Course, steps: int) -> tuple[str, str] | None:
+    """Return what is wrong with running statistics of so many steps, with a cure if there is a special
+    one."""
     still = one.mean.rms == 0.0 and one.variance.least == one.variance.greatest == 1.0
     if still and not _ended_before(course, _MOVED):
         how, cure = _EVALUATING if math.isnan(one.batch_variance) else _DROPPED
-        return f"after {course.steps} steps the running mean is still 0 and the variance 1: {how}", cure
-    left = (1 - one.momentum) ** course.steps
-    if course.steps < _SETTLED or (_ended_before(course, _SETTLED) and not left > _LEFT):
+        return f"after {steps} steps the running mean is still 0 and the variance 1: {how}", cure
+    slow = (1 - one.momentum) ** course.steps > _LEFT
+    if course.steps < _SETTLED or (_ended_before(course, _SETTLED) and not slow):
         return None
     if math.isnan(one.batch_variance):
         if one.made is None or 0.1 < one.made.rms < 10 or one.name not in course.inside:
@@ -81,18 +94,43 @@ def _unfit(one: Running, course: Course) -> tuple[str, str] | None:
         return f"its statistics come from {count:.0f} values per channel", ""
     if not (one.batch_variance > 0 and 0 < one.variance.mean < math.inf):
         return None
-    shift = abs(one.mean.rms - one.batch_mean) / math.sqrt(one.batch_variance)
-    ratio = one.variance.mean / one.batch_variance
-    settled = not left > _LEFT
-    if max(ratio, 1 / ratio) < (_APART if settled else _NEARER) and shift <= (1.0 if settled else 0.5):
+    return _slow(one, course, steps) if slow else _lagging(one, steps)
+
+
+def _slow(one: Running, course: Course, steps: int) -> tuple[str, str] | None:
+    """Return what is wrong with statistics that are mostly the initial ones when the training ends."""
+    if _near(one, one.batch_variance, one.batch_mean, _NEARER, 0.5):
         return None
-    shown = (
-        f"after {course.steps} steps its running variance is {ratio:.2g} times that of the batch, and its "
-        f"running mean is {shift:.2g} standard deviations away"
+    left = (1 - one.momentum) ** course.steps
+    counts = f"a batch counts {one.momentum:.2g} against the initial statistics"
+    return f"{_distance(one, steps)}; {counts}, of which {left:.0%} is left after {course.steps} steps", SLOW
+
+
+def _lagging(one: Running, steps: int) -> tuple[str, str] | None:
+    """Return what is wrong with statistics that are neither those of the batches nor still on their way there
+    from mean 0 and variance 1."""
+    if _near(one, one.batch_variance, one.batch_mean, _APART, 1.0):
+        return None
+    left = 0.0 if math.isnan(one.momentum) else (1 - one.momentum) ** steps
+    expected = left + (1 - left) * one.batch_variance, (1 - left) * one.batch_mean
+    return None if _near(one, *expected, _APART, 1.0) else (_distance(one, steps), LAGGING)
+
+
+def _near(one: Running, variance: float, mean: float, apart: float, shift: float) -> bool:
+    """Return whether running statistics are about these: the variance within a factor, the mean within so
+    many standard deviations of the batch."""
+    ratio = one.variance.mean / variance
+    return max(ratio, 1 / ratio) < apart and abs(one.mean.rms - mean) <= shift * math.sqrt(one.batch_variance)
+
+
+def _distance(one: Running, steps: int) -> str:
+    """Return how far running statistics are from those of the batch, in words."""
+    ratio = one.variance.mean / one.batch_variance
+    shift = abs(one.mean.rms - one.batch_mean) / math.sqrt(one.batch_variance)
+    return (
+        f"after {steps} steps its running variance is {ratio:.2g} times that of the batch, and its running "
+        f"mean is {shift:.2g} standard deviations away"
     )
-    if settled:
-        return shown, LAGGING
-    return f"{shown}: a batch counts {one.momentum:.2g}, so {left:.0%} is as at first", ""
 
 
 def _ended_before(course: Course, step: int) -> bool:
