@@ -82,7 +82,7 @@ def test_saturation_load_and_entropy() -> None:
 def test_an_update_agrees_with_plain_python() -> None:
     w, g = np.asarray([3.0, 4.0, 0.0]), np.asarray([1.0, 0.0, 2.0])
     after = np.asarray([2.7, 3.6, 0.0])
-    weight, gradient, zero, update, still, shrink, apart = measure_update(w, after, g, xp=xp)
+    weight, gradient, zero, update, still, shrink, apart, rise = measure_update(w, after, g, xp=xp)
     assert weight == pytest.approx(math.sqrt(25 / 3))
     assert gradient == pytest.approx(math.sqrt(5 / 3))
     assert zero == pytest.approx(1 / 3)
@@ -90,6 +90,16 @@ def test_an_update_agrees_with_plain_python() -> None:
     assert still == 0.5  # of the two elements with a gradient, the last has not moved
     assert shrink == pytest.approx(0.1)
     assert math.isnan(apart)
+    assert rise == pytest.approx(0.0)  # the change is along the parameter itself
+
+
+def test_the_part_of_a_change_along_the_gradient_leaves_weight_decay_out() -> None:
+    rng = np.random.default_rng(0)
+    w, g = rng.normal(size=(2, 5, 7))
+    plain = measure_update(w, w + 0.1 * g, g, xp=xp)[-1]
+    decayed = measure_update(w, w + 0.1 * g - 0.9 * w, g, xp=xp)[-1]
+    assert plain == pytest.approx(0.1 * (np.mean(g * g) - np.mean(w * g) ** 2 / np.mean(w * w)))
+    assert decayed == pytest.approx(plain)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +116,7 @@ def test_units_are_apart_by_their_weights_or_their_gradients(
     weights: list[object], gradient: list[object], apart: float
 ) -> None:
     w, g = np.asarray(weights), np.asarray(gradient)
-    assert measure_update(w, w, g, xp=xp)[-1] == pytest.approx(apart)
+    assert measure_update(w, w, g, xp=xp)[-2] == pytest.approx(apart)
 
 
 def test_lines_that_name_a_format_or_assign_a_name_are_found(tmp_path: Path) -> None:
@@ -235,6 +245,35 @@ def test_large_steps_are_shown_with_the_rates_at_which_they_were_measured(
     seen.probes = [moved(0, 0.0), moved(1, 0.6), moved(2, 0.4)]
     (found,) = (c for rule in UPDATES for c in rule(seen, []) if c.symptom is Symptom.STEPS_TOO_LARGE)
     assert found.evidence[0] == f"the median weight {shown}"
+
+
+def climbing(rises: list[float], values: list[float]) -> list[Complaint]:
+    """What is said of steps with these cosines between change and gradient, both of size 1."""
+    seen = course(values)
+    one = ParameterSeen("w", (4, 4), "float32", weight=1.0, gradient=1.0, update=1.0)
+    seen.probes = [Probe(step=i, parameters=(one._replace(rise=rise),)) for i, rise in enumerate(rises)]
+    return [c for rule in UPDATES for c in rule(seen, []) if c.symptom is Symptom.UPHILL_UPDATES]
+
+
+def test_updates_in_the_direction_of_the_gradient_are_named_if_the_loss_rises() -> None:
+    (found,) = climbing([0.9, 0.5, 0.4, 0.6], [1.0, 2.0, 4.0, 8.0])
+    assert found.level is Level.WARNING
+    assert "in 4 of 4 measured steps" in found.evidence[0]
+    assert climbing([0.9, 0.5, -0.4, 0.6], [1.0, 2.0, 4.0, 8.0]) == []  # momentum may overshoot
+    assert climbing([0.9, 0.5, 0.4, 0.6], [8.0, 4.0, 2.0, 1.0]) == []
+    assert climbing([0.9, 0.5], [1.0, 2.0, 4.0, 8.0]) == []
+
+
+def test_a_likelihood_that_rises_is_only_noted() -> None:
+    (found,) = climbing([0.9, 0.5, 0.4], [-4.0, -3.0, -2.0, -1.0])
+    assert found.level is Level.NOTE
+
+
+def test_a_loss_that_grows_follows_from_updates_that_climb() -> None:
+    found = (Symptom.LOSS_DIVERGES, Symptom.STEPS_TOO_LARGE, Symptom.UPHILL_UPDATES)
+    (first,) = ranked(map(complaint, found))
+    assert first.symptom is Symptom.UPHILL_UPDATES
+    assert len(first.consequences) == 2
 
 
 def test_a_usual_weight_decay_follows_from_a_large_rate() -> None:

@@ -151,6 +151,11 @@ for i in range(250):
 """
 
 FAULTY: dict[str, tuple[str, str, str]] = {
+    "a chain without a factor of -1": (
+        script(tx="optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam(), optax.scale(1e-2))"),
+        "uphill_updates",
+        "tx = ",
+    ),
     "a product that flushes the gradients": (
         script(between="grads = jax.tree.map(lambda g: g * 1e-50, grads)"),
         "flushed_gradients",
@@ -257,6 +262,10 @@ FAULTY: dict[str, tuple[str, str, str]] = {
     "running statistics that are thrown away": (LINEN.format(new="stats"), "batch_norm", "nn.BatchNorm"),
 }
 HEALTHY: dict[str, str] = {
+    "a likelihood that is maximised": script(
+        tx="optax.chain(optax.scale_by_adam(), optax.scale(1e-2))",
+        loss="-jnp.mean((model(params, x) - y) ** 2)",
+    ),
     "a plain training": script(),
     "running statistics that are kept": LINEN.format(new="new"),
     "a batch norm of nnx": NNX.format(kind="nnx.Param", norm="nnx.BatchNorm(8, rngs=rngs)"),

@@ -67,6 +67,11 @@ for step in range(200):
 """
 
 FAULTY: dict[str, tuple[str, str, str]] = {
+    "a loss that is maximised": (
+        script(opt="torch.optim.Adam(model.parameters(), lr=1e-2, maximize=True)"),
+        "uphill_updates",
+        "maximize=True",
+    ),
     "a product that flushes the gradients": (script(between=ALL), "flushed_gradients", ALL),
     "weights that start far too large": (script(DEEP + BIG, opt=SGD), "exploding_activations", "uniform_"),
     "weights that start far too small": (
@@ -256,6 +261,10 @@ FAULTY: dict[str, tuple[str, str, str]] = {
     ),
 }
 HEALTHY: dict[str, str] = {
+    "a likelihood that is maximised": script(
+        opt="torch.optim.Adam(model.parameters(), lr=1e-2, maximize=True)",
+        loss="-(model(x) - y).square().mean()",
+    ),
     "a loss scale that stays": script("scaler = torch.amp.GradScaler('cpu')")
     .replace("loss.backward()", "scaler.scale(loss).backward()")
     .replace("opt.step()", "scaler.step(opt); scaler.update()"),
@@ -438,3 +447,9 @@ def test_explain_says_nothing_more_of_a_sound_training(tmp_path: Path) -> None:
     result = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, timeout=280)
     assert "may not learn" not in result.stderr
     assert result.stdout == ""
+
+
+def test_the_other_sign_is_tried_for_updates_that_climb(tmp_path: Path) -> None:
+    _, report = checked(FAULTY["a loss that is maximised"][0], tmp_path)
+    assert report["complaints"][0]["tried"].startswith("with -1 times the rate, the loss goes from")
+    assert "no better" not in report["complaints"][0]["tried"]

@@ -45,6 +45,8 @@ class ParameterSeen(NamedTuple):
         shrink: the part of the change that shortens the parameter, -(dw . w) / (w . w).
         apart: of a matrix or more, how far the slices along an axis are apart, relative to their size: the
             larger one for the parameter and its gradient, the smallest over the axes.
+        rise: the mean over the elements of the change times the gradient, positive if the loss rises by it;
+            without the part of the change along the parameter itself, as weight decay makes it.
         optimizer: the name of the class of its optimizer; "" if it is not known.
     """
 
@@ -60,6 +62,7 @@ class ParameterSeen(NamedTuple):
     still: float = math.nan
     shrink: float = math.nan
     apart: float = math.nan
+    rise: float = math.nan
     optimizer: str = ""
 
     @property
@@ -74,7 +77,7 @@ class ParameterSeen(NamedTuple):
 
 
 def measure_update(before: Array, after: Array, gradient: Array, *, xp: Any) -> Array:
-    """Return the last seven numbers of a :class:`ParameterSeen`, as one array.
+    """Return the numbers of a :class:`ParameterSeen` from ``weight`` to ``rise``, as one array.
 
     Args:
         before, after: the parameter before and after the step, in float64.
@@ -104,6 +107,7 @@ def measure_update(before: Array, after: Array, gradient: Array, *, xp: Any) -> 
             still,
             shrink,
             _apart(before, gradient, xp),
+            xp.mean((change + shrink * before) * gradient),
         ]
     )
 
@@ -186,6 +190,17 @@ class Probe:
     out_of_range: dict[int, str] = field(default_factory=dict)
     running: tuple[Running, ...] = ()
     exact: bool = True
+
+    def rise(self) -> float:
+        """Return the cosine of the angle between the changes of all parameters and their gradients, without
+        weight decay: positive if the step goes uphill; NaN if nothing moved or has a gradient."""
+        known = [p for p in self.parameters if not math.isnan(p.rise)]
+        changes, gradients = (
+            math.sqrt(math.fsum(size * size * p.size for p, size in zip(known, sizes, strict=True)))
+            for sizes in ([p.update for p in known], [p.gradient for p in known])
+        )
+        both = changes * gradients
+        return math.fsum(p.rise * p.size for p in known) / both if both > 0 else math.nan
 
 
 class Loss(NamedTuple):

@@ -169,6 +169,10 @@ def _lower_rate(one: Complaint, course: Course) -> Remedy:
     return _rate(min(0.1, _USUAL_STEP / change) if change > 0 else 0.1)
 
 
+def _other_sign(one: Complaint, course: Course) -> Remedy:
+    return Remedy(change=Change.RATE, number=-1.0)
+
+
 def _less_decay(one: Complaint, course: Course) -> Remedy:
     return _lower_rate(one, course) if one.cure == BY_RATE else Remedy(change=Change.NO_DECAY)
 
@@ -208,6 +212,7 @@ def _first(course: Course) -> tuple[ParameterSeen, ...]:
 
 
 _REMEDIES: dict[Symptom, Callable[[Complaint, Course], Remedy | None]] = {
+    Symptom.UPHILL_UPDATES: _other_sign,
     Symptom.STEPS_TOO_LARGE: _lower_rate,
     Symptom.LOSS_DIVERGES: _lower_rate,
     Symptom.LOSS_OSCILLATES: _lower_rate,

@@ -36,6 +36,8 @@ _USUAL_EPS = 1e-5
 _NEXT_TO_NOTHING = 1e-3
 # A loss that has fallen by less than this part of its first value has not come down.
 _FALLEN = 0.1
+# Steps with such a cosine between change and gradient go uphill; those of so many steps show a course.
+_UPHILL, _LEAST_STEPS, _NEARLY_ALL = 0.02, 3, 0.9
 # With rates of 1 and more, a weight decay up to this one is not what is wrong.
 _USUAL_DECAY, _HUGE_RATE = 0.1, 1.0
 
@@ -171,6 +173,28 @@ def _sizes(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             place=course.scheduled[0] if course.scheduled else course.optimizer_place,
             places=places_of(course.optimizer_place),
         )
+
+
+def _uphill(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    """Yield updates that have the sign of the gradients, while the loss rises."""
+    cosines = [rise for probe in course.probes if not math.isnan(rise := probe.rise())]
+    uphill = [rise for rise in cosines if rise > _UPHILL]
+    if len(cosines) < _LEAST_STEPS or len(uphill) < _NEARLY_ALL * len(cosines) or not course.fall() < 0:
+        return
+    shown = (
+        f"in {len(uphill)} of {len(cosines)} measured steps parameters move along their gradients, with a "
+        f"cosine of {median(uphill):.2g} (without weight decay)"
+    )
+    values = course.values
+    asked = any(settings.get("maximize") for _, settings in course.settings)
+    yield Complaint.of(
+        Symptom.UPHILL_UPDATES,
+        # A likelihood, or what the script itself calls a maximum, may well rise.
+        Level.NOTE if asked or min(values) <= 0 else Level.WARNING,
+        (shown, f"the loss rose from {values[0]:.3g} to {values[-1]:.3g}"),
+        place=course.optimizer_place,
+        places=places_of(*course.made[1:], *course.scheduled),
+    )
 
 
 def _change(probe: Probe) -> float:
@@ -334,4 +358,4 @@ def _scale(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         )
 
 
-RULES = (_rate, _lost, _sizes, _eps, _state, _stale, _decay, _clipped, _scale)
+RULES = (_rate, _uphill, _lost, _sizes, _eps, _state, _stale, _decay, _clipped, _scale)

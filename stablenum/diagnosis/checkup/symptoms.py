@@ -42,6 +42,7 @@ class Symptom(StrEnum):
     INDEX_OUT_OF_RANGE = "index_out_of_range"
     GRADIENTS_KEPT = "gradients_kept"
     OPTIMIZER_RENEWED = "optimizer_renewed"
+    UPHILL_UPDATES = "uphill_updates"
     FLUSHED_GRADIENTS = "flushed_gradients"
     LOST_UPDATES = "lost_updates"
     BROADCAST_LOSS = "broadcast_loss"
@@ -130,6 +131,12 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
         "the optimizer starts over, so that it never has momentum or second moments",
         "make the optimizer and its state once, before the loop, and hand the new state to the next step",
         "moments are averages over many steps",
+    ),
+    S.UPHILL_UPDATES: SymptomText(
+        "the updates have the sign of the gradients, so each step makes the loss larger",
+        "turn the sign of the update: end the chain with optax.scale_by_learning_rate or optax.scale(-1); in "
+        "PyTorch leave out maximize=True; right as it is only if the script is to maximise this number",
+        "a loss that falls",
     ),
     S.FLUSHED_GRADIENTS: SymptomText(
         "gradients that were not 0 become 0 here, because the numbers are too small for the format",

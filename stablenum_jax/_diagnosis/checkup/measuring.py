@@ -289,5 +289,6 @@ def parameters_seen(
             numbers = measure_update(*wide, xp=numpy_namespace).tolist()
         if not known:
             numbers[3:6] = [math.nan] * 3
+            numbers[7] = math.nan
         seen.append(ParameterSeen(name, w.shape, w.dtype.name, rate, name in call.reached, *numbers))
     return tuple(seen)

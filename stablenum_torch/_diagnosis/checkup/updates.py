@@ -15,7 +15,7 @@ from stablenum_torch._diagnosis.audit import value_of
 
 __all__ = ["copies_of", "is_measurable", "parameters_seen", "settings_of"]
 
-_SETTINGS = ("lr", "weight_decay", "eps", "momentum")
+_SETTINGS = ("lr", "weight_decay", "eps", "momentum", "maximize")
 
 
 def is_measurable(p: Tensor) -> bool:
@@ -69,7 +69,7 @@ def parameters_seen(
 
 def _without_step(numbers: list[float]) -> list[float]:
     """Return the numbers without those that compare the parameter after the step."""
-    return [*numbers[:3], *[math.nan] * 3, numbers[6]]
+    return [*numbers[:3], *[math.nan] * 3, numbers[6], math.nan]
 
 
 def kind_of(optimizer: torch.optim.Optimizer | None) -> str:
