@@ -363,3 +363,13 @@ def test_initial_statistics_that_have_not_worn_off_are_not_blamed(
     _, report = checked(SLOW_STATISTICS.format(tx=tx, between=between), tmp_path, "--once")
     assert report["complaints"][0]["symptom"] == first
     assert "batch_norm" not in str(report["complaints"])
+
+
+def test_parameters_that_are_not_handed_on_either_are_named(tmp_path: Path) -> None:
+    text = script().replace("params, state, value = step", "_, _, value = step")
+    _, report = checked(text, tmp_path, "--once")
+    first = report["complaints"][0]
+    assert first["symptom"] == "optimizer_renewed"
+    assert "nothing is learned" in first["what"]
+    assert first["evidence"][0].endswith("began with the same parameters and the same optimizer state")
+    assert "new parameters" in first["cure"]

@@ -25,6 +25,12 @@ _MANY, _SOON = 4, 100
 _NO_STEP = "call optimizer.step() after the backward pass: no optimizer took a step"
 # Before this step a gradient may well be 0.
 _FEW = 10
+# What is said where not only the optimizer's state is lost.
+_DROPPED = {
+    "what": "each step begins with the first parameters and the first optimizer state, so nothing is learned",
+    "cure": "hand the new parameters and the new state that the step returns to the next step",
+    "expects": "the parameters move",
+}
 
 
 def _no_graph(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
@@ -337,17 +343,26 @@ def _bookkeeping(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
     often = number > max(2, 0.5 * (course.steps - 1))
     again = number > _MANY and course.steps / number < _SOON
     if often or again or course.unchanged_state > 2:
+        dropped = not (often or again) and _stands(course)
+        same = "the same parameters and the same" if dropped else "the same"
         yield Complaint.of(
             Symptom.OPTIMIZER_RENEWED,
             # Each round of a distributed or staged training may start with a fresh optimizer.
             Level.NOTE if again and not often and course.fall() > 0.9 else Level.FAULT,
             f"{number} new optimizers took {course.steps} steps"
             if often or again
-            else f"each of {course.unchanged_state} measured steps began with the same optimizer state",
+            else f"each of {course.unchanged_state} measured steps began with {same} optimizer state",
             place=next(iter(course.renewed_places), None),
             places=course.renewed_places[1:],
             since=next(iter(course.renewed), 0),
+            **(_DROPPED if dropped else {}),
         )
+
+
+def _stands(course: Course) -> bool:
+    """Return whether no parameter has changed between measured steps."""
+    updates = [p.update for probe in course.probes for p in probe.parameters]
+    return 0.0 in updates and not any(update > 0 for update in updates)
 
 
 RULES = (
