@@ -18,6 +18,7 @@ __all__ = ["other_arguments"]
 _SAME = 1e-5
 _MOST_AXES = 4
 _MOST_WINDOWS = 4096
+_MOST_ELEMENTS = 2**22
 _ADVICE = "Give both programs the same batch, unless you mean this."
 
 
@@ -131,6 +132,8 @@ def _is_other_batch(x: Any, y: Any, mine: Collection[Any], theirs: Collection[An
     """
     if x.ndim != y.ndim or x.size == y.size or _kind(x) != _kind(y) or not 0 < x.ndim <= _MOST_AXES:
         return False
+    if x.dtype.kind == "c" or max(x.size, y.size) > _MOST_ELEMENTS:  # too much to be compared row by row
+        return named
     axes = [k for k in range(x.ndim) if any(True for _ in _slices(y, _without(x.shape, k)))]
     if not named and (x.ndim == 1 or not axes or (_kind(x) == "f" and axes == [x.ndim - 1])):
         return False  # two things rather than two batches
