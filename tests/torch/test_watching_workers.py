@@ -15,6 +15,13 @@ import stablenum_torch as st
 from stablenum.diagnosis import Cause, Report
 from tests.torch.watched import Watching, assert_healthy, found
 
+pytestmark = [
+    # A loader forks its workers, of which JAX warns once it has been used in this process.
+    pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning"),
+    # On a machine with a single core.
+    pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes in total"),
+]
+
 BATCH, BAD_STEP = 4, 2
 
 
