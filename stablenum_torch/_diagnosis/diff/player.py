@@ -110,7 +110,8 @@ class Player(TorchDispatchMode):
         self._tape, self._wide, self._weights = tape, wide, weights
         self._noise, self._visit, self._replace = noise, visit, replace
         self._names: dict[int, tuple[str, str]] = {}
-        self._values = TensorValues(self.trace, _Nothing(), self._names)  # type: ignore[arg-type]
+        nothing: Any = _Nothing()
+        self._values = TensorValues(self.trace, nothing, self._names, with_outliers=False)
         self._bases: dict[int, Tensor] = {}
         self._kept: dict[int, Tensor] = {}  # the results that only a backward pass reads, by storage
         self._seen = 0  # values that have been shown

@@ -28,14 +28,25 @@ class TensorValues:
         leaves: parameters that were seen, by id.
         memory: the storages that were seen.
         taking: the last step that took a batch from a loader with workers.
+
+    With ``with_outliers`` each input from outside is searched for entries far from the rest, which takes a
+    median of it.
     """
 
-    def __init__(self, trace: Trace, snapshot: Snapshot, names: dict[int, tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        snapshot: Snapshot,
+        names: dict[int, tuple[str, str]],
+        *,
+        with_outliers: bool = True,
+    ) -> None:
         self.leaves: dict[int, Tensor] = {}
         self.memory = Memory()
         self.taking: Step | None = None
         self._parts: list[Tensor] = []  # of DTensors; they are kept, so that their ids stay theirs
         self._trace, self._snapshot, self._names = trace, snapshot, names
+        self._with_outliers = with_outliers
 
     def of(self, tensor: Tensor, *, role: str = "", reads: bool = True) -> Value:
         """Return the value that a tensor has now.
@@ -80,7 +91,7 @@ class TensorValues:
         flags = flags_of(tensor)
         stats = stats_of(tensor, name=name, at=bad_positions(tensor)) if any(flags) else None
         value = self._trace.values[self._trace.add_value(flags=flags, role=role, name=name, stats=stats)]
-        if role == "input":
+        if role == "input" and self._with_outliers:
             value.outliers = outliers_of(tensor)
         storage.views[view_key(tensor)] = (value.id, storage.epoch)
         value.entrance = known.entrance if known else None
