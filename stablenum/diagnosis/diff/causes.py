@@ -84,6 +84,6 @@ _FACTORS = {"momentum_dampening", "nesterov", "scale"}
 _LIMITS = {"clamp", "clip", "max", "maximum", "min", "minimum"}
 _RULES = (
     _by_update, by_targets, by_variant, by_normalisation, by_window, by_rows, by_hand, by_number,
-    by_pair, by_loss, by_constant, by_lack, by_transposition, by_flip, by_order, by_exchange, by_entries,
+    by_order, by_pair, by_loss, by_constant, by_lack, by_transposition, by_flip, by_exchange, by_entries,
     by_input, by_repetition, by_gradient, by_structure,
 )  # fmt: skip

@@ -25,6 +25,8 @@ __all__ = ["Comparison"]
 _SMALL = 1e-6
 # A gradient that rounding moves further than this, relative to its size, is taken for rounding.
 _NOISE = 1e-3
+# Operations that read every entry of a row, so that a value's order matters to them.
+_MIX = ("conv", "matmul")
 # Elementwise operations of several operands, by what they do.
 _COMBINES = {
     "add": "sum", "sub": "sum", "mul": "product", "div": "product",
@@ -112,7 +114,7 @@ class Comparison:
         here, there = found.left, found.right
         if here is None or there is None or here.missing or there.missing:
             return None
-        if kind(there.step) == "matmul":
+        if kind(there.step) in _MIX:
             return self._reordered(found, here, there, known)
         both = {_COMBINES.get(kind(start.step)) for start in (here, there)}
         return self._laid_apart(found, here, there, known) if len(both) == 1 and None not in both else None
@@ -129,7 +131,8 @@ class Comparison:
                 theirs = first_rearranged(b, arrays_b, arrays_a.values())
                 starts = [_maker(self.left, mine), _maker(self.right, theirs)]
                 if any(starts):
-                    return replace(found, left=starts[0] or here, right=starts[1] or there, rearranged=True)
+                    readers = here.step, there.step
+                    return replace(found, left=starts[0] or here, right=starts[1] or there, readers=readers)
         return None
 
     def _laid_apart(self, found: Frontier, here: Start, there: Start, known: Matching) -> Frontier | None:
@@ -149,7 +152,7 @@ class Comparison:
             right=Start(steps[0]) if steps else there,
             region_left=(*before, *found.region_left),
             region_right=(*steps, *found.region_right),
-            rearranged=True,
+            readers=(here.step, there.step),
         )
 
     def _operands(self, here: Step, there: Step, known: Matching) -> list[tuple[int, int]]:

@@ -26,7 +26,8 @@ class Frontier:
         left, right: where each side begins to differ; None where nothing of it leads to the difference.
         region_left, region_right: all operations from there to the values that differ.
         doubtful: whether the two operations are unlike, so that one side may lack what the other one has.
-        rearranged: whether the sides differ in the order of the same entries.
+        readers: the operations of both sides before which the same entries lie in another order; None if the
+            sides do not differ in that.
     """
 
     left: Start | None
@@ -34,7 +35,7 @@ class Frontier:
     region_left: tuple[Step, ...]
     region_right: tuple[Step, ...]
     doubtful: bool = False
-    rearranged: bool = False
+    readers: tuple[Step, Step] | None = None
 
     @property
     def known(self) -> bool:
@@ -123,7 +124,7 @@ def _pairs(a: Region, b: Region) -> list[_Pair]:
         mine, theirs = a.led_to_by(pair.shared_left), b.led_to_by(pair.shared_right)
         follows = not paired.isdisjoint(product(mine, theirs))
         unlike, entry = _unlike(pair.left, pair.right), b.entry(pair.right)
-        return aside, follows, unlike, entry, pair.right.index, pair.left.index
+        return aside, follows, unlike, entry, pair.right.index, -len(pair.shared_right), pair.left.index
 
     return sorted(pairs, key=rank)
 
@@ -150,15 +151,22 @@ def _in_equal_calls(a: Region, b: Region, here: Step, there: Step) -> bool:
 
 
 def _alike(a: Region, b: Region) -> tuple[Start | None, Start | None]:
-    """Return the first steps of the same function; without such, those that read a common value, one of which
-    reads something else that differs, too; without such, the first of all."""
-    same = ((s, t) for s in a.starts() for t in b.starts() if not quiet(s) and _unlike(s, t) == 0)
+    """Return the first steps of the same function, if possible one whose line reads what the other one reads;
+    without such, those that read a common value, one of which reads something else that differs, too; without
+    such, the first of all."""
+    same = [(s, t) for t in b.starts() for s in a.starts() if not quiet(s) and _unlike(s, t) == 0]
+    meeting = ((s, t) for s, t in same if _line_shares(a, s, t) or _line_shares(b, t, s))
     met = ((s, t) for s, t in ((s, _met(s, b)) for s in a.starts()) if t is not None)
     meets = ((s, t) for s, t in ((_met(t, a), t) for t in b.starts()) if s is not None)
-    for pairs in (same, met, meets):
+    for pairs in (meeting, same, met, meets):
         for here, there in pairs:
             return Start(here), Start(there)
     return a.first(), b.first()
+
+
+def _line_shares(side: Region, step: Step, other: Step) -> bool:
+    """Return whether the line of a step reads a telling value that a step of the other side reads."""
+    return any(side.shares(s, other) for s in same_line(Start(step), side.steps))
 
 
 def _met(step: Step, other: Region) -> Step | None:
@@ -169,7 +177,8 @@ def _met(step: Step, other: Region) -> Step | None:
 def _unlike(here: Step, there: Step) -> int:
     """Return 0 for the same function, 1 for the same operation, 2 for neither."""
     functions = functions_of(here) & functions_of(there) - PLAIN
-    return 0 if functions else 1 if kind(here) == kind(there) else 2
+    tables = kind(here) in LOOKUPS and kind(there) in LOOKUPS
+    return 0 if functions or tables else 1 if kind(here) == kind(there) else 2
 
 
 def _nothing_alike(pair: _Pair) -> bool:

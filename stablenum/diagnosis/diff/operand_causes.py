@@ -86,10 +86,11 @@ def by_flip(scene: Scene) -> Cause | None:
 def by_order(scene: Scene) -> Cause | None:
     """Give the right program's convolution the images of the left one, whose entries are the same in another
     order: flipped, reshaped in another layout, or with channels put together the other way round."""
-    starts = {name: (side, start.step) for name, side, start, _ in _starts(scene)}
+    starts = [start.step for *_, start, _ in _starts(scene)]
     if len(starts) < 2:
         return None
-    (left, here), (right, there) = starts["left"], starts["right"]
+    there, here = starts if scene.found.readers is None else reversed(scene.found.readers)
+    left, right = scene.left, scene.right
     images = [
         [(v, r) for v, r in zip(s.inputs, s.roles, strict=False) if _of_images(r)] for s in (here, there)
     ]

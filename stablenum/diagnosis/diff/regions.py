@@ -63,8 +63,23 @@ class Region:
                 self.readers.setdefault(value, []).append(step)
 
     def starts(self) -> list[Step]:
-        """Return the steps that read nothing from the region."""
-        return [s for s in self.steps if not self._made.intersection(s.inputs)]
+        """Return the steps that read nothing from the region, nor choose by what the region computes."""
+        return self._starts
+
+    @cached_property
+    def _starts(self) -> list[Step]:
+        return [s for s in self.steps if self._made.isdisjoint(self._read(s))]
+
+    def _read(self, step: Step) -> set[int]:
+        """Return what a step reads, and what its indices and flags are computed from."""
+        trace, found, todo = self.side.trace, set[int](), list(step.inputs)
+        while todo:
+            value = todo.pop()
+            producer = trace.values[value].producer
+            if value not in found and producer is not None and not self.side.prints[value].floating:
+                todo += trace.steps[producer].inputs
+            found.add(value)
+        return found
 
     def first(self) -> Start | None:
         """Return the first of these steps; None if there is none."""

@@ -30,6 +30,8 @@ _MOST_ROUNDS = 16
 _MOST_PLACES = 8
 # Of places after the first, so many values are tried.
 _MOST_TRIALS = 3
+# Of the calls of a line, so many are set right together.
+_MOST_CALLS = 16
 # Losses come nearer if their gap is less than this times what it was.
 _NEARER = 0.1
 _PHASES = {"gradient": "backward", "updated": "update"}
@@ -186,11 +188,37 @@ def _set_right(comparison: Comparison, group: Group, found: Iterable[Found]) -> 
     if not sure and group.kind != "updated" and not any(f.holds(first) for f in found):
         best = _closer(comparison, group, best)
     place, pairs, patch = best
+    if patch is not None and not patch.agrees:
+        patch = _in_every_call(comparison, place, group, patch) or patch
     if not sure and (place.doubtful or patch is None or not patch.agrees):
         lacked = lacking(comparison, place, group)
         if lacked is not None:
             return lacked[0], pairs, lacked[1]
     return place if patch is None else leading_to(place, patch.left, patch.right), pairs, patch
+
+
+def _in_every_call(comparison: Comparison, place: Frontier, group: Group, patch: Patch) -> Patch | None:
+    """Return the patch of all calls of the two lines, such as those of several layers, one after the other;
+    None if the results do not agree with that either."""
+    values = dict(patch.values)
+    for _ in range(_MOST_CALLS):
+        after = comparison.with_values(patch.side, values, until=group)
+        again = next(g for g in after.groups if (g.kind, g.step) == (group.kind, group.step))
+        if not again.differing:
+            return replace(patch, values=values, agrees=True)
+        further = next(after.frontiers(again))
+        if _at(further) != _at(place):
+            return None
+        next_patch = patched(after, further, again, candidates(after, further))
+        if next_patch is None or values.keys() >= next_patch.values.keys():
+            return None
+        values.update(next_patch.values)
+    return None
+
+
+def _at(place: Frontier) -> list[tuple[Place | None, str] | None]:
+    starts = place.left, place.right
+    return [None if s is None else (s.step.place, s.step.operation) for s in starts]
 
 
 def _unseen_in_loss(comparison: Comparison, group: Group) -> tuple[Group, _Place] | None:

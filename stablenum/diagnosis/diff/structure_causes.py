@@ -27,7 +27,7 @@ def by_structure(scene: Scene) -> Cause | None:
     sums = axes or by_sum(scene) or by_divisor(scene)
     if sums is not None:
         return sums
-    if scene.found.rearranged and not {here.step.primitive, there.step.primitive} & _MOVING:
+    if scene.found.readers is not None and not {here.step.primitive, there.step.primitive} & _MOVING:
         return cause(
             "entry_order",
             "the same numbers lie in another order beside what they are combined with.",
@@ -67,7 +67,7 @@ def _within(scene: Scene) -> bool:
     sides = (found.left, found.region_left, patch and patch.left), (
         found.right, found.region_right, patch and patch.right)  # fmt: skip
     return all(
-        start is not None and any(value in s.outputs for s in same_line(start, region))
+        start is not None and any(value in s.outputs for s in (start.step, *same_line(start, region)))
         for start, region, value in sides
     )
 
