@@ -7,7 +7,7 @@ differences, is what the gradients of the two sides differ by.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from stablenum.diagnosis.diff.comparison import Comparison
@@ -74,8 +74,10 @@ def _found(
     for name, lacking in (("right", gap), ("left", -gap)):
         flow, other = Flow(comparison, name, group), Flow(comparison, OTHER[name], group)
         some = list(islice(places(flow, other), _MOST_PLACES))
-        slopes = along.through(name, [place.values for place in some])
-        for place, passing in zip(some, slopes, strict=True):
+        values = [place.values for place in some]
+        held = {o for step in _ending(flow) for o in step.outputs}
+        slopes = chain(along.through(name, values), along.through_alone(name, values, held))
+        for place, passing in zip(chain(some, some), slopes, strict=True):
             if passing and abs(passing - lacking) <= _CLOSE * abs(lacking):
                 return Hidden(name, place.stop, place.passes, place.reads)
     return None
@@ -144,7 +146,12 @@ def _handing_on(flow: Flow, value: int) -> Step | None:
 
 
 def _passing(flow: Flow, other: Flow, stops: Iterable[Step]) -> Start | None:
-    """Return the step of the other side that gives the first common value after some steps."""
+    """Return the step of the other side that reads a parameter at which some steps end the flow, or that gives
+    the first common value after them."""
+    ended = (i for s in stops for i in s.inputs if flow.trace.values[i].role == "parameter")
+    reads = other.read_by(j for i in ended for j in flow.equals(i))
+    if reads:
+        return Start(reads[0].step, missing=True, value=reads[0].value)
     todo, seen = [o for s in stops for o in s.outputs], set[int]()
     while todo:
         for step in flow.readers.get(todo.pop(0), ()):

@@ -13,11 +13,45 @@ from stablenum.diagnosis.diff.kinds import quiet
 from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.diff.patches import Patch
 from stablenum.diagnosis.diff.results import Group
-from stablenum.diagnosis.diff.sides import arrays_of
+from stablenum.diagnosis.diff.sides import Side, arrays_of
+from stablenum.diagnosis.replay.trace import Step
+from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["lacking"]
+__all__ = ["after_call", "lacking"]
 
 _MOST_TRIALS = 8
+
+
+def after_call(lacks: Start | None, side: Side, has: Start | None, other: Side) -> Start | None:
+    """Return where a side lacks an operation: if the other side has it after a call that returns what it reads,
+    and this one has such a call too, then there, rather than at the last line within the call."""
+    if lacks is None or has is None or lacks.place is not None or not lacks.missing or lacks.value is None:
+        return lacks
+    reader = next((s for s in side.trace.steps if lacks.value in s.inputs), None)
+    within = [s for s in (_maker(other, i) for i in has.step.inputs) if s is not None]
+    if reader is None or not any(_call_of(made_by, has.step) for made_by in within):
+        return lacks
+    made_by = _maker(side, lacks.value)
+    return lacks if made_by is None else replace(lacks, place=_call_of(made_by, reader))
+
+
+def _maker(side: Side, value: int) -> Step | None:
+    producer = side.trace.values[value].producer
+    return None if producer is None else side.trace.steps[producer]
+
+
+def _call_of(made_by: Step, reader: Step) -> Place | None:
+    """Return the line of the function to which a step belongs that calls the one to which another step
+    belongs; None if it does not call it there."""
+    depth = len(reader.frames) - 1
+    if (
+        depth < 0
+        or len(made_by.frames) <= len(reader.frames)
+        or made_by.frames[:depth] != reader.frames[:depth]
+    ):
+        return None
+    line, own = made_by.frames[depth], reader.frames[depth]
+    return line if (line.file, line.function) == (own.file, own.function) else None
 
 
 class _Trial(NamedTuple):

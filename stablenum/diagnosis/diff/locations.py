@@ -48,9 +48,13 @@ def location_of_optimizer(side: Side) -> Location | None:
 
 def _around(side: Side, start: Start) -> str:
     """Return the module that lacks an operation: the one whose code holds the line, since the line may call a
-    module of a library; that module if it both makes and reads the value there."""
+    module of a library; that module if it both makes and reads the value there, or reads a parameter of its
+    own."""
     step, steps = start.step, side.trace.steps
-    producer = None if start.value is None else side.trace.values[start.value].producer
+    value = None if start.value is None else side.trace.values[start.value]
+    if value is not None and value.role == "parameter" and value.name.startswith(f"{step.module}."):
+        return step.module
+    producer = None if value is None else value.producer
     if producer == step.index:
         reads = (s for s in steps[producer + 1 :] if s.phase == step.phase and start.value in s.inputs)
         inside = any(s.module == step.module for s in reads)

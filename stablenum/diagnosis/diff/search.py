@@ -12,7 +12,7 @@ from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.frontier import Frontier, Start, last_of_line, leading_to
 from stablenum.diagnosis.diff.kinds import quiet
-from stablenum.diagnosis.diff.lacks import lacking
+from stablenum.diagnosis.diff.lacks import after_call, lacking
 from stablenum.diagnosis.diff.locations import location_of, location_of_optimizer, result_name
 from stablenum.diagnosis.diff.offsets import offset
 from stablenum.diagnosis.diff.patches import Pair, Patch, candidates, patched
@@ -311,6 +311,10 @@ def _found(scene: Scene, stop: Stopped | None) -> Found:
     phase = _PHASES.get(group.kind, "forward")
     causes = causes_of(scene) if stop is None else (stop.cause,)
     left, right = (place.left, place.right) if stop is None else (stop.left, stop.right)
+    left, right = (
+        after_call(left, comparison.left, right, comparison.right),
+        after_call(right, comparison.right, left, comparison.left),
+    )
     if group.kind == "updated" and causes:
         left, right = placed_by_cause(causes[0].code, place, comparison.left, comparison.right)
         place = _named(place, left, right)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,10 +51,22 @@ class Direction:
     def through(self, name: str, places: Sequence[Sequence[int]]) -> Iterator[float]:
         """Yield for each of some places the part of the slope of a side that passes through its values."""
         wanted = {v for values in places for v in values}
-        up, down = (self._arrays(name, sign, wanted) for sign in (1, -1))
+        moved = [self._arrays(name, sign, wanted) for sign in (1, -1)]
         for values in places:
-            losses = [self._loss(name, {v: moved[v] for v in values}) for moved in (up, down)]
-            yield (losses[0] - losses[1]) / (2 * _STEP)
+            yield self._slope(name, values, moved)
+
+    def through_alone(
+        self, name: str, places: Sequence[Sequence[int]], held: Iterable[int]
+    ) -> Iterator[float]:
+        """Yield the same without what reaches the values of a place through others, which are held."""
+        fixed = arrays_of(self.comparison.side(name), held)
+        for values in places:
+            others = {v: x for v, x in fixed.items() if v not in values}
+            yield self._slope(name, values, [self._arrays(name, sign, values, others) for sign in (1, -1)])
+
+    def _slope(self, name: str, values: Sequence[int], moved: Sequence[Mapping[int, Any]]) -> float:
+        up, down = (self._loss(name, {v: arrays[v] for v in values}) for arrays in moved)
+        return (up - down) / (2 * _STEP)
 
     @property
     def _losses(self) -> Group:
@@ -63,11 +76,14 @@ class Direction:
         after = self.comparison.with_values(name, values, until=self._losses).side(name)
         return sum(float(after.arrays[getattr(p, name).value]) for p in self._losses.pairs)
 
-    def _arrays(self, name: str, sign: int, wanted: Iterable[int]) -> dict[int, Any]:
+    def _arrays(
+        self, name: str, sign: int, wanted: Iterable[int], held: Mapping[int, Any] = MappingProxyType({})
+    ) -> dict[int, Any]:
         """Return values of a side whose parameters are moved; as they are if its operations do not fit."""
         side = self.comparison.side(name)
+        given = {**side.replaced, **held, **self._moved(name, sign)}
         try:
-            return arrays_of(replace(side, replaced={**side.replaced, **self._moved(name, sign)}), wanted)
+            return arrays_of(replace(side, replaced=given), wanted)
         except ReplacedError:
             return arrays_of(side, wanted)
 

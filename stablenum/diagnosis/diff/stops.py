@@ -71,6 +71,10 @@ def stopped(comparison: Comparison, group: Group, found: Frontier) -> Stopped | 
     if two is not None:
         return two
     hidden = hidden_stop(comparison, group)
+    known = (c for c in cases if hidden and (c.side, c.stop.place) == (hidden.side, hidden.stop.place))
+    case = next(known, None)  # which may say more
+    if case is not None:
+        return _stopped(comparison.side(OTHER[case.side]), case, None, _MEASURED)
     if hidden is not None:
         return _of_hidden(hidden, found)
     return _stopped(comparison.side(OTHER[cases[0].side]), cases[0], None, "") if cases else None
