@@ -89,6 +89,12 @@ class Run:
         return self._waiting[-1] if self._waiting else self.headers[-1][1]
 
     @property
+    def starts(self) -> list[Mapping[str, Any]]:
+        """The headers that begin the run, or begin it again; without steps the last header."""
+        first, *later = [header for _, header in self.headers] or [self.header]
+        return [first, *(header for header in later if header.get("changed") is not True)]
+
+    @property
     def skipped(self) -> list[int]:
         """The positions of the steps that were skipped."""
         return [i for i, reason in enumerate(self.reason) if reason not in APPLIED]

@@ -198,13 +198,15 @@ class Pace:
     """When the recorder is read: every 64 steps, of which a call may take several.
 
     How many a call takes is not known without a wait, so it is learned from the readings that arrive. Until
-    then every call is one at which to read.
+    then every call is one at which to read. Where each takes one, the readings are after the steps 63, 127
+    and so on, also in a run that goes on from a checkpoint.
     """
 
     def __init__(self) -> None:
         self._calls = self._last_call = 0
         self._every = 1
         self._seen: tuple[int, int] | None = None
+        self._ahead: int | None = None  # of the calls the steps are, while each call takes one
 
     @property
     def calls(self) -> int:
@@ -219,6 +221,8 @@ class Pace:
     @property
     def due_next(self) -> bool:
         """Whether the recorder is to be read at the next call."""
+        if self._ahead is not None:
+            return (self._calls + 1 + self._ahead) % EVERY == EVERY - 1
         return self._calls + 1 - self._last_call >= self._every
 
     def due(self) -> bool:
@@ -231,9 +235,15 @@ class Pace:
     def arrived(self, call: int, step: int) -> None:
         """Learn from the number of the last step at a call."""
         if self._seen is not None and call > self._seen[0]:
-            steps = max(1, -(-(step - self._seen[1]) // (call - self._seen[0])))
-            self._every = max(1, EVERY // steps)
+            calls, steps = call - self._seen[0], step - self._seen[1]
+            self._every = max(1, EVERY // max(1, -(-steps // calls)))
+            self._ahead = step - call if steps == calls else None
         self._seen = call, step
+
+    def went_back(self, step: int) -> None:
+        """Take note that the last step is now this one."""
+        self._seen = self._calls, step
+        self._ahead = None if self._ahead is None else step - self._calls
 
 
 def _write_all(handle: int, data: bytes) -> None:

@@ -218,6 +218,7 @@ class _Readings:
     def go_back(self, rewind: Rewind, records: Sequence[StepRecord]) -> None:
         """Write that the run went back; not in processes that do not write, nor before the first step."""
         if self._begun:
+            self._pace.went_back(records[-1]["step"] if records else -1)
             self._file.go_back(rewind, records)
 
     def close(self) -> None:

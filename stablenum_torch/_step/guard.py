@@ -432,6 +432,8 @@ class Guard:
         self.write_log()  # of the steps that are gone then
         finish(functools.partial(copy_into, self.state, state))
         self.left_out = False
+        if self._log is not None:
+            self._log.went_to(int(state.step))
 
     def take_lost_rules(self) -> list[str] | None:
         """Return the rules that begin from scratch beside an optimizer whose state was loaded.

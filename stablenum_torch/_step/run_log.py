@@ -68,7 +68,7 @@ class StepLog:
 
     def __init__(self, file: LogFile) -> None:
         self._file = file
-        self._steps = 0
+        self._steps = 0  # the number of the next one
         self._begun = self._mine = False
         self._state: GuardState | None = None
         self._names: Names | None = None
@@ -114,6 +114,11 @@ class StepLog:
         except RuntimeError as error:  # the device has failed
             _logger.warning(f"The last steps are missing in {self._file.path}: {error}")
 
+    def went_to(self, step: int) -> None:
+        """Take note that a state was loaded in which ``step`` steps had been taken."""
+        self._steps = step
+        self._before = None  # the next update begins elsewhere
+
     def go_back(self, rewind: Rewind, records: Sequence[StepRecord]) -> None:
         """Write that the run went back, and why, when all steps so far are written.
 
@@ -122,7 +127,6 @@ class StepLog:
             records: what the guard has recorded, now that its state is put back.
         """
         if self._mine and not capturing():
-            self._before = None  # the next update begins elsewhere
             self._file.go_back(rewind, records)
 
     def settings_changed(self, seen: Logged) -> None:

@@ -625,7 +625,7 @@ def test_what_is_not_a_log_is_named(path, content, why):
 # --- when the recorder is read -----------------------------------------------------------------------------
 
 
-def readings(steps_per_call: float, calls: int, late: int = 0) -> list[int]:
+def readings(steps_per_call: float, calls: int, late: int = 0, first: int = 0) -> list[int]:
     """The calls at which the recorder is read, if a reading arrives some calls later."""
     pace, found, under_way = Pace(), [], []
     for call in range(1, calls + 1):
@@ -633,16 +633,31 @@ def readings(steps_per_call: float, calls: int, late: int = 0) -> list[int]:
             pace.arrived(*under_way.pop(0)[1])
         if pace.due():
             found.append(call)
-            under_way.append((call + late + 1, (call, int(call * steps_per_call) - 1)))
+            under_way.append((call + late + 1, (call, first + int(call * steps_per_call) - 1)))
     return found
 
 
 @pytest.mark.parametrize("late", [0, 5])
-def test_a_run_of_single_steps_is_read_every_64_steps(late):
-    found = readings(1, 400, late)
-    apart = [b - a for a, b in pairwise(found)]
-    assert apart[: 1 + late] == [1] * (1 + late)
-    assert set(apart[1 + late :]) == {EVERY}
+@pytest.mark.parametrize("first", [0, 100])
+def test_a_run_of_single_steps_is_read_after_the_steps_63_127_and_so_on(first, late):
+    found = readings(1, 400, late, first)
+    begun, later = found[: 2 + late], [first + call - 1 for call in found[2 + late :]]
+    assert begun == list(range(1, 3 + late))
+    assert later == [step for step in range(first + 3, first + 400) if step % EVERY == EVERY - 1]
+
+
+@pytest.mark.parametrize("singly", [True, False])
+def test_a_run_that_goes_back_is_read_after_the_same_steps(singly):
+    pace, step, read = Pace(), -1, []
+    for call in range(1, 300):
+        step += 1 if singly or call % 2 else 0
+        if pace.due():
+            read.append(step)
+            pace.arrived(call, step)
+        if call == 90:
+            pace.went_back(step := step - 40)
+    assert not singly or read == [0, 1, 63, 63, 127, 191, 255]
+    assert all(b - a <= EVERY for a, b in pairwise(read))
 
 
 @pytest.mark.parametrize(("steps", "calls"), [(10, 6), (50, 1), (64, 1), (1000, 1), (0.25, 64)])

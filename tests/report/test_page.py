@@ -136,7 +136,16 @@ def test_steps_that_were_undone_are_in_the_page(tmp_path):
     assert '<tr class="undone"><td><code>NONFINITE_LOSS</code> (undone)</td>' in table
     assert '<td class="number">2</td><td class="number">8</td><td class="number">9</td>' in table
     assert "worst of skipped steps, also undone ones" in worst_table([run])
-    assert "<code>head</code>" in worst_table([run])
+    assert "<code>head</code>" not in worst_table([run])
+
+
+def test_a_parameter_is_named_for_steps_that_were_undone(tmp_path):
+    file = begun(tmp_path / "run.jsonl")
+    bad = record(9, reason=Reason.INF_GRADIENT, grad_norm=math.inf, worst=Worst(1, "head"))
+    file.write([*(record(i) for i in range(9)), bad])
+    file.write([record(i, loss=1.0) for i in range(7, 12)])
+    text = text_of(worst_table([read_run(tmp_path / "run.jsonl")]))
+    assert text.endswith("also undone ones blocks.0.attention.weight 100.0% 0 head 0.0% 1")
 
 
 def test_no_parameter_is_blamed_for_a_step_whose_loss_was_bad(tmp_path):
@@ -249,16 +258,27 @@ def test_skips_are_counted_by_reason_with_a_remedy(tmp_path):
     assert "OK" not in text
 
 
+def test_code_in_a_remedy_is_code(tmp_path):
+    bad = record(0, loss=math.nan, reason=Reason.NONFINITE_LOSS)
+    table = skips_table([run_of(tmp_path, [bad])])
+    assert "<code>stablenum explain --strict SCRIPT</code>, or check the batch" in table
+    assert "`" not in table
+
+
 def test_a_run_without_skips_says_so(tmp_path):
     assert skips_table([run_of(tmp_path, [record(0)])]) == "<p>No step was skipped.</p>"
 
 
 def test_worst_parameters_are_shares_of_the_applied_steps(tmp_path):
+    (tmp_path / "d").mkdir()
     rows = [record(i, worst=Worst(0, "a") if i % 4 else Worst(1, "b")) for i in range(8)]
     rows.append(record(8, worst=Worst(2, "c"), reason=Reason.NAN_GRADIENT, grad_norm=math.nan))
     rows.append(record(9, worst=Worst(0, "a"), reason=Reason.SPIKE_LOSS))  # of which no parameter is at fault
     text = text_of(worst_table([run_of(tmp_path, rows)]))
     assert text.endswith("a 75.0% 0 b 25.0% 0 c 0.0% 1")
+    # One that is named only in steps of which no parameter is at fault has nothing to say.
+    rows.append(record(10, worst=Worst(3, "d"), reason=Reason.NONFINITE_LOSS))
+    assert text_of(worst_table([run_of(tmp_path / "d", rows)])).endswith("c 0.0% 1")
     nameless = run_of(tmp_path, [record(0, worst=Worst(-1, None))])
     nameless.names.clear()
     assert "No parameter is named" in worst_table([nameless])
@@ -275,6 +295,7 @@ def test_settings_that_differ_between_runs_are_marked(tmp_path):
 
 
 def differing(*optimizers: dict[str, Any], path: Path) -> list[str]:
+    path.mkdir(exist_ok=True)
     logs = [log_of(path / f"{i}.jsonl", [record(0)], optimizer=o) for i, o in enumerate(optimizers)]
     table = settings_table([read_run(log) for log in logs])
     return re.findall(r"<tr class=\"differs\"><th scope=\"row\">(.*?)</th>", table)
@@ -283,9 +304,89 @@ def differing(*optimizers: dict[str, Any], path: Path) -> list[str]:
 def test_where_a_schedule_stands_is_no_difference_between_runs(tmp_path):
     first, resumed = ({"class": "AdamW", "lr": lr, "initial_lr": 3e-4} for lr in (3e-4, 1e-4))
     assert differing(first, resumed, path=tmp_path) == []
-    assert differing({"class": "AdamW", "lr": 3e-4}, resumed, path=tmp_path) == ["optimizer: initial_lr"]
+    fixed = {"class": "AdamW", "lr": 3e-4}
+    assert differing(fixed, resumed, path=tmp_path / "fixed") == ["optimizer: initial_lr"]
     other = resumed | {"initial_lr": 1e-4}
-    assert differing(first, other, path=tmp_path) == ["optimizer: lr", "optimizer: initial_lr"]
+    found = differing(first, other, path=tmp_path / "other")
+    assert found == ["optimizer: lr", "optimizer: initial_lr"]
+
+
+ONE_CYCLE = {"class": "AdamW", "max_momentum": 0.95, "base_momentum": 0.85}
+
+
+@pytest.mark.parametrize(
+    ("began", "moved", "other"),
+    [
+        ({"betas": [0.95, 0.999]}, {"betas": [0.897, 0.999]}, {"betas": [0.897, 0.99]}),
+        ({"momentum": 0.95}, {"momentum": 0.897}, {"momentum": 0.9, "max_momentum": 0.9}),
+        (
+            {"betas": {"by_group": [[0.95, 0.999], [0.9, 0.99]]}, "max_momentum": {"by_group": [0.95, 0.9]}},
+            {"betas": {"by_group": [[0.9, 0.999], [0.85, 0.99]]}, "max_momentum": {"by_group": [0.95, 0.9]}},
+            {"betas": {"by_group": [[0.9, 0.999], [0.85, 0.9]]}, "max_momentum": {"by_group": [0.95, 0.9]}},
+        ),
+        (
+            {"betas": {"by_group": [[0.95, 0.999], [0.95, 0.9]]}},
+            {"betas": {"by_group": [[0.9, 0.999], [0.9, 0.9]]}},
+            {"betas": [0.9, 0.999]},
+        ),
+        (
+            {"betas": [0.9, 0.999], "max_momentum": {"by_group": [0.9, None]}},
+            {"betas": {"by_group": [[0.8, 0.999], [0.9, 0.999]]}, "max_momentum": {"by_group": [0.9, None]}},
+            {"betas": [0.8, 0.999], "max_momentum": {"by_group": [0.9, None]}},
+        ),
+    ],
+)
+def test_where_a_cycle_of_the_momentum_stands_is_no_difference(tmp_path, began, moved, other):
+    assert differing(ONE_CYCLE | began, ONE_CYCLE | moved, path=tmp_path) == []
+    assert differing(ONE_CYCLE | began, ONE_CYCLE | other, path=tmp_path / "other") != []
+
+
+def test_a_cycle_is_another_setting_than_none(tmp_path):
+    fixed = {"class": "AdamW", "betas": [0.95, 0.999]}
+    found = differing(fixed, ONE_CYCLE | {"betas": [0.9, 0.999]}, path=tmp_path)
+    assert found == ["optimizer: max_momentum", "optimizer: base_momentum"]
+
+
+def settings_of(run: Run) -> dict[str, str]:
+    rows = re.findall(r'<th scope="row">(.*?)</th><td><code>(.*?)</code>', settings_table([run]))
+    return dict(rows)
+
+
+def test_a_run_that_was_started_again_shows_the_settings_with_which_it_began(tmp_path):
+    first = ONE_CYCLE | {"lr": 1e-4, "initial_lr": 1e-4, "betas": [0.95, 0.999]}
+    later = first | {"lr": 2e-3, "betas": [0.9, 0.999]}
+    run_of(tmp_path, [record(0), record(1)], optimizer=first)
+    settings = settings_of(run_of(tmp_path, [record(2)], optimizer=later))
+    assert settings["optimizer: lr"] == "0.0001"
+    assert settings["optimizer: betas"] == "0.95, 0.999"
+
+
+def test_a_setting_that_a_restart_changed_is_shown_as_it_was_and_became(tmp_path):
+    path = log_of(tmp_path / "a.jsonl", [record(0), record(1)])
+    lower = {"clip": [CLIP | {"max_norm": 0.5}], "on_nonfinite": "skip"}
+    begun(path, settings=lower, optimizer={"class": "AdamW", "lr": 1e-4}).write([record(2)])
+    run, other = read_run(path), read_run(log_of(tmp_path / "b.jsonl", [record(0)]))
+    settings = settings_of(run)
+    assert settings["clip"] == "ClipByGlobalNorm(max_norm=1), then ClipByGlobalNorm(max_norm=0.5)"
+    assert settings["optimizer: lr"] == "0.0003, then 0.0001"
+    assert settings["optimizer"] == "AdamW"
+    differ = re.findall(r"<tr class=\"differs\"><th scope=\"row\">(.*?)</th>", settings_table([run, other]))
+    assert differ == ["clip", "optimizer: lr"]
+
+
+def test_settings_of_steps_that_were_all_undone_are_not_shown(tmp_path):
+    path = log_of(tmp_path / "a.jsonl", [record(0), record(1)], optimizer={"class": "SGD", "lr": 9.0})
+    begun(path).write([record(0, loss=1.0)])
+    assert settings_of(read_run(path))["optimizer: lr"] == "0.0003"
+    assert "optimizer: momentum" not in settings_of(read_run(path))
+
+
+def test_a_setting_that_a_restart_added_or_removed(tmp_path):
+    path = log_of(tmp_path / "a.jsonl", [record(0)], optimizer={"class": "SGD", "momentum": 0.9})
+    begun(path, optimizer={"class": "SGD", "nesterov": True}).write([record(1)])
+    settings = settings_of(read_run(path))
+    assert settings["optimizer: momentum"] == "0.9, then -"
+    assert settings["optimizer: nesterov"] == "-, then True"
 
 
 def by_group(*values: Any) -> dict[str, Any]:
@@ -330,7 +431,29 @@ def test_a_summary_says_what_happened(tmp_path):
     with path.open("a") as file:
         file.write("broken\n")
     begun(path).write([record(i) for i in range(1, 5)])
-    assert said(path).endswith("started again once · 1 line of the log cannot be read")
+    moment = r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+    again = (
+        f"· started {moment} · started again once, at {moment} · torch · 1 line of the log cannot be read$"
+    )
+    assert re.search(again, said(path))
+
+
+def test_a_summary_has_the_times_of_the_first_and_the_last_start(tmp_path):
+    path = log_of(tmp_path / "run.jsonl", [record(0), record(1)])
+    for step in (2, 3):
+        begun(path).write([record(step)])
+    days = iter(("2031-01-01", "2031-01-02", "2031-01-03"))
+    path.write_text(re.sub(r'(?<="started":")[\d-]+', lambda _: next(days), path.read_text()))
+    assert re.search(
+        r"started 2031-01-01 \S+ UTC · started again 2 times, last at 2031-01-03 \S+ UTC · torch", said(path)
+    )
+
+
+def test_the_page_says_what_a_dashed_line_marks(tmp_path):
+    path = log_of(tmp_path / "run.jsonl", [record(0), record(1)])
+    assert "dashed line" not in as_html([read_run(path)])
+    begun(path).write([record(2)])
+    assert "steps that came out as before are not written twice" in as_html([read_run(path)])
 
 
 def said(path: Path) -> str:

@@ -153,6 +153,28 @@ def test_the_size_of_every_64th_update_is_logged(path):
     assert update[1].parameter == max(each, key=each.__getitem__)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_run_that_goes_on_measures_the_updates_that_it_would_have_measured(path, request, late):
+    if late:
+        request.getfixturevalue("in_background")
+        LateRead.arrives = True
+    whole, model = path.with_name("whole.jsonl"), model_of()
+    opt = guarded(model, whole)
+    trained(model, opt, range(100))
+    saved = copy.deepcopy((model.state_dict(), opt.state_dict()))
+    trained(model, opt, range(100, 200))
+    model = model_of()
+    opt = guarded(model, path)
+    for _ in range(2):  # and once more in the same process, after a step whose update would be measured
+        model.load_state_dict(saved[0])
+        opt.load_state_dict(copy.deepcopy(saved[1]))
+        trained(model, opt, range(100, 127))
+    trained(model, opt, range(127, 200))
+    opt.history()
+    assert read_run(path).updates == read_run(whole).updates[1:]
+    assert [update.step for update in read_run(path).updates] == [127, 191]
+
+
 def test_a_sample_has_elements_of_all_of_a_large_parameter():
     large, small = torch.arange(100_000.0), torch.arange(3.0)
     params = [large, small, torch.empty(0)]

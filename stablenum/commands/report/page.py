@@ -32,7 +32,10 @@ _CONTROLS = """<div class="controls">
 _HELP = """<p class="soft hint">Drag across a plot to zoom, double-click to see the whole run,
 or use the keys <kbd>+</kbd> <kbd>-</kbd> <kbd>←</kbd> <kbd>→</kbd> <kbd>0</kbd> on the plots.
 A <span class="tick">tick</span> at the top is a skipped step: point at it to see why.
-What is grey was undone: the run went back and took these steps again.{bands}</p>"""
+What is grey was undone: the run went back and took these steps again.{lines}{bands}</p>"""
+_LINES = """
+A <span class="line">dashed line</span> is at the first step that was written after the run was started again
+or went back. It may have gone on from an earlier one: steps that came out as before are not written twice."""
 _BANDS = '\nPoint at a <span class="band">grey band</span> to see why.'
 _FOOT = """<footer>Written by <code>stablenum report</code>.
 Plots by <a href="https://github.com/leeoniya/uPlot">uPlot</a>.</footer></main>"""
@@ -43,6 +46,7 @@ def as_html(runs: Sequence[Run]) -> str:
     code = script(_MAIN)
     data = in_script(plotted([plotted_run(run) for run in runs]))
     told = any(run.events for run in runs)
+    lines = any(run.restarts or run.rewinds for run in runs)
     title = ", ".join(run.name for run in runs)
     body = [
         '<main class="runs">',
@@ -53,7 +57,7 @@ def as_html(runs: Sequence[Run]) -> str:
         '<noscript><p class="soft">The plots need JavaScript; the tables below do not.</p></noscript>',
         _CONTROLS,
         '<div class="plots" tabindex="0" role="group" aria-label="Plots over the steps"></div>',
-        _HELP.format(bands=_BANDS if told else ""),
+        _HELP.format(lines=_LINES if lines else "", bands=_BANDS if told else ""),
         f"<h2>Rewinds</h2>{rewinds_table(runs)}" if told else "",
         f"<h2>Skipped steps</h2>{skips_table(runs)}",
         f"<h2>Worst parameters</h2>{worst_table(runs)}",

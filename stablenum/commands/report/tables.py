@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from stablenum.commands.run_plots.undone import skipped_undone, undone_phrases
@@ -19,15 +21,14 @@ _MOST = 12  # parameters
 
 def summary(run: Run) -> str:
     """Return one line on a run, as HTML."""
-    header = run.header
     parts = [
         _counted(len(run), "step"),
         f"{len(run.skipped):,} skipped",
         *undone_phrases(run),
-        f"started {_moment(header)}",
-        str(header.get("framework", "")),
+        f"started {_moment(run.starts[0])}",
+        *_started_again(run),
+        str(run.header.get("framework", "")),
     ]
-    parts += [f"started again {_times(len(run.restarts))}"] if run.restarts else []
     returns = len(run.rewinds) + len(run.events)
     parts += [f"went back {_times(returns)}"] if returns else []
     parts += [f"{_counted(run.unreadable, 'line')} of the log cannot be read"] if run.unreadable else []
@@ -41,6 +42,12 @@ def _counted(n: int, what: str) -> str:
 def _moment(header: Mapping[str, Any]) -> str:
     started = str(header.get("started", "at an unknown time"))
     return started.replace("T", " ", 1).replace("+00:00", " UTC")
+
+
+def _started_again(run: Run) -> Iterator[str]:
+    if run.restarts:
+        last = "at" if len(run.restarts) == 1 else "last at"
+        yield f"started again {_times(len(run.restarts))}, {last} {_moment(run.starts[-1])}"
 
 
 def _times(n: int) -> str:
@@ -91,7 +98,7 @@ def _by_reason(
     run: Run, steps: Mapping[Reason, Sequence[int]], *, named: bool, undone: bool = False
 ) -> Iterator[str]:
     for reason, at in sorted(steps.items(), key=lambda item: -len(item[1])):
-        what, remedy = (escape(text) for text in (EXPLANATIONS[reason].what, EXPLANATIONS[reason].remedy))
+        what, remedy = (_with_code(text) for text in (EXPLANATIONS[reason].what, EXPLANATIONS[reason].remedy))
         cells = [
             f"<td>{escape(run.name)}</td>" if named else "",
             f"<td><code>{reason.name}</code>{' (undone)' if undone else ''}</td>",
@@ -100,6 +107,11 @@ def _by_reason(
         ]
         row = '<tr class="undone">' if undone else "<tr>"
         yield f"{row}{''.join(cells)}</tr>"
+
+
+def _with_code(text: str) -> str:
+    """Return a text as HTML in which what is between backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def worst_table(runs: Sequence[Run]) -> str:
@@ -115,19 +127,18 @@ def worst_table(runs: Sequence[Run]) -> str:
 
 
 def _worst(run: Run, *, named: bool) -> Iterator[str]:
-    names = list(run.names)
     skipped = set(run.skipped)
     blamed = [(run.reason[i], run.worst[i]) for i in skipped]
     blamed += [(step.reason, step.worst) for step in skipped_undone(run)]
     faulty = Counter(worst for reason, worst in blamed if reason not in NO_PARAMETER)
     largest = Counter(worst for i, worst in enumerate(run.worst) if i not in skipped)
     applied = max(1, len(run) - len(skipped))
-    order = sorted(range(len(names)), key=lambda k: (-largest[k] - faulty[k], names[k]))
-    for k in order[:_MOST]:
+    said = ((name, k) for name, k in run.names.items() if largest[k] + faulty[k])
+    for name, k in sorted(said, key=lambda item: (-largest[item[1]] - faulty[item[1]], item[0]))[:_MOST]:
         share = largest[k] / applied
         cells = [
             f"<td>{escape(run.name)}</td>" if named else "",
-            f"<td><code>{escape(names[k])}</code></td>",
+            f"<td><code>{escape(name)}</code></td>",
             f'<td class="share"><meter min="0" max="1" value="{share:.4f}"></meter></td>',
             f'<td class="number">{share:.1%}</td>',
             f'<td class="number">{faulty[k]:,}</td>',
@@ -156,16 +167,65 @@ def differences(runs: Sequence[Run]) -> Iterator[str]:
 
 def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[str], bool]]:
     """Yield each setting's name, its value in each run, and whether the runs differ in it."""
-    columns = [dict(_flat(run.header)) for run in runs]
+    columns = [_courses(run) for run in runs]
     for key in dict.fromkeys(key for column in columns for key in column):
-        differs = len({_compared(column, key) for column in columns}) > 1
-        yield key, [column.get(key, "") for column in columns], differs
+        courses = [column.get(key, [("", "")]) for column in columns]
+        differs = len({tuple(compared for _, compared in course) for course in courses}) > 1
+        yield key, [_shown(course) for course in courses], differs
 
 
-def _compared(column: Mapping[str, str], key: str) -> str:
-    """Return what makes a row differ: of a scheduled learning rate, the one it began with."""
-    own = column.get(key, "")
-    return column.get("optimizer: initial_lr", own) if key == "optimizer: lr" else own
+def _shown(course: Sequence[tuple[str, str]]) -> str:
+    """Return the values that a setting had one after another."""
+    return course[0][0] if len(course) == 1 else ", then ".join(value or "-" for value, _ in course)
+
+
+def _courses(run: Run) -> dict[str, list[tuple[str, str]]]:
+    """Return the values that each setting had one after another: each as it was, and as it is compared.
+
+    A value that only a schedule has moved is not another one.
+    """
+    columns = [(dict(_flat(header)), dict(_flat(_as_begun(header)))) for header in _in_force(run)]
+    keys = dict.fromkeys(key for column, _ in columns for key in column)
+    each = {key: [(own.get(key, ""), begun.get(key, "")) for own, begun in columns] for key in keys}
+    return {key: [next(same) for _, same in groupby(values, itemgetter(1))] for key, values in each.items()}
+
+
+def _in_force(run: Run) -> list[Mapping[str, Any]]:
+    """Return the headers of the steps that were not undone, or the last one if there is no step."""
+    kept: list[tuple[int, Mapping[str, Any]]] = []
+    for first, header in run.headers:
+        kept = [(step, earlier) for step, earlier in kept if step < first]
+        kept.append((first, header))
+    return [header for _, header in kept] or [run.header]
+
+
+def _as_begun(header: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a header in which what a schedule moves has the value with which the schedule begins."""
+    optimizer = dict(header.get("optimizer") or {})
+    for name, first in (("lr", "initial_lr"), ("momentum", "max_momentum")):
+        if name in optimizer:
+            optimizer[name] = optimizer.get(first, optimizer[name])
+    if {"betas", "max_momentum"} <= optimizer.keys():
+        optimizer["betas"] = _cycled(optimizer["betas"], optimizer["max_momentum"])
+    return {**header, "optimizer": optimizer}
+
+
+def _cycled(betas: object, momentum: object) -> object:
+    """Return Adam's coefficients with the momentum that begins a cycle, which PyTorch keeps in the first."""
+    if _is_by_group(betas) or _is_by_group(momentum):
+        each = zip(*_expanded(betas, momentum), strict=True)
+        return {"by_group": [_cycled(*pair) for pair in each]}
+    return [momentum, *betas[1:]] if isinstance(betas, list) and momentum is not None else betas
+
+
+def _expanded(*values: Any) -> list[list[Any]]:
+    """Return for each setting a list of its values by parameter group."""
+    count = max(len(value["by_group"]) for value in values if _is_by_group(value))
+    return [value["by_group"] if _is_by_group(value) else [value] * count for value in values]
+
+
+def _is_by_group(value: object) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("by_group"), list)
 
 
 def _flat(header: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
