@@ -208,6 +208,18 @@ def test_a_nan_scalar_is_named_as_a_constant() -> None:
     assert judge(Evidence(framework="torch", findings=(found,))).cause is Cause.BATCH
 
 
+def test_a_nan_that_was_written_into_data_has_the_remedy_of_a_bad_batch_too() -> None:
+    """A whole script is recorded with the line that writes its data, a step that is replayed without."""
+    written, given = (finding(name, phase="before") for name in ("constant", "input"))
+    remedies = [
+        judge(Evidence(framework="torch", findings=(found,), loss_finite=False)).remedy
+        for found in (written, given)
+    ]
+    assert remedies[0].startswith(f"if it came with a batch, {remedies[1]}; if it is a constant of the code")
+    masked = judge(Evidence(framework="torch", findings=(written,), loss_finite=True))
+    assert masked.remedy.startswith("put a number (0) in its place")
+
+
 @pytest.mark.parametrize(("zeros", "cause"), [(0, Cause.OVERFLOW), (1, Cause.DOMAIN)])
 def test_a_quotient_is_at_its_edge_if_the_divisor_is_zero(zeros: int, cause: Cause) -> None:
     found = (finding("div", "inf", inputs=(stats(1.0, 200.0), stats(1e-38, 1e-38, zero=zeros))),)

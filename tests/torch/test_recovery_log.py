@@ -144,12 +144,16 @@ def test_a_run_that_is_started_again_after_a_rewind_goes_on_in_its_log(path, tmp
 
 
 def test_an_update_is_not_measured_over_a_rewind(path):
-    """The sample is taken after step 62, the run goes back, and step 60 is the 64th that is taken."""
+    """The sample is taken after step 62, and the run goes back and takes that step again."""
     hurt = training(path)
     policy = RecoveryPolicy(every=30, check_every=7, good_after=0, responses=(Response(skip_data=False),))
     (event,) = hurt.run(steps=140, hurt=made_nan, at=62, policy=policy).events
     assert (event.symptom.step, event.to_step) == (63, 60)
-    assert [update.step for update in kept(hurt, path).updates] == [124]
+    healthy = training(path.with_name("healthy.jsonl"))
+    healthy.run(steps=140, policy=policy)
+    updates = kept(hurt, path).updates
+    assert [update.step for update in updates] == [63, 127]
+    assert updates == kept(healthy, path.with_name("healthy.jsonl")).updates
 
 
 def test_only_the_first_of_several_ranks_writes_why(path, monkeypatch):

@@ -342,6 +342,12 @@ _CAPTURED = (
 )
 
 
+_IN_ITS_PLACE = (
+    "put a number (0) in its place before anything is computed from it: a mask does not remove a NaN, because "
+    "0 x NaN is NaN, in the value and in the derivative"
+)
+
+
 def _about_before(f: Finding | None, plain: str, *, masked: bool) -> str:
     """Return the remedy for values that were bad before the step: a constant, or an input that is masked out,
     is not dropped with its batch, and the line that made bad data is mended."""
@@ -353,8 +359,7 @@ def _about_before(f: Finding | None, plain: str, *, masked: bool) -> str:
         return _CAPTURED
     data = f is not None and f.phase == "before" and f.kind == "nan"
     if f is not None and data and (f.operation == "constant" or (f.operation == "input" and masked)):
-        return (
-            "put a number (0) in its place before anything is computed from it: a mask does not remove a "
-            "NaN, because 0 x NaN is NaN, in the value and in the derivative"
-        )
+        if masked:
+            return _IN_ITS_PLACE
+        return f"if it came with a batch, {plain}; if it is a constant of the code, {_IN_ITS_PLACE}"
     return plain
