@@ -267,9 +267,30 @@ def test_the_recipes_batches_are_all_given_in_every_epoch():
     (text,) = re.findall(r"^class Batches:\n.*?(?=^class )", page, re.S | re.M)
     names: dict[str, Any] = {"torch": torch}
     exec(compile(text, "<documentation>", "exec"), names)
-    batches, trainer = data(), trainer_of(max_epochs=3)
-    trainer.fit(module_of(), names["Batches"](batches))
-    assert trainer.global_step == 3 * len(batches)
+    seen: list[list[int]] = [[]]
+
+    class Seeing(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch, batch_idx):
+            seen[-1] += batch[1].tolist()
+            return self.net(batch[0]).square().mean()
+
+        def on_train_epoch_end(self):
+            seen.append([])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    samples = torch.utils.data.TensorDataset(torch.randn(22, 4), torch.arange(22))
+    loader = names["Batches"](samples, batch_size=4)
+    assert [len(x) for x, _ in loader] == [4] * 5 + [2]
+    trainer_of(max_epochs=3).fit(Seeing(), loader)
+    epochs = seen[:3]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(22))] * 3
+    assert epochs[0] != epochs[1] != list(range(22))
 
 
 def recipe_of_a_restart() -> str:

@@ -343,8 +343,8 @@ _CAPTURED = (
 
 
 _IN_ITS_PLACE = (
-    "put a number (0) in its place before anything is computed from it: a mask does not remove a NaN, because "
-    "0 x NaN is NaN, in the value and in the derivative"
+    "put a number (0) in its place before anything is computed from it: a mask does not remove a NaN, "
+    "because 0 x NaN is NaN, in the value and in the derivative"
 )
 
 
