@@ -146,8 +146,8 @@ def _handing_on(flow: Flow, value: int) -> Step | None:
 
 
 def _passing(flow: Flow, other: Flow, stops: Iterable[Step]) -> Start | None:
-    """Return the step of the other side that reads a parameter at which some steps end the flow, or that gives
-    the first common value after them."""
+    """Return the step of the other side that reads a parameter at which some steps end the flow, or that
+    gives the first common value after them."""
     ended = (i for s in stops for i in s.inputs if flow.trace.values[i].role == "parameter")
     reads = other.read_by(j for i in ended for j in flow.equals(i))
     if reads:

@@ -64,20 +64,22 @@ def stopped(comparison: Comparison, group: Group, found: Frontier) -> Stopped | 
     part = part_without_gradients(comparison, group)
     if part is not None:
         after, evidence = _tried(comparison, group, found, part)
-        alike = (c for c in cases if (c.side, c.stop.place) == (part.side, part.stop.place))
-        case = next(alike, part)  # which may say more
+        case = _in_line(cases, part) or part
         return _stopped(comparison.side(OTHER[case.side]), case, after, evidence or _MEASURED)
     two = _of_two(comparison, group, cases)
     if two is not None:
         return two
     hidden = hidden_stop(comparison, group)
-    known = (c for c in cases if hidden and (c.side, c.stop.place) == (hidden.side, hidden.stop.place))
-    case = next(known, None)  # which may say more
-    if case is not None:
-        return _stopped(comparison.side(OTHER[case.side]), case, None, _MEASURED)
     if hidden is not None:
-        return _of_hidden(hidden, found)
+        known = _in_line(cases, hidden)
+        other = comparison.side(OTHER[hidden.side])
+        return _of_hidden(hidden, found) if known is None else _stopped(other, known, None, _MEASURED)
     return _stopped(comparison.side(OTHER[cases[0].side]), cases[0], None, "") if cases else None
+
+
+def _in_line(cases: Iterable[Case], place: Case | Hidden) -> Case | None:
+    """Return the case at the line of a place, which may say more; None if there is none."""
+    return next((c for c in cases if (c.side, c.stop.place) == (place.side, place.stop.place)), None)
 
 
 def _of_hidden(hidden: Hidden, found: Frontier) -> Stopped:
@@ -209,11 +211,11 @@ def _contributions(side: Side, reads: Sequence[Read]) -> Iterator[set[int]]:
             values = [o for o in step.outputs if side.prints[o].floating and size(side, o) in sizes]
             made[of] = values + made[of] if step.forward == of else made[of] + values
     for steps in dict.fromkeys((tuple(r.step.index for r in reads), tuple(alike))):
-        options = [_in_line(side, steps, made, place) for place in lines]
+        options = [_given_in_line(side, steps, made, place) for place in lines]
         yield from (set().union(*sets) for sets in islice(product(*filter(None, options)), _MOST_TRIALS))
 
 
-def _in_line(
+def _given_in_line(
     side: Side, steps: Iterable[int], made: Mapping[int, list[int]], place: Place | None
 ) -> list[set[int]]:
     """Return sets with one value of each step of a line."""
