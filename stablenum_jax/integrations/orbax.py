@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
 import optax
 
+from stablenum.orbax_lists import readable
 from stablenum.partners import imported
 from stablenum.public_names import present
 from stablenum_jax._step.readout import guard_state_dict, load_guard_state_dict
@@ -23,6 +25,8 @@ __all__ = ["GuardedCheckpointHandler", "GuardedRestore", "GuardedSave"]
 PyTree: TypeAlias = Any
 
 _FILE = "guard.json"
+# The keys of elements, in contrast to those of fields and dicts.
+_POSITIONS = (jax.tree_util.SequenceKey, jax.tree_util.FlattenedIndexKey)
 
 
 class GuardedCheckpointHandler(ocp.AsyncCheckpointHandler):
@@ -62,8 +66,9 @@ class GuardedCheckpointHandler(ocp.AsyncCheckpointHandler):
                 names the file.
         """
         guard = self._restored_guard(directory, args.item)
-        rest = ocp.args.StandardRestore(_without_guard(args.item))
-        return _with_guard(self._rest.restore(directory, args=rest), guard)
+        rest = ocp.args.StandardRestore(_named(_without_guard(args.item)))
+        with readable(directory) as folder:
+            return _with_guard(self._rest.restore(folder, args=rest), guard)
 
     def _restored_guard(self, directory: Any, item: PyTree) -> PyTree:
         """Return ``item`` with the saved guard."""
@@ -85,7 +90,8 @@ class GuardedCheckpointHandler(ocp.AsyncCheckpointHandler):
 
     def metadata(self, directory: Any) -> Any:
         """Return Orbax's description of the saved state without the guard."""
-        return self._rest.metadata(directory)
+        with readable(directory) as folder:
+            return self._rest.metadata(folder)
 
     def finalize(self, directory: Any) -> None:
         """Complete the files, once all of them are written."""
@@ -128,7 +134,7 @@ class GuardedSave(ocp.args.CheckpointArgs):
     def parts(self) -> tuple[Any, Any]:
         """Return Orbax's arguments for the rest and for the guard."""
         plain = guard_state_dict(self.item)
-        return ocp.args.StandardSave(_without_guard(self.item)), ocp.args.JsonSave(plain)
+        return ocp.args.StandardSave(_named(_without_guard(self.item))), ocp.args.JsonSave(plain)
 
 
 @ocp.args.register_with_handler(GuardedCheckpointHandler, for_restore=True)
@@ -179,6 +185,27 @@ def _check_guard(item: PyTree) -> None:
 def _without_guard(item: PyTree) -> PyTree:
     """Return the tree with an empty node in place of the guard's state."""
     return jax.tree.map(lambda x: optax.EmptyState() if is_guard(x) else x, item, is_leaf=is_guard)
+
+
+def _named(tree: PyTree) -> PyTree:
+    """Return the tree with dicts in place of nodes that have both names and positions for keys, as the lists
+    of flax nnx do: Orbax would save such a node, and could not restore it. The leaves keep their order."""
+    keys, children, structure = _opened(tree)
+    if keys == [()]:
+        return tree
+    new = [_named(child) for child in children]
+    if len({isinstance(key, _POSITIONS) for (key,) in keys}) > 1:
+        return OrderedDict(
+            (jax.tree_util.keystr(key, simple=True), x) for key, x in zip(keys, new, strict=True)
+        )
+    same = all(a is b for a, b in zip(children, new, strict=True))
+    return tree if same else jax.tree.unflatten(structure, new)
+
+
+def _opened(node: PyTree) -> tuple[list[Any], list[PyTree], Any]:
+    """Return the keys of a node, its children, and the structure that holds them; the key of a leaf is ()."""
+    found, structure = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    return [key for key, _ in found], [child for _, child in found], structure
 
 
 def _with_guard(rest: PyTree, guard: PyTree) -> PyTree:

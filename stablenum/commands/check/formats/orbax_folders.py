@@ -16,6 +16,7 @@ from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, 
 from stablenum.commands.check.contents import Path as Keys
 from stablenum.commands.quiet import without_log
 from stablenum.guard.statedict import disabling_fields
+from stablenum.orbax_lists import has_mixed_keys, readable
 from stablenum.partners import imported
 
 __all__ = ["GUARD", "TEMPORARY", "is_item", "is_step", "read"]
@@ -64,11 +65,19 @@ def read(folder: Path) -> Contents:
         prefix = () if item is folder or item.name == "default" else (item.name,)
         for path, leaf in _leaves(orbax, jax, item):
             _sort((*prefix, *path), leaf, arrays, values)
-        if (item / GUARD).is_file() or _is_guarded(item):
+        guarded = (item / GUARD).is_file() or _is_guarded(item)
+        if has_mixed_keys(item):
+            notes.append(_lists_note(item.name, guarded))
+        if guarded:
             name = f"{item.name}/{GUARD}"
             faults |= {f"{name}: {field}": value for field, value in _guard_faults(item / GUARD, name)}
             notes.append(f"{name} holds the guard's state, apart from the rest")
     return Contents(format="orbax", arrays=tuple(arrays), values=values, notes=tuple(notes), faults=faults)
+
+
+def _lists_note(name: str, guarded: bool) -> str:
+    remedy = "GuardedRestore does" if guarded else "save nnx.state of them instead"
+    return f"Orbax alone cannot restore {name}, where lists of flax nnx were saved as they are: {remedy}"
 
 
 def _is_guarded(item: Path) -> bool:
@@ -108,12 +117,17 @@ def _libraries() -> tuple[Any, Any]:
 
 def _leaves(orbax: Any, jax: Any, item: Path) -> Iterator[tuple[Keys, Any]]:
     """Yield the arrays and values of a pytree, on the host, with their paths."""
-    with _quiet(), _damage_named(), orbax.Checkpointer(orbax.PyTreeCheckpointHandler()) as checkpointer:
-        tree = checkpointer.metadata(item.resolve())
+    with (
+        _quiet(),
+        _damage_named(),
+        readable(item.resolve()) as folder,
+        orbax.Checkpointer(orbax.PyTreeCheckpointHandler()) as checkpointer,
+    ):
+        tree = checkpointer.metadata(folder)
         tree = getattr(tree, "item_metadata", tree)
         tree = getattr(tree, "tree", tree)
         as_arrays = jax.tree.map(lambda leaf: _restored_as(orbax, leaf), tree)
-        restored = checkpointer.restore(item.resolve(), args=orbax.args.PyTreeRestore(restore_args=as_arrays))
+        restored = checkpointer.restore(folder, args=orbax.args.PyTreeRestore(restore_args=as_arrays))
     for path, leaf in jax.tree_util.tree_leaves_with_path(restored):
         yield tuple(jax.tree_util.keystr((key,), simple=True) for key in path), leaf
 

@@ -1,0 +1,84 @@
+"""Checkpoints of Orbax whose nodes have both names and positions for keys: Orbax writes and cannot read them.
+
+A list of flax nnx is such a node when it is saved as it is: beside its elements it has ``_pytree__state``.
+The arrays are whole, and ``_METADATA``, which lists them, can be read once the positions are called names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["has_mixed_keys", "readable"]
+
+_METADATA = "_METADATA"
+_NAME = 2  # Orbax's number for the key of a dict; 1 is a position
+
+
+def has_mixed_keys(folder: Any) -> bool:
+    """Return whether a folder of one item has nodes that Orbax cannot read."""
+    return _mended_metadata(folder) is not None
+
+
+@contextlib.contextmanager
+def readable(folder: Any) -> Iterator[Any]:
+    """Yield a folder with the same contents that Orbax can read; mostly the folder itself.
+
+    Args:
+        folder: the path of a folder of one item, of ``pathlib`` or Orbax's own kind. It is not changed.
+
+    Raises:
+        ValueError: it cannot be read where it lies.
+    """
+    metadata = _mended_metadata(folder)
+    if metadata is None:
+        yield folder
+        return
+    if not _is_local(folder):
+        raise ValueError(
+            f"{folder} was written by an earlier version of GuardedSave from flax nnx modules with lists, "
+            "which Orbax cannot restore; copy it to a local folder, from which GuardedRestore can."
+        )
+    with tempfile.TemporaryDirectory(prefix="stablenum-") as temporary:
+        yield _linked(folder, type(folder)(temporary), metadata)
+
+
+def _is_local(folder: Any) -> bool:
+    return "://" not in os.fspath(folder)
+
+
+def _linked(folder: Any, view: Any, metadata: str) -> Any:
+    """Fill a folder with links to the parts of another and metadata of its own."""
+    for part in folder.iterdir():
+        if part.name != _METADATA:
+            Path(view, part.name).symlink_to(Path(part).absolute())
+    Path(view, _METADATA).write_text(metadata, encoding="utf-8")
+    return view
+
+
+def _mended_metadata(folder: Any) -> str | None:
+    """Return metadata without mixed keys; None if there are none, or what is there is not for us to read."""
+    try:
+        metadata = json.loads((folder / _METADATA).read_text())
+        paths = [entry["key_metadata"] for entry in metadata["tree_metadata"].values()]
+        return json.dumps(metadata) if _call_all_names(paths) else None
+    except (OSError, AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _call_all_names(paths: list[list[dict[str, Any]]]) -> bool:
+    """Make names of the positions in nodes that have both; return whether there were any."""
+    kinds = defaultdict(set)
+    keys = [(tuple(key["key"] for key in path[:i]), path[i]) for path in paths for i in range(len(path))]
+    for node, key in keys:
+        kinds[node].add(key["key_type"])
+    mixed = [key for node, key in keys if len(kinds[node]) > 1]
+    for key in mixed:
+        key["key_type"] = _NAME
+    return bool(mixed)
