@@ -60,6 +60,7 @@ class Pair(NamedTuple):
         depth: how many steps lie before them.
         left, right: the values.
         mine, theirs: their arrays, in the layout of the right one.
+        ends: whether the two are near, and one of them is what its line gives in the end.
     """
 
     unlike: int
@@ -68,17 +69,23 @@ class Pair(NamedTuple):
     right: int
     mine: Any
     theirs: Any
+    ends: bool = False
 
 
-def patched(comparison: Comparison, found: Frontier, group: Group, pairs: Iterable[Pair]) -> Patch | None:
+def patched(comparison: Comparison, found: Frontier, group: Group, pairs: Sequence[Pair]) -> Patch | None:
     """Return the pair of values at a frontier after which the programs agree, and of several the one after
     which they share most; None if no pair makes them share what follows.
 
     Sharing most, rather than the results alone, leaves equal what the derivatives read later.
     """
-    trials = [tried_with(comparison, found, group, [p]) for p in list(pairs)[:_MOST_TRIALS]]
-    useful = [patch for patch in trials if patch is not None]
-    return max(useful, key=lambda patch: (patch.agrees, patch.shared), default=None)
+    # One line may do what several lines of the other side do.
+    ends = [p for p in pairs[_MOST_TRIALS:] if p.ends]
+    for some in (pairs[:_MOST_TRIALS], ends[:_MOST_TRIALS]):
+        trials = [tried_with(comparison, found, group, [p]) for p in some]
+        useful = [patch for patch in trials if patch is not None]
+        if useful:
+            return max(useful, key=lambda patch: (patch.agrees, patch.shared))
+    return None
 
 
 def tried_with(comparison: Comparison, found: Frontier, group: Group, pairs: Sequence[Pair]) -> Patch | None:
@@ -123,8 +130,10 @@ def candidates(comparison: Comparison, found: Frontier) -> list[Pair]:
             array = laid_out(same, b[j]) if a[i].dtype.kind == b[j].dtype.kind == "f" else None
             if array is None:
                 continue
-            unlike = 0 if (i, j) == ends else 1 if _near(array, b[j]) else 2
-            pairs.append(Pair(unlike, depth + further, i, j, array, b[j]))
+            near = _near(array, b[j])
+            unlike = 0 if (i, j) == ends else 1 if near else 2
+            one = near and (i == ends[0] or j == ends[1])
+            pairs.append(Pair(unlike, depth + further, i, j, array, b[j], one))
     return sorted(pairs, key=lambda p: p[:4])
 
 
