@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import stablenum
 import stablenum_torch
-from stablenum.diagnosis.diff.target_causes import targets_of
+from stablenum.diagnosis.diff.targets import targets_of
 
 ROWS, CLASSES = 12, 7
 X = np.random.default_rng(0).normal(size=(ROWS, CLASSES))
@@ -47,6 +47,30 @@ def test_weights_of_classes_are_those_of_the_rows() -> None:
 
     assert found is not None
     assert np.allclose(found.weight, weights[LABELS] / weights[LABELS].sum(), atol=1e-9)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_weights_of_classes_give_each_class_its_own_smoothed_target(ignored: bool) -> None:
+    weights = np.linspace(0.5, 2.0, CLASSES)
+    labels = np.where(ignored & (np.arange(ROWS) % 4 == 3), -100, LABELS)
+    counted = labels >= 0
+    total = weights[labels[counted]].sum()
+
+    found = targets_of(*gradient(labels, weight=torch.from_numpy(weights), label_smoothing=0.1))
+
+    assert found is not None
+    assert (found.label[counted] == labels[counted]).all()
+    assert np.allclose(found.spread, 0.1 / CLASSES * weights / total, atol=1e-9)
+    assert np.allclose(found.own[counted], 0.9 * weights[labels[counted]] / total, atol=1e-9)
+    assert np.allclose(found.share[counted], 0.1, atol=1e-7)
+    assert not found.weight[~counted].any()
+
+
+def test_rows_that_are_all_alike_tell_nothing_of_the_classes() -> None:
+    p = np.full((ROWS, CLASSES), 1 / CLASSES)
+    own = np.eye(CLASSES)[LABELS] + np.linspace(0.1, 0.2, CLASSES)
+
+    assert targets_of(p, own.sum(1, keepdims=True) * p - own) is None
 
 
 def test_another_gradient_of_which_the_rows_sum_to_zero_is_no_cross_entropy() -> None:

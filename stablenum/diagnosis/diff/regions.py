@@ -82,8 +82,10 @@ class Region:
         return found
 
     def first(self) -> Start | None:
-        """Return the first of these steps; None if there is none."""
-        return next((Start(step) for step in self.starts()), None)
+        """Return the first of these steps, if possible one that reads what depends on a parameter; None if
+        there is none."""
+        starts = sorted(self.starts(), key=self._of_data)
+        return Start(starts[0]) if starts else None
 
     def next_to(self, step: Step) -> set[str]:
         """Return the functions that compute with what the function that a step belongs to gives."""

@@ -80,7 +80,9 @@ class Scene:
         return after.meets(self.found, side) or after.agrees(self.group)
 
 
-def cause(code: str, sentence: str, evidence: str, *, confirmed: bool, update: bool = False) -> Cause:
-    """Return a cause with the remedy of its code, which may be another one for an update."""
-    remedy = (REMEDIES_OF_UPDATES if update else REMEDIES)[code]
+def cause(
+    code: str, sentence: str, evidence: str, *, confirmed: bool, update: bool = False, remedy: str = ""
+) -> Cause:
+    """Return a cause with the remedy of its code, which may be another one for an update, or its own."""
+    remedy = remedy or (REMEDIES_OF_UPDATES if update else REMEDIES)[code]
     return Cause(code=code, sentence=sentence, evidence=evidence, remedy=remedy, confirmed=confirmed)

@@ -1,13 +1,11 @@
 """Name the cause of a difference between two cross-entropies by the targets that their gradients show.
 
-The gradient with respect to the logits is a(p - t) in each row, with the softmax p, the targets t and the
-weight a of the row. All classes but the label have the same target, 0 without label smoothing. So two numbers
-and the label explain a whole row, whatever the loss was computed with.
+See ``targets``: they are known whatever the losses were computed with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +13,9 @@ import numpy as np
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.sides import Side, arrays_of
+from stablenum.diagnosis.diff.targets import Targets, targets_of
 
-__all__ = ["Targets", "by_targets", "targets_of"]
+__all__ = ["by_targets"]
 
 _LEAST_CLASSES = 4
 _MOST_VALUES = 40
@@ -25,25 +24,6 @@ _MOST_ELEMENTS = 2**22
 _CLOSE = 1e-7
 # So much of the labels must agree after a shift: what is shifted out of a sequence has no counterpart.
 _SHIFTED = 0.6
-
-
-class Targets(NamedTuple):
-    """What the gradients show of the targets, row by row.
-
-    Attributes:
-        rows: the softmax of each row, [rows, classes].
-        label: the class that differs from the others.
-        on, off: the targets of that class and of each other class.
-        weight: the weight of the row in the loss; 0 if it is left out.
-        shape: that of the rows, before they were put one after the other.
-    """
-
-    rows: Any
-    label: Any
-    on: Any
-    off: Any
-    weight: Any
-    shape: tuple[int, ...]
 
 
 def by_targets(scene: Scene) -> Cause | None:
@@ -94,55 +74,15 @@ def _softmax(x: Any) -> Any:
     return e / e.sum(axis=1, keepdims=True)
 
 
-def targets_of(p: Any, gradient: Any) -> Targets | None:
-    """Return the targets with which the gradient of a cross-entropy is explained; None if it is not one.
-
-    Args:
-        p: the softmax, [rows, classes].
-        gradient: that of the loss with respect to the logits, [rows, classes].
-    """
-    size = np.abs(gradient).max(axis=1)
-    counted = size > 1e-12 * size.max(initial=0.0)
-    if not counted.any() or np.abs(gradient.sum(axis=1)).max() > _CLOSE * size.max():
-        return None
-    label, on, off = (np.zeros(len(p), kind) for kind in (int, float, float))
-    weight, open_rows = np.zeros(len(p)), counted.copy()
-    for guess in _guesses(p, gradient):
-        a, b, gap = _fitted(p, gradient, guess)
-        with np.errstate(all="ignore"):
-            fits = open_rows & (gap <= _CLOSE * size) & (a > 0)
-        at = np.arange(len(p))[fits]
-        label[fits], weight[fits], off[fits] = guess[fits], a[fits], b[fits] / a[fits]
-        on[fits] = p[at, guess[fits]] - gradient[at, guess[fits]] / a[fits]
-        open_rows &= ~fits
-    return None if open_rows.any() else Targets(p, label, on, off, weight, (len(p),))
-
-
-def _guesses(p: Any, gradient: Any) -> Iterator[Any]:
-    """Yield guesses of the label of each row."""
-    yield gradient.argmin(axis=1)
-    whole = np.zeros(len(p), int) - 1
-    a, b, _ = _fitted(p, gradient, whole)
-    yield np.abs(gradient - a[:, None] * p + b[:, None]).argmax(axis=1)
-    yield p.argmax(axis=1)
-
-
-def _fitted(p: Any, gradient: Any, without: Any) -> tuple[Any, Any, Any]:
-    """Fit ``gradient = a p - b`` in each row, without one class (-1 for none). Return a, b and the largest
-    deviation."""
-    kept = np.ones(p.shape)
-    at = np.arange(len(p))[without >= 0]
-    kept[at, without[without >= 0]] = 0.0
-    n, sp, sg = kept.sum(1), (kept * p).sum(1), (kept * gradient).sum(1)
-    mean_p, mean_g = sp / n, sg / n
-    dp, dg = kept * (p - mean_p[:, None]), kept * (gradient - mean_g[:, None])
-    with np.errstate(all="ignore"):
-        a = (dp * dg).sum(1) / (dp * dp).sum(1)
-    b = a * mean_p - mean_g
-    return a, b, np.abs(kept * (gradient - a[:, None] * p + b[:, None])).max(axis=1)
-
-
 # --- two sides ---
+
+
+class _Reason(NamedTuple):
+    """What differs; the remedy is that of the code where none is given."""
+
+    code: str
+    sentence: str
+    remedy: str = ""
 
 
 def _compared(left: Targets, right: Targets) -> Cause | None:
@@ -156,9 +96,8 @@ def _compared(left: Targets, right: Targets) -> Cause | None:
         found = _smoothing(left, right, i[both], j[both]) or _weights(left, right, i[both], j[both])
     if found is None:
         return None
-    return cause(
-        *found, f"The gradients with respect to the logits show it, in {len(pairs)} rows.", confirmed=True
-    )
+    evidence = f"The gradients with respect to the logits show it, in {len(pairs)} rows."
+    return cause(found.code, found.sentence, evidence, confirmed=True, remedy=found.remedy)
 
 
 def _pairs(mine: Any, theirs: Any) -> list[tuple[int, int]]:
@@ -174,7 +113,7 @@ def _pairs(mine: Any, theirs: Any) -> list[tuple[int, int]]:
     return found
 
 
-def _labels(left: Targets, right: Targets, i: Any, j: Any, both: Any) -> tuple[str, str] | None:
+def _labels(left: Targets, right: Targets, i: Any, j: Any, both: Any) -> _Reason | None:
     differ = left.label[i[both]] != right.label[j[both]]
     if not differ.any():
         return None
@@ -185,10 +124,8 @@ def _labels(left: Targets, right: Targets, i: Any, j: Any, both: Any) -> tuple[s
         same = left.label[i[inside]] == right.label[at[inside]]
         if inside.any() and same.mean() >= max(_SHIFTED, 1.5 * (1 - differ.mean())):
             where = "before" if shift > 0 else "after"
-            return (
-                "label_shift",
-                f"the right program has the labels that the left one has one position {where}.",
-            )
+            told = f"the right program has the labels that the left one has one position {where}."
+            return _Reason("label_shift", told)
     return None
 
 
@@ -197,7 +134,7 @@ def _shifts(shape: Iterable[int]) -> list[int]:
     return [sign * step for step in sorted(steps) for sign in (1, -1)]
 
 
-def _rows(left: Targets, right: Targets, i: Any, j: Any) -> tuple[str, str] | None:
+def _rows(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
     counted = left.weight[i] > 0, right.weight[j] > 0
     absent = [
         int((t.weight > 0).sum() - (t.weight[np.unique(k)] > 0).sum()) for t, k in ((left, i), (right, j))
@@ -208,21 +145,50 @@ def _rows(left: Targets, right: Targets, i: Any, j: Any) -> tuple[str, str] | No
     ):
         more = int((mine & ~theirs).sum()) + (more if not fewer else 0)
         if more > 0:
-            return "ignored_labels", f"the {name} program counts {more} rows that the {other} one leaves out."
+            told = f"the {name} program counts {more} rows that the {other} one leaves out."
+            return _Reason("ignored_labels", told)
     return None
 
 
-def _smoothing(left: Targets, right: Targets, i: Any, j: Any) -> tuple[str, str] | None:
+def _smoothing(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
+    if left.spread is not None or right.spread is not None:
+        return _weighted_smoothing(left, right, i, j)
     near = (
         np.abs(left.on[i] - right.on[j]).max() < _CLOSE and np.abs(left.off[i] - right.off[j]).max() < _CLOSE
     )
     if near:
         return None
     told = [f"{_told(t.on[at])} ({_told(t.off[at])})" for t, at in ((left, i), (right, j))]
-    return (
+    return _Reason(
         "label_smoothing",
         f"the target of the label (of each other class) is {told[0]} on the left and {told[1]} on the right.",
     )
+
+
+def _weighted_smoothing(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
+    """Compare the label smoothing of two losses, of which one at least gives the classes other targets."""
+    shares = left.share[i], right.share[j]
+    if all(map(_one_number, shares)):
+        mine, theirs = (float(np.median(s)) for s in shares)
+        if abs(mine - theirs) < _ROUGH:
+            return None
+        return _Reason(
+            "label_smoothing",
+            f"the label smoothing, with class weights, is {_told(shares[0])} on the left and "
+            f"{_told(shares[1])} on the right.",
+        )
+    name, other = ("right", "left") if left.spread is None else ("left", "right")
+    weighted = left.spread is not None and right.spread is not None
+    differs = (
+        "the two programs weight the classes differently."
+        if weighted
+        else f"the {name} program weights the classes, and the {other} one does not."
+    )
+    return _Reason("label_smoothing", f"in the term of the label smoothing, {differs}", _SMOOTH_ALIKE)
+
+
+def _one_number(values: Any) -> bool:
+    return bool(values.max() - values.min() < _ROUGH)
 
 
 def _told(targets: Any) -> str:
@@ -230,11 +196,85 @@ def _told(targets: Any) -> str:
     return f"{round(float(np.median(targets)), 7) + 0.0:.6g}"
 
 
-def _weights(left: Targets, right: Targets, i: Any, j: Any) -> tuple[str, str] | None:
-    ratio = right.weight[j] / left.weight[i]
+def _weights(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
+    ratio = right.own[j] / left.own[i]
     low, high = float(ratio.min()), float(ratio.max())
     if max(abs(low - 1), abs(high - 1)) < _CLOSE:
         return None
     if high - low < _CLOSE * high:
-        return "reduction", f"each row weighs {high:.6g} times as much on the right as on the left."
-    return "reduction", f"a row weighs {low:.6g} to {high:.6g} times as much on the right as on the left."
+        told = f"each row weighs {high:.6g} times as much on the right as on the left"
+        return _Reason("reduction", *_divided(left, right, told))
+    classes = _by_class(left, right, i, j)
+    told = f"a row weighs {low:.6g} to {high:.6g} times as much on the right as on the left."
+    return classes or _Reason("reduction", told)
+
+
+def _divided(left: Targets, right: Targets, told: str) -> tuple[str, str]:
+    """Return the sentence and the remedy of losses whose rows weigh other numbers; those of class weights if
+    one side divides by the sum of these."""
+    sums = [_sums_to_one(t) for t in (left, right)]
+    if sums[0] == sums[1] or not _vary_by_class(left):
+        return f"{told}.", ""
+    name, other = ("left", "right") if sums[0] else ("right", "left")
+    by = f"the {name} program divides by the sum of the class weights of the rows, the {other} one not"
+    return f"{by}: {told}.", _WEIGHTED_MEAN
+
+
+def _vary_by_class(targets: Targets) -> bool:
+    """Return whether the rows of a label weigh the same, and those of others not."""
+    counted = targets.weight > 0
+    own, labels = targets.own[counted], targets.label[counted]
+    return not _alike(own) and all(_alike(own[labels == label]) for label in np.unique(labels))
+
+
+def _sums_to_one(targets: Targets) -> bool:
+    counted = targets.weight > 0
+    return abs(float((targets.own[counted] / (1 - targets.share[counted])).sum()) - 1) < _ROUGH
+
+
+def _alike(values: Any) -> bool:
+    return bool(values.max() - values.min() < _CLOSE * values.max())
+
+
+def _by_class(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
+    """Say that a side weights the rows by their classes, if all rows of a label weigh the same."""
+    labels, sides = left.label[i], (left.own[i], right.own[j])
+    rows = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    known = any(len(r) > 1 for r in rows) or left.spread is not None or right.spread is not None
+    if not known or not all(_alike(own[r]) for own in sides for r in rows):
+        return None
+    mine, theirs = (_class_weights(own, labels, rows) for own in sides)
+    if mine and theirs:
+        sentence = f"the class weights differ: on the left {mine}, on the right {theirs}, but for a factor."
+        return _Reason("reduction", sentence, "Give both losses the same class weights, in the same order.")
+    name, other = ("left", "right") if mine else ("right", "left")
+    sentence = (
+        f"the {name} program weights each row by its class, and the {other} one does not. Its class weights "
+        f"are, but for a factor, {mine or theirs}."
+    )
+    return _Reason("missing_operation" if mine else "extra_operation", sentence, _CLASS_WEIGHTS)
+
+
+def _class_weights(own: Any, labels: Any, rows: list[Any]) -> str:
+    """Return the weights of the classes, as times that of the first; nothing if all are the same."""
+    if _alike(own):
+        return ""
+    first = own[rows[0][0]]
+    shown = [f"{own[r[0]] / first:.4g} for class {labels[r[0]]}" for r in rows[:_MOST_SHOWN]]
+    return ", ".join(shown if len(rows) <= _MOST_SHOWN else [*shown, "..."])
+
+
+_ROUGH = 1e-6
+_MOST_SHOWN = 8
+_WEIGHTED_MEAN = (
+    "With class weights, F.cross_entropy divides by the sum of the weights of the rows: in jax, "
+    "(w[y] * losses).sum() / w[y].sum(), not .mean()."
+)
+_CLASS_WEIGHTS = (
+    "Use the class weights on both sides: weight= of F.cross_entropy is, in jax, "
+    "(w[y] * losses).sum() / w[y].sum()."
+)
+_SMOOTH_ALIKE = (
+    "Weight alike: F.cross_entropy multiplies the log-probability of each class by its weight in the "
+    "smoothing term, too: -(w * logp).sum(-1). It divides both terms by w[y].sum()."
+)
