@@ -233,3 +233,45 @@ def test_a_factor_that_is_written_or_the_root_of_a_size_is_confirmed(width: floa
     assert report.first is not None
     assert report.causes[0].confirmed, str(report)
     assert report.causes[0].code in ("scale", "extra_operation"), str(report)
+
+
+RATIOS = [1.0, 0.5, 2.0]
+
+
+def weighted_in_torch(x: Any, y: Any) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+    def loss(x: Any, y: Any) -> Any:
+        weight = torch.tensor(RATIOS)
+        return nn.functional.cross_entropy(model(x), y, weight=weight)
+
+    return stablenum_torch.program(loss, torch.tensor(x), torch.tensor(y), model=model)
+
+
+def weighted_in_jax(x: Any, y: Any) -> Any:
+    def normalised(p: Any, stats: Any, h: Any) -> Any:
+        mean, var = h.mean(0), h.var(0)
+        new = {n: 0.9 * stats[n] + 0.1 * v for n, v in (("mean", mean), ("var", var))}
+        return (h - mean) / jnp.sqrt(var + 1e-5) * p["scale"] + p["shift"], new
+
+    def loss(p: Any, stats: Any, x: Any, y: Any) -> Any:
+        h, new = normalised(p, stats["norm"], x @ p["a"] + p["ab"])
+        terms = optax.softmax_cross_entropy_with_integer_labels(h @ p["b"] + p["bb"], y)
+        return terms.mean(), {"norm": new}
+
+    shapes = {"a": (12, 6), "ab": 6, "scale": 6, "shift": 6, "b": (6, 3), "bb": 3}
+    stats = {"norm": {"mean": jnp.zeros(6), "var": jnp.ones(6)}}
+    p = {n: jnp.zeros(s) for n, s in shapes.items()}
+    return stablenum_jax.program(loss, p, stats, jnp.asarray(x), jnp.asarray(y))
+
+
+def test_a_constant_of_the_loss_and_running_statistics_are_no_batches() -> None:
+    report = stablenum.diff(weighted_in_torch(X, Y), weighted_in_jax(X, Y))
+    assert not report.ok
+    assert not told(report), str(report)
+
+
+def test_a_batch_of_another_size_is_named_beside_statistics() -> None:
+    report = stablenum.diff(weighted_in_torch(X, Y), weighted_in_jax(X[:6], Y[:6]))
+    assert told(report) == [SHAPES.format("x [8, 12]", "args[2] [6, 12]")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -30,12 +31,13 @@ def other_arguments(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _left_over(comparison: Comparison) -> tuple[list[Value], list[Value]]:
-    """Return the arguments of each side that are none of the other."""
+    """Return the arguments of each side that are none of the other: what has no name was not given as an
+    argument, such as class weights that the loss makes."""
     mine, theirs = _inputs(comparison.left), _inputs(comparison.right)
     pairs = [(a, b) for a in mine for b in theirs if _equal(comparison, a, b)]
     return (
-        [a for a in mine if all(a is not one for one, _ in pairs)],
-        [b for b in theirs if all(b is not one for _, one in pairs)],
+        [a for a in mine if a.name and all(a is not one for one, _ in pairs)],
+        [b for b in theirs if b.name and all(b is not one for _, one in pairs)],
     )
 
 
@@ -65,8 +67,8 @@ def _of_other_contents(comparison: Comparison, mine: list[Value], theirs: list[V
         theirs.remove(b)
         x, y = arrays_of(left, [a.id])[a.id], arrays_of(right, [b.id])[b.id]
         yield (
-            f"The arguments differ: {_name(a)} {list(x.shape)} of the left program lies in {_range(x)}, "
-            f"{_name(b)} {list(y.shape)} of the right one in {_range(y)}, and their contents are not equal. "
+            f"The arguments differ: {a.name} {list(x.shape)} of the left program lies in {_range(x)}, "
+            f"{b.name} {list(y.shape)} of the right one in {_range(y)}, and their contents are not equal. "
             f"{_ADVICE}"
         )
 
@@ -74,11 +76,13 @@ def _of_other_contents(comparison: Comparison, mine: list[Value], theirs: list[V
 def _alike(comparison: Comparison, a: Value, b: Value) -> bool:
     mine, theirs = comparison.left.prints[a.id], comparison.right.prints[b.id]
     sizes = [np.prod(s.shapes[v.id], dtype=int) for s, v in ((comparison.left, a), (comparison.right, b))]
-    return mine.floating == theirs.floating and sizes[0] == sizes[1]
+    of_one_kind = mine.floating == theirs.floating and _is_statistic(a) == _is_statistic(b)
+    return of_one_kind and sizes[0] == sizes[1]
 
 
-def _name(value: Value) -> str:
-    return value.name or "an argument"
+def _is_statistic(value: Value) -> bool:
+    """Return whether an argument is a running statistic by its name, as those of flax are."""
+    return re.findall(r"\w+", value.name)[-1:] in (["mean"], ["var"])
 
 
 def _range(x: np.ndarray) -> str:
@@ -100,7 +104,8 @@ def _of_other_sizes(comparison: Comparison, mine: list[Value], theirs: list[Valu
         options = [
             a
             for a in mine
-            if _is_other_batch(
+            if _is_statistic(a) == _is_statistic(b)
+            and _is_other_batch(
                 all_left[a.id], y, all_left.values(), all_right.values(), named=_corresponds(a, b, ids)
             )
         ]
@@ -109,14 +114,14 @@ def _of_other_sizes(comparison: Comparison, mine: list[Value], theirs: list[Valu
         a = next((a for a in options if a.name == b.name), options[0])
         mine.remove(a)
         yield (
-            f"The arguments differ: {_name(a)} {list(all_left[a.id].shape)} of the left program and "
-            f"{_name(b)} {list(y.shape)} of the right one have other shapes. {_ADVICE}"
+            f"The arguments differ: {a.name} {list(all_left[a.id].shape)} of the left program and "
+            f"{b.name} {list(y.shape)} of the right one have other shapes. {_ADVICE}"
         )
 
 
 def _corresponds(a: Value, b: Value, ids: Sequence[list[int]]) -> bool:
-    """Return whether two arguments are of one name, or of one place if one of them has no name."""
-    if a.name == b.name or not any("args[" in v.name or not v.name for v in (a, b)):
+    """Return whether two arguments are of one name, or of one place if one of them is named by it."""
+    if a.name == b.name or not any("args[" in v.name for v in (a, b)):
         return a.name == b.name
     return ids[0].index(a.id) == ids[1].index(b.id)
 
