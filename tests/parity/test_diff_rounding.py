@@ -191,3 +191,24 @@ def test_another_number_is_found_in_bfloat16(left: Any) -> None:
     assert report.causes[0].code == "epsilon_value", str(report)
     assert report.causes[0].confirmed
     assert "0.001" in report.causes[0].sentence
+
+
+def test_a_mean_that_is_0_but_for_rounding_does_not_round_most() -> None:
+    """That of a batch norm after another one: what it is off is as large as it is."""
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        norms = [nn.BatchNorm1d(3), nn.BatchNorm1d(3)]
+        model = nn.Sequential(nn.Linear(4, 3), *norms, nn.Linear(3, 2))
+
+        def loss_fn(x: Tensor) -> Tensor:
+            return model(x).square().mean()
+
+        return stablenum_torch.program(loss_fn, torch.tensor(X), model=model)
+
+    report = stablenum.diff(made(), made())
+    assert report.ok
+    for off in (report.left_off, report.right_off):
+        assert off is not None
+        assert off.added < 1e-4
+    assert max(row.off or 0.0 for row in report.left_rows) <= 1.0
