@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 import torch
-from flax import linen
+from flax import linen, nnx
 from torch import nn
 
 import stablenum
@@ -64,6 +65,22 @@ def test_running_statistics_in_each_of_several_layers() -> None:
 
     assert (cause.code, cause.confirmed) == ("running_statistics", True)
     assert cause.sentence.startswith("the left program normalises by the batch, the right one by running")
+
+
+def test_the_epsilon_of_a_batch_norm_has_the_same_default_in_both() -> None:
+    def by_batch(p: Any, x: Any) -> Any:
+        def batch_norm(x: Any) -> Any:
+            mean, spread = x.mean((0, 1, 2)), x.var((0, 1, 2))
+            return (x - mean) * jax.lax.rsqrt(spread + 1e-3) * p["scale"] + p["shift"]
+
+        return batch_norm(x)
+
+    cause = cause_of(normed(nn.BatchNorm2d(8)), norm_in_jax(by_batch))
+
+    assert (cause.code, cause.confirmed) == ("epsilon_value", True)
+    assert cause.remedy.endswith("the default is 1e-5 in torch and flax."), cause.remedy
+    assert linen.BatchNorm.epsilon == 1e-5
+    assert inspect.signature(nnx.BatchNorm.__init__).parameters["epsilon"].default == 1e-5
 
 
 @pytest.mark.parametrize(

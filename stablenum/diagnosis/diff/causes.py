@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stablenum.diagnosis.diff.constant_causes import by_constant, numbers_of_update
 from stablenum.diagnosis.diff.count_causes import by_count
 from stablenum.diagnosis.diff.differences import Cause
@@ -9,7 +11,7 @@ from stablenum.diagnosis.diff.flow import size
 from stablenum.diagnosis.diff.gradient_causes import by_gradient, by_hand, by_rows
 from stablenum.diagnosis.diff.kinds import kind
 from stablenum.diagnosis.diff.moment_causes import cause_of_moments
-from stablenum.diagnosis.diff.norm_causes import by_normalisation
+from stablenum.diagnosis.diff.norm_causes import by_normalisation, is_of_batch
 from stablenum.diagnosis.diff.number_causes import by_number
 from stablenum.diagnosis.diff.operand_causes import (
     by_entries,
@@ -21,6 +23,7 @@ from stablenum.diagnosis.diff.operand_causes import (
     by_transposition,
 )
 from stablenum.diagnosis.diff.pair_causes import by_loss, by_pair
+from stablenum.diagnosis.diff.remedies import EPSILON_OF_BATCH_NORM
 from stablenum.diagnosis.diff.scene import Scene, cause
 from stablenum.diagnosis.diff.structure_causes import by_lack, by_structure
 from stablenum.diagnosis.diff.target_causes import by_targets
@@ -35,12 +38,20 @@ def causes_of(scene: Scene) -> tuple[Cause, ...]:
     """Return the first cause that is confirmed; without one, those that are likely, the most likely first."""
     found: list[Cause] = []
     for rule in _RULES:
-        known = rule(scene)
+        known = _fitting(scene, rule(scene))
         if known is not None and known.confirmed:
             return (known,)
         if known is not None:
             found.append(known)
     return tuple(c for c in found if c.code != "other_function" or len(found) == 1)
+
+
+def _fitting(scene: Scene, known: Cause | None) -> Cause | None:
+    """Return a cause with the remedy that fits the norm: the epsilons of batch norms have other defaults."""
+    of_norm = known is not None and known.code == "epsilon_value" and scene.group.kind != "updated"
+    if known is None or not of_norm or not is_of_batch(scene):
+        return known
+    return replace(known, remedy=EPSILON_OF_BATCH_NORM)
 
 
 def _by_update(scene: Scene) -> Cause | None:

@@ -22,7 +22,7 @@ from stablenum.diagnosis.diff.sides import Side, arrays_of
 from stablenum.diagnosis.diff.variants import Variant, code_of, variants_of
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["by_normalisation"]
+__all__ = ["by_normalisation", "is_of_batch"]
 
 _SAME = 1e-7
 _MOST_PAIRS = 4
@@ -68,7 +68,7 @@ def by_normalisation(scene: Scene) -> Cause | None:
 
 
 def _compared(scene: Scene, x: Any, mine: list[Any], theirs: list[Any], axis: int) -> Cause | None:
-    if _of_batch(scene):
+    if is_of_batch(scene):
         return _by_batch(x, (mine, theirs), axis, _shifts(scene, x.shape[axis]))
     told = [v for v in variants_of(x) if v.family in _FAMILIES and v.values.shape == x.shape]
     return _by_formula([v for v in told if not _is_line(x, v.values, axis)], mine, theirs, axis)
@@ -107,7 +107,8 @@ def _layer(side: Side, value: int, line: Sequence[Step]) -> _Layer:
     return _Layer(arrays[value], [arrays[o].reshape(side.shapes[value]) for o in made])
 
 
-def _of_batch(scene: Scene) -> bool:
+def is_of_batch(scene: Scene) -> bool:
+    """Return whether a side begins to differ in a batch norm."""
     starts = [s.step for s in (scene.found.left, scene.found.right) if s is not None]
     return any(_BATCH in functions_of(step) for step in starts)
 

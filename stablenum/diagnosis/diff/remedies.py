@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["REMEDIES", "REMEDIES_OF_UPDATES"]
+__all__ = ["EPSILON_OF_BATCH_NORM", "REMEDIES", "REMEDIES_OF_UPDATES"]
+
+EPSILON_OF_BATCH_NORM = "Give both batch norms the same epsilon; the default is 1e-5 in torch and flax."
 
 REMEDIES = {
     "epsilon_value": "Give both the same epsilon; the defaults are 1e-5 in torch and 1e-6 in flax.",
