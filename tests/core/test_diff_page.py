@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -236,3 +237,13 @@ def test_the_modules_are_those_of_the_right_side_if_the_left_one_has_none() -> N
         "a",
         "B",
     ]
+
+
+@pytest.mark.parametrize(("known", "said"), [(True, "independent of those before"), (False, "may follow")])
+def test_a_later_difference_without_a_cause_may_follow_from_those_before(known: bool, said: str) -> None:
+    (first,) = hostile_report().differences
+    later = first if known else replace(first, causes=())
+    report = replace(hostile_report(), differences=(first, later))
+    for shown in (str(report), report.to_html()):
+        (title,) = re.findall("Difference 2, [^:<]*", shown)
+        assert said in title

@@ -278,3 +278,24 @@ def jax_layers(w: Any, v: Any, x: Any) -> Any:
 def test_a_mask_that_differs_in_several_layers_is_confirmed() -> None:
     cause = first_of(torch_layers, jax_layers).causes[0]
     assert (cause.code, cause.confirmed) == ("mask_missing", True), cause
+
+
+def test_a_padding_that_is_the_same_on_both_sides_is_said_so() -> None:
+    """With stride 2 and an even size, padding=1 gives what one more entry at the start alone gives."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+    images = np.random.default_rng(0).normal(size=(2, 6, 6, 3)).astype(np.float32)
+    left = stablenum_torch.program(
+        lambda x: torch.sin(layer(x)).square().mean(), torch.tensor(images.transpose(0, 3, 1, 2)), model=layer
+    )
+
+    def loss(p: Any, x: Any) -> Any:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        made = jax.lax.conv_general_dilated(x, p["kernel"], (2, 2), "SAME", dimension_numbers=numbers)
+        return jnp.mean(jnp.sin(made + p["bias"]) ** 2)
+
+    params = {"kernel": jnp.ones((3, 3, 3, 4)), "bias": jnp.zeros(4)}
+    report = stablenum.diff(left, stablenum_jax.program(loss, params, images))
+    assert (report.causes[0].code, report.causes[0].confirmed) == ("padding", True)
+    assert "computes convolution (padding (1, 1), stride 2)" in report.causes[0].sentence
+    assert "right one convolution (padding (0, 1), stride 2)" in report.causes[0].sentence

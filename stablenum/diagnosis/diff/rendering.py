@@ -110,7 +110,8 @@ def amount(difference: Difference) -> str:
 
 def title(number: int, difference: Difference, *, with_step: bool) -> str:
     """Return the heading of a difference, with the training step where there are several."""
-    name = "First difference" if number == 1 else f"Difference {number}, independent of those before"
+    related = "independent of those before" if difference.causes else "which may follow from those before"
+    name = "First difference" if number == 1 else f"Difference {number}, {related}"
     name = f"{name}, step {difference.step}" if with_step else name
     place = difference.left or difference.right
     return f"{name}, {place.phase}" if place is not None else name

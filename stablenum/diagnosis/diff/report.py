@@ -26,7 +26,8 @@ class DiffReport:
 
     Attributes:
         verdict: "the same in exact arithmetic" or "different".
-        differences: the places at which the programs part, each independent of those before it.
+        differences: the places at which the programs part, each independent of those before it; one without a
+            cause may follow from them.
         weights: parameter of the right program -> where it comes from. ``diff`` takes it, or a copy of which
             some entries are others, as its ``weights``; strings read from a JSON report it does not.
         carried_over: whether the right program was given these weights; otherwise both keep their own, and

@@ -55,8 +55,16 @@ def by_window(scene: Scene) -> Cause | None:
                 if any(p.entries and distance(mark, p) < _SAME for p in prints):
                     found.append(variant._replace(values=None))
         if left and right and not {v[:2] for v in left} & {v[:2] for v in right}:
-            return _cause(_code_of(code, left[0], right[0]), left[0], right[0])
+            likely = min(left, key=_uneven), min(right, key=_uneven)
+            return _cause(_code_of(code, *likely), *likely)
     return None
+
+
+def _uneven(variant: Variant) -> bool:
+    """Return whether a variant pads one side of an axis more than the other: with strides, the last entries
+    may have no part in the result, so that a program that pads both alike gives the same."""
+    low, high = dict(variant.setting).get("padding", (0, 0))
+    return bool(low != high)
 
 
 def _code_of(code: str, left: Variant, right: Variant) -> str:

@@ -484,6 +484,27 @@ def torch_kl(x: Any, reduction: str) -> Any:
     return F.kl_div(x[:3].log_softmax(-1), x[3:].softmax(-1), reduction=reduction)
 
 
+LABELS, CLASS_WEIGHTS = np.array([0, 3, 1, 3, 5, 7]), np.linspace(0.5, 2.0, 8, dtype=np.float32)
+
+
+def torch_weighted(x: Any, smoothing: float) -> Any:
+    y, w = torch.tensor(LABELS), torch.tensor(CLASS_WEIGHTS)
+    return F.cross_entropy(x, y, weight=w, label_smoothing=smoothing)[None]
+
+
+def jax_weighted(x: Any, how: str) -> Any:
+    y, w = jnp.asarray(LABELS), jnp.asarray(CLASS_WEIGHTS)
+    losses = optax.softmax_cross_entropy_with_integer_labels(x, y)
+    targets = optax.smooth_labels(jax.nn.one_hot(y, 8), 0.1)
+    if how == "mean":
+        return (w[y] * losses).mean()[None]
+    if how == "sum":
+        return ((w[y] * losses).sum() / w[y].sum())[None]
+    if how == "smoothed":
+        return ((w[y] * optax.softmax_cross_entropy(x, targets)).sum() / w[y].sum())[None]
+    return (optax.softmax_cross_entropy(x, w * targets).sum() / w[y].sum())[None]
+
+
 FUNCTIONS = {
     "gelu": Pair(
         *functions(F.gelu, jax.nn.gelu, FLAT),
@@ -547,6 +568,31 @@ FUNCTIONS = {
         *functions(
             lambda x: torch_kl(x, "batchmean"),
             lambda x: optax.kl_divergence(*probabilities(x)).mean()[None],
+            FLAT,
+        ),
+    ),
+    "cross_entropy, weights": Pair(
+        *functions(lambda x: torch_weighted(x, 0.0), lambda x: jax_weighted(x, "mean"), FLAT),
+        "reduction",
+        "torch divides by the sum of the weights of the labels, a mean by the number of the rows",
+    ),
+    "cross_entropy, weights, same": Pair(
+        *functions(lambda x: torch_weighted(x, 0.0), lambda x: jax_weighted(x, "sum"), FLAT),
+    ),
+    "cross_entropy, weights, smoothed": Pair(
+        *functions(lambda x: torch_weighted(x, 0.1), lambda x: jax_weighted(x, "smoothed"), FLAT),
+        None,
+        "torch weights each class in the smoothing, too, and not by the label of the row",
+    ),
+    "cross_entropy, weights, smoothed, same": Pair(
+        *functions(lambda x: torch_weighted(x, 0.1), lambda x: jax_weighted(x, "same"), FLAT),
+    ),
+    "cross_entropy, smoothed": Pair(
+        *functions(
+            lambda x: F.cross_entropy(x, torch.tensor(LABELS), label_smoothing=0.1)[None],
+            lambda x: optax.softmax_cross_entropy(
+                x, optax.smooth_labels(jax.nn.one_hot(jnp.asarray(LABELS), 8), 0.1)
+            ).mean()[None],
             FLAT,
         ),
     ),
