@@ -31,7 +31,7 @@ REMEDIES = {
     "reduction": "Reduce alike: mean or sum, over the same entries.",
     "label_shift": "Predict the next token: compare logits[:-1] with labels[1:].",
     "label_smoothing": "Give both losses the same label smoothing.",
-    "ignored_labels": "Leave the same labels out, and divide by the number of the others or their weights' sum.",
+    "ignored_labels": "Leave the same labels out; divide by the others' number or the sum of their weights.",
     "dropout": "Turn dropout off on both sides, or give both the same mask.",
     "stopped_gradient": "Look for detach, no_grad or stop_gradient on one side only.",
     "straight_through_missing": "Write x + stop_gradient(q(x) - x), so that the gradient passes.",

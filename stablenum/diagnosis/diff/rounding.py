@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,8 +54,8 @@ def rounding_of(side: Side) -> Rounding:
 
     wide = side.program.play(compare, weights=side.weights, steps=side.steps)
     ends = [r.value for r in wide.results if r.kind in ("loss", "output")]
-    telling = {v: e for v, e in errors.items() if not _is_noise(side, v)}
-    step, added = _worst(wide.trace.steps, telling)
+    telling = {v for v in errors if not _is_noise(side, v)}
+    step, added = _worst(wide.trace.steps, errors, telling)
     return Rounding(max((errors.get(v, 0.0) for v in ends), default=0.0), step, added, errors)
 
 
@@ -83,12 +83,14 @@ def _sampled(array: Any, most: int) -> Any:
     return flat.copy() if flat.size <= most else flat[np.linspace(0, flat.size - 1, most, dtype=np.int64)]
 
 
-def _worst(steps: list[Step], errors: Mapping[int, float]) -> tuple[Step | None, float]:
+def _worst(
+    steps: list[Step], errors: Mapping[int, float], telling: Collection[int]
+) -> tuple[Step | None, float]:
     worst, most = None, 0.0
     for step in steps:
         if step.phase != "forward":
             continue
-        out = max((errors[o] for o in step.outputs if o in errors), default=0.0)
+        out = max((errors[o] for o in step.outputs if o in telling), default=0.0)
         read = max((errors[i] for i in step.inputs if i in errors), default=0.0)
         if out - read > most:
             worst, most = step, out - read
