@@ -213,6 +213,13 @@ def test_entries_that_one_side_clips_by_value_are_named(side: str) -> None:
     assert cause_of_updates(given, (), ([0.05, 0.4, 0.1], [0.05, 0.1])) is None
 
 
+def test_a_number_far_below_all_gradients_is_not_taken_for_a_limit_of_each_entry() -> None:
+    given = updates(lambda p, g: -0.1 * g * (1 - 1e-6), lambda p, g: -0.1 * g)
+    found = cause_of_updates(given, ("clamp",), ([1e-12, 0.1], [0.1]))
+    assert found is not None
+    assert found[0] == "clip_epsilon"
+
+
 def test_parameters_that_are_zero_show_no_decay_on_either_side() -> None:
     rates = (0.01, 0.0001)
     found = []

@@ -8,6 +8,7 @@ from typing import Any
 
 from stablenum.diagnosis.diff.differences import Location, Off
 from stablenum.diagnosis.diff.frontier import Start
+from stablenum.diagnosis.diff.kinds import quiet
 from stablenum.diagnosis.diff.rounding import Rounding
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.replay.notebook_cells import shown_file
@@ -48,16 +49,17 @@ def location_of_optimizer(side: Side) -> Location | None:
 
 def _around(side: Side, start: Start) -> str:
     """Return the module that lacks an operation: the one whose code holds the line, since the line may call a
-    module of a library; that module if it both makes and reads the value there, or reads a parameter of its
-    own."""
+    module of a library; that module if it both makes and reads the value there. A parameter that is read as
+    it is belongs to its module."""
     step, steps = start.step, side.trace.steps
     value = None if start.value is None else side.trace.values[start.value]
-    if value is not None and value.role == "parameter" and value.name.startswith(f"{step.module}."):
-        return step.module
+    if value is not None and value.role == "parameter":
+        readers = (s.module for s in steps if value.id in s.inputs)
+        return next((m for m in readers if value.name.startswith(f"{m}.")), step.module)
     producer = None if value is None else value.producer
     if producer == step.index:
         reads = (s for s in steps[producer + 1 :] if s.phase == step.phase and start.value in s.inputs)
-        inside = any(s.module == step.module for s in reads)
+        inside = any(s.module == step.module and not quiet(s) for s in reads)
     else:
         inside = producer is not None and steps[producer].module == step.module
     if inside:

@@ -152,9 +152,9 @@ def _combined(scene: Scene, value: int, array: Any) -> bool:
     return value in there.step.inputs and distance(mark, scene.left.prints[end]) <= scene.left.tolerance[end]
 
 
-def _share(scene: Scene, reads: Mapping[str, set[int]]) -> bool:
+def _share(scene: Scene, reads: Mapping[str, tuple[set[int], set[int]]]) -> bool:
     """Return whether both calls read a common value."""
-    return any(not reads["left"].isdisjoint(scene.shared.get(j, ())) for j in reads["right"])
+    return any(not reads["left"][0].isdisjoint(scene.shared.get(j, ())) for j in reads["right"][0])
 
 
 def _of_inputs(scene: Scene, name: str, here: str, there: str, *, tried: bool) -> Cause:
@@ -194,14 +194,17 @@ def _indices(side: Side, step: Step) -> Any:
     return arrays_of(side, whole)[whole[0]].reshape(-1) if len(whole) == 1 else None
 
 
-def _read_by_call(side: Side, step: Step, *, inner: bool) -> set[int]:
-    """Return the telling values from which the call to which a step belongs makes its last value.
+def _read_by_call(side: Side, step: Step, *, inner: bool) -> tuple[set[int], set[int]]:
+    """Return the telling values from which the call to which a step belongs makes its last value, and with
+    them what it makes on the way.
 
     Args:
         side, step: the step.
         inner: whether the call is that of its line, rather than that of the user's function around it.
     """
     steps, found, seen = side.trace.steps, set[int](), set[int]()
+    if not inner and len(step.frames) < 2:
+        return found, seen  # the whole program
     following = islice(steps, step.index + 1, None)
     *_, last = (step, *takewhile(lambda s: _in_call(s, step, inner=inner), following))
     todo = list(last.inputs)
@@ -215,7 +218,7 @@ def _read_by_call(side: Side, step: Step, *, inner: bool) -> set[int]:
             todo += steps[producer].inputs
         elif not side.neutral(value) or side.trace.values[value].role == "parameter":
             found.add(value)
-    return found
+    return found, seen
 
 
 def _in_call(one: Step, step: Step, *, inner: bool) -> bool:
@@ -224,11 +227,11 @@ def _in_call(one: Step, step: Step, *, inner: bool) -> bool:
     return one.place == step.place if inner else len(step.frames) > 1 and one.frames[:-1] == step.frames[:-1]
 
 
-def _read_alone(scene: Scene, name: str, read: Mapping[str, set[int]]) -> list[int]:
-    """Return what the call of one side reads, and the other side has but does not read there; parameters also
-    if the other side does not have them."""
+def _read_alone(scene: Scene, name: str, read: Mapping[str, tuple[set[int], set[int]]]) -> list[int]:
+    """Return what the call of one side reads, and the other side has but neither reads nor makes there;
+    parameters also if the other side does not have them."""
     known, side = scene.comparison.found.known(name), scene.comparison.side(name)
-    other, further = scene.comparison.side(OTHER[name]), read[OTHER[name]]
+    other, further = scene.comparison.side(OTHER[name]), read[OTHER[name]][1]
 
     def alone(value: int) -> bool:
         if value in known:
@@ -236,7 +239,7 @@ def _read_alone(scene: Scene, name: str, read: Mapping[str, set[int]]) -> list[i
         parameter, mark = side.trace.values[value].role == "parameter", side.prints[value]
         return parameter and not any(distance(mark, other.prints[v]) <= _SAME for v in further)
 
-    return sorted(v for v in read[name] if alone(v))
+    return sorted(v for v in read[name][0] if alone(v))
 
 
 def _told(side: Side, value: int) -> str:

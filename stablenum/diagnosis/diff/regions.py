@@ -71,14 +71,16 @@ class Region:
         return [s for s in self.steps if self._made.isdisjoint(self._read(s))]
 
     def _read(self, step: Step) -> set[int]:
-        """Return what a step reads, and what its indices and flags are computed from."""
+        """Return what a step reads, and what its indices and flags are computed from, back to common values
+        and those of the region."""
         trace, found, todo = self.side.trace, set[int](), list(step.inputs)
         while todo:
             value = todo.pop()
             producer = trace.values[value].producer
-            if value not in found and producer is not None and not self.side.prints[value].floating:
-                todo += trace.steps[producer].inputs
+            further = value not in found and value not in self._made and value not in self.equal
             found.add(value)
+            if further and producer is not None:
+                todo += trace.steps[producer].inputs
         return found
 
     def first(self) -> Start | None:

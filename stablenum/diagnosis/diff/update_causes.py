@@ -173,7 +173,9 @@ def _each_clipped(unlike: Sequence[Update], known: _Known) -> tuple[str, str, st
 
 def _by_value(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] | None:
     """One side clips each entry of the gradients to a number of the program, before an update that is linear
-    in them."""
+    in them. Gradients that one factor scales would fit any limit that is far below them."""
+    if all(_ratio(u.left - u.right, u.gradient) is not None for u in unlike):
+        return None
     largest = max((float(np.abs(u.gradient).max()) for u in unlike if u.gradient.size), default=0.0)
     for limit in sorted(n for n in known.every if 0.0 < n < largest) if known.clip_named else ():
         cut = [np.clip(u.gradient, -limit, limit) - u.gradient for u in unlike]
