@@ -23,13 +23,13 @@ _MOST_TRIALS = 8
 
 
 def after_call(lacks: Start | None, side: Side, has: Start | None, other: Side) -> Start | None:
-    """Return where a side lacks an operation: if the other side has it after a call that returns what it
-    reads, and this one has such a call too, then there, rather than at the last line within the call."""
+    """Return where a side lacks an operation: if the other side has it in the line of a call that returns what
+    it reads, and this one has such a call too, then there, rather than at the last line within the call."""
     if lacks is None or has is None or lacks.place is not None or not lacks.missing or lacks.value is None:
         return lacks
     reader = next((s for s in side.trace.steps if lacks.value in s.inputs), None)
     within = [s for s in (_maker(other, i) for i in has.step.inputs) if s is not None]
-    if reader is None or not any(_call_of(made_by, has.step) for made_by in within):
+    if reader is None or not any(_call_of(s, has.step) == has.step.place for s in within):
         return lacks
     made_by = _maker(side, lacks.value)
     return lacks if made_by is None else replace(lacks, place=_call_of(made_by, reader))
