@@ -35,7 +35,8 @@ A <span class="tick">tick</span> at the top is a skipped step: point at it to se
 What is grey was undone: the run went back and took these steps again.{lines}{bands}</p>"""
 _LINES = """
 A <span class="line">dashed line</span> is at the first step that was written after the run was started again
-or went back. It may have gone on from an earlier one: steps that came out as before are not written twice."""
+or went back. It may have gone on from an earlier one: steps that came out as before are not written twice;
+or from a later one: a checkpoint brings back steps that a killed process had not written."""
 _BANDS = '\nPoint at a <span class="band">grey band</span> to see why.'
 _FOOT = """<footer>Written by <code>stablenum report</code>.
 Plots by <a href="https://github.com/leeoniya/uPlot">uPlot</a>.</footer></main>"""
