@@ -268,3 +268,26 @@ def test_updates_of_programs_with_other_weights_are_no_further_difference() -> N
     same = stablenum.diff(left, module(nn.Linear(3, 2), rate=0.2), weights="as they are")
     assert [d.left.phase for d in same.differences if d.left is not None] == ["update"]
     assert not any("the updates are not compared" in note for note in same.notes)
+
+
+def test_what_is_returned_beside_the_loss_is_said_not_to_be_compared() -> None:
+    w, x = np.ones((3, 3), "f"), np.ones((2, 3), "f")
+    weight = torch.tensor(w, requires_grad=True)
+
+    def of_torch(x: Any) -> Any:
+        y = x @ weight
+        return y.square().mean(), {"mean": y.mean(0)}
+
+    def of_jax(w: Any, x: Any) -> Any:
+        y = x @ w
+        return jnp.mean(y**2), {"statistics": 2 * y.mean(0), "count": jnp.ones((), int)}
+
+    left = stablenum_torch.program(of_torch, torch.tensor(x))
+    right = stablenum_jax.program(of_jax, jnp.asarray(w), jnp.asarray(x))
+    report = stablenum.diff(left, right)
+
+    assert report.ok
+    text = " ".join(report.notes)
+    assert "The left program returns output[1]['mean'] beside the loss" in text
+    assert "The right program returns output[1]['statistics'] beside the loss" in text
+    assert "count" not in text

@@ -19,7 +19,7 @@ from stablenum.diagnosis.diff.given import Weights, entries_of
 from stablenum.diagnosis.diff.locations import off_of, share_of
 from stablenum.diagnosis.diff.misgiven import misgiven, other_numbers
 from stablenum.diagnosis.diff.nonfinite import not_finite
-from stablenum.diagnosis.diff.omissions import left_out, one_optimizer, untaken, untied
+from stablenum.diagnosis.diff.omissions import beside_the_loss, left_out, one_optimizer, untaken, untied
 from stablenum.diagnosis.diff.optimizer_states import continued
 from stablenum.diagnosis.diff.origins import Said
 from stablenum.diagnosis.diff.play import Program
@@ -195,6 +195,7 @@ def _notes(
     compiled = tuple(_ASTRAY.format(side) for side in astray)
     nan = (undefined[0].upper() + undefined[1:],) if undefined else ()
     lacking = one_optimizer(comparison.left, comparison.right)
+    lacking += beside_the_loss(comparison.left, comparison.right)
     return (*compiled, *nan, *tried, *comparison.notes, *lacking, *unsure(comparison), *doubts)
 
 

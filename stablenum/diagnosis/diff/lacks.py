@@ -23,8 +23,8 @@ _MOST_TRIALS = 8
 
 
 def after_call(lacks: Start | None, side: Side, has: Start | None, other: Side) -> Start | None:
-    """Return where a side lacks an operation: if the other side has it in the line of a call that returns what
-    it reads, and this one has such a call too, then there, rather than at the last line within the call."""
+    """Return where a side lacks an operation: if the other side has it in the line of a call that returns
+    what it reads, and this one has such a call too, then there, rather than at the last line of the call."""
     if lacks is None or has is None or lacks.place is not None or not lacks.missing or lacks.value is None:
         return lacks
     reader = next((s for s in side.trace.steps if lacks.value in s.inputs), None)

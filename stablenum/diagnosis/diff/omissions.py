@@ -1,4 +1,5 @@
-"""What a comparison leaves out: what only one program has, and weights that the caller does not give."""
+"""What a comparison leaves out: what only one program has, weights that the caller does not give, and what a
+loss function returns beside the loss."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from stablenum.diagnosis.diff.parameter_uses import uses_of
 from stablenum.diagnosis.diff.sides import Side
 from stablenum.diagnosis.diff.weights import WeightMap
 
-__all__ = ["left_out", "one_optimizer", "untaken", "untied"]
+__all__ = ["beside_the_loss", "left_out", "one_optimizer", "untaken", "untied"]
 
 _MOST_NAMED = 8
 _LEFT_OUT = (
@@ -20,6 +21,10 @@ _UNTIED = (
     "gradient, and their updates are not compared."
 )
 _UNTAKEN = "No parameter of the right program comes from these of the left one: {}."
+_BESIDE = (
+    "The {} program returns {} beside the loss, which is not compared: to compare running statistics or "
+    "other values, give both programs a function that returns these without the loss."
+)
 _LATER = " From the second step on they are not the same, so that the programs differ there."
 _ONE = (
     "Only the {} program has an optimizer: the updates are not compared. Give the {} one its optimizer, "
@@ -71,6 +76,12 @@ def one_optimizer(left: Side, right: Side) -> tuple[str, ...]:
     if has["left"] == has["right"]:
         return ()
     return (_ONE.format(*(("left", "right") if has["left"] else ("right", "left"))),)
+
+
+def beside_the_loss(left: Side, right: Side) -> tuple[str, ...]:
+    """Name what the loss functions return beside the loss."""
+    sides = (("left", left.program.aside), ("right", right.program.aside))
+    return tuple(_BESIDE.format(name, _listed(list(aside))) for name, aside in sides if aside)
 
 
 def _updates(side: Side) -> bool:

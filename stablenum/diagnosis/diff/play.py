@@ -95,12 +95,14 @@ class Program(Protocol):
             user's called.
         numbers: those that the other program computes with, one of which may be what a constant in a narrow
             format was before it was rounded.
+        aside: the names of what the loss function returned beside the loss, which is not compared.
     """
 
     framework: str
     dialect: Dialect
     optimizer_at: CallSite | None
     numbers: Collection[float]
+    aside: Collection[str]
 
     def parameters(self) -> Mapping[str, Any]:
         """Return the parameters and buffers by name, as arrays of NumPy."""

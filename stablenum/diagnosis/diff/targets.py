@@ -114,10 +114,11 @@ def _fitted(p: Any, gradient: Any, without: Any) -> tuple[Any, Any, Any]:
 
 
 def _weighted(p: Any, gradient: Any, counted: Any) -> Targets | None:
-    """Return the targets if each class but the label has one of its own, the same in all rows."""
+    """Return the targets if each class but the label has one of its own, the same in all rows. Scores that
+    are masked are no logits of classes."""
     x, g = p[counted], gradient[counted]
     rows, classes = x.shape
-    if classes > _MOST_CLASSES or rows * (classes - 2) < classes:
+    if classes > _MOST_CLASSES or rows * (classes - 2) < classes or not x.all():
         return None
     label, at = g.argmin(axis=1), np.arange(rows)
     for _ in range(_TURNS):

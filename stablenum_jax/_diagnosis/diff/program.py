@@ -85,6 +85,7 @@ class Program:
         self._loss_fn, self._params, self._args = loss_fn, params, args
         self._optimizer, self._compute = optimizer, compute
         self.numbers: Collection[float] = ()
+        self.aside: Collection[str] = ()
         self._traced: dict[int, Traced] = {}
         self._shown: dict[tuple[int, frozenset[float]], Showing] = {}
         self._moments: Moments | None = None
@@ -213,6 +214,7 @@ class Program:
         out = jax.eval_shape(lambda *xs: jax.tree.map(jnp.asarray, call(self._cast(xs))), *arrays)
         if not _is_loss(out):
             return [("output", name, 1, x) for name, x in _named(call(self._cast(arrays)))]
+        self.aside = [name for name, x in _paths(out)[1:] if jnp.issubdtype(x.dtype, jnp.floating)]
         chosen = [i for i, leaf in enumerate(call.leaves) if leaf.differentiated]
         names = [call.leaves[i].name for i in chosen]
         found: list[tuple[str, str, int, Any]] = []
@@ -324,8 +326,12 @@ def _is_loss(out: Any) -> bool:
 
 
 def _named(out: Any) -> list[tuple[str, Any]]:
+    return [(name, jnp.asarray(x)) for name, x in _paths(out)]
+
+
+def _paths(out: Any) -> list[tuple[str, Any]]:
     paths, _ = jax.tree_util.tree_flatten_with_path(out)
-    return [(f"output{jax.tree_util.keystr(path)}", jnp.asarray(x)) for path, x in paths]
+    return [(f"output{jax.tree_util.keystr(path)}", x) for path, x in paths]
 
 
 def _plain_name(path: str) -> str:

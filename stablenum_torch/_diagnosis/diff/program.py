@@ -92,6 +92,7 @@ class Program:
         self._loss_fn, self._args, self._compute = loss_fn, args, compute
         self._model, self._optimizer = model, optimizer
         self.numbers: Collection[float] = ()
+        self.aside: Collection[str] = ()
         self._tapes: dict[int, Tape] = {}
         self._shown: dict[int, Showing] = {}
         self._around: Surroundings | None = None
@@ -256,6 +257,8 @@ class Program:
         loss = _loss(out)
         if loss is not None:
             recorder.mark("loss", "loss", loss, step)
+            others = (n for n, t in _named("output", out) if t is not loss and t.is_floating_point())
+            self.aside = list(others)
             return
         for name, tensor in _named("output", out):
             recorder.mark("output", name, tensor, step)
