@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, islice, product, takewhile
 from typing import Any
 
@@ -118,7 +118,10 @@ def by_input(scene: Scene) -> Cause | None:
     that reads another common value beside."""
     starts = {name: (side, start.step) for name, side, start, _ in _starts(scene)}
     for inner in product((True, False), repeat=2) if len(starts) == 2 else ():
-        reads = {name: _read_by_call(*starts[name], inner=i) for name, i in zip(_SIDES, inner, strict=True)}
+        calls = dict(zip(_SIDES, inner, strict=True))
+        reads = {name: _read_by_call(*starts[name], inner=i) for name, i in calls.items()}
+        common = {name: _met(scene, name, reads[OTHER[name]][1]) for name in calls}
+        reads = {name: _read_by_call(*starts[name], common[name], inner=i) for name, i in calls.items()}
         own = {name: _read_alone(scene, name, reads) for name in _SIDES}
         alike = called(starts["left"][1]) == called(starts["right"][1]) or _share(scene, reads)
         if alike and 0 < len(own["left"]) == len(own["right"]) <= _MOST_READ:
@@ -194,12 +197,21 @@ def _indices(side: Side, step: Step) -> Any:
     return arrays_of(side, whole)[whole[0]].reshape(-1) if len(whole) == 1 else None
 
 
-def _read_by_call(side: Side, step: Step, *, inner: bool) -> tuple[set[int], set[int]]:
+def _met(scene: Scene, name: str, values: set[int]) -> set[int]:
+    """Return the values of a side that are equal to some of the other one."""
+    known = scene.comparison.found.known(OTHER[name])
+    return {v for value in values for v in known.get(value, ())}
+
+
+def _read_by_call(
+    side: Side, step: Step, common: Collection[int] = (), *, inner: bool
+) -> tuple[set[int], set[int]]:
     """Return the telling values from which the call to which a step belongs makes its last value, and with
     them what it makes on the way.
 
     Args:
         side, step: the step.
+        common: values that the call reads, rather than what they are made of, even if it makes them.
         inner: whether the call is that of its line, rather than that of the user's function around it.
     """
     steps, found, seen = side.trace.steps, set[int](), set[int]()
@@ -214,7 +226,7 @@ def _read_by_call(side: Side, step: Step, *, inner: bool) -> tuple[set[int], set
             continue
         seen.add(value)
         producer = side.trace.values[value].producer
-        if producer is not None and _in_call(steps[producer], step, inner=inner):
+        if value not in common and producer is not None and _in_call(steps[producer], step, inner=inner):
             todo += steps[producer].inputs
         elif not side.neutral(value) or side.trace.values[value].role == "parameter":
             found.add(value)
