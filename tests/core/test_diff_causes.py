@@ -468,6 +468,15 @@ def test_corrections_of_the_moments_are_told_by_their_decay_rates(theirs: Any, w
     assert found[0] == wanted
 
 
+def test_an_epsilon_before_the_correction_is_no_factor_of_the_gradients_where_both_have_one_epsilon() -> None:
+    before, gradients, mine = updates_of(lambda p: torch.optim.Adam(p, betas=(0.9, 0.99)))
+    right = [-1e-3 * g / (np.abs(g) + 1e-7) for g in gradients]
+    updates = [Update(*row) for row in zip(before, gradients, mine, right, strict=True)]
+    found = cause_of_updates(updates, (), ({0.99, 1e-8}, {0.99, 1e-8}))
+    assert found is not None
+    assert found[0] == "adam_epsilon_placement"
+
+
 @pytest.mark.parametrize(
     ("factor", "names", "wanted"),
     [

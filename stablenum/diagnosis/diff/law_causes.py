@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
 from stablenum.diagnosis.diff.update_laws import Law
@@ -148,12 +148,22 @@ def _of_epsilons(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | Non
     scale = _left_in(max(ratio, 1 / ratio))
     if scale is not None:
         return scale
+    if _is_correction(ratio, every):
+        return _BEFORE_CORRECTION
     if any(_among(law.epsilon, numbers[0]) and _among(law.epsilon, numbers[1]) for law in (a, b)):
         return "scale", f"the gradients on the left are {1 / ratio:.6g} times those on the right."
-    known = {*_USUAL, *every, *(1 - x for x in every)}
-    if any(0 < x < 1 and near(min(ratio, 1 / ratio), math.sqrt(1 - x), 1e-3) for x in known):
-        return "adam_epsilon_placement", "only one side adds the epsilon before the bias correction."
+    if _is_correction(ratio, _USUAL):
+        return _BEFORE_CORRECTION
     return "epsilon_value", told
+
+
+_BEFORE_CORRECTION = "adam_epsilon_placement", "only one side adds the epsilon before the bias correction."
+
+
+def _is_correction(ratio: float, numbers: Iterable[float]) -> bool:
+    """Return whether a factor is that of Adam's bias correction in the first step, by one of some numbers."""
+    rates = [x for n in numbers for x in (n, 1 - n) if 0 < x < 1]
+    return any(near(min(ratio, 1 / ratio), math.sqrt(1 - x), 1e-3) for x in rates)
 
 
 def _is_sign(law: Law, numbers: Collection[float]) -> bool:
