@@ -15,8 +15,6 @@ __all__ = ["Rounding", "relative_error", "rounding_of"]
 
 # The entries that are kept of all values together, and the least that are kept of each value.
 _MOST, _LEAST = 2**26, 2**10
-# A value that float64's rounding moves by more than this, relative to its size, is 0 but for rounding.
-_NOISE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +48,13 @@ def rounding_of(side: Side) -> Rounding:
             wide = host(data)
             if wide.dtype.kind == "f" and wide.shape == narrow[0]:
                 error = relative_error(narrow[1], wide)
-                errors[index] = min(error, 1.0) if _is_noise(side, index) else error
+                errors[index] = min(error, 1.0) if side.noise(index) else error
 
     wide = side.program.play(compare, weights=side.weights, steps=side.steps)
     ends = [r.value for r in wide.results if r.kind in ("loss", "output")]
-    telling = {v for v in errors if not _is_noise(side, v)}
+    telling = {v for v in errors if not side.noise(v)}
     step, added = _worst(wide.trace.steps, errors, telling)
     return Rounding(max((errors.get(v, 0.0) for v in ends), default=0.0), step, added, errors)
-
-
-def _is_noise(side: Side, value: int) -> bool:
-    """Return whether a value is 0 but for rounding: in float64, too, that moves it by a part of its size."""
-    return value < len(side.tolerance) and side.tolerance[value] > _NOISE
 
 
 def _samples(side: Side, most: int) -> dict[Hashable, tuple[tuple[int, ...], Any]]:

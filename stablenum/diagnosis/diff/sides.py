@@ -20,6 +20,8 @@ NOISE = 1e-12
 # A value moves by less than this many times what the noise moves it, or by less than the floor.
 _FACTOR = 16.0
 _FLOOR = 1e-10
+# A value that float64's rounding moves by more than this, relative to its size, is 0 but for rounding.
+_NOISE = 1e-3
 
 
 @dataclass(slots=True)
@@ -60,7 +62,12 @@ class Side:
     def neutral(self, value: int) -> bool:
         """Return whether a value says nothing about agreement: a constant, an index, a mask, zero, noise."""
         mark = self.prints[value]
-        return not self.depends[value] or not mark.floating or mark.simple or self.tolerance[value] > 1e-3
+        return not self.depends[value] or not mark.floating or mark.simple or self.noise(value)
+
+    def noise(self, value: int) -> bool:
+        """Return whether a value is 0 but for rounding: in float64, too, that moves it by a part of its size.
+        Without tolerances none is."""
+        return value < len(self.tolerance) and self.tolerance[value] > _NOISE
 
 
 def measured(
