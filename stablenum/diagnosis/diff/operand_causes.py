@@ -121,7 +121,9 @@ def by_input(scene: Scene) -> Cause | None:
         calls = dict(zip(_SIDES, inner, strict=True))
         reads = {name: _read_by_call(*starts[name], inner=i) for name, i in calls.items()}
         common = {name: _met(scene, name, reads[OTHER[name]][1]) for name in calls}
+        kept = {name: _unmet_parameters(scene, name, reads[name][0]) for name in calls}
         reads = {name: _read_by_call(*starts[name], common[name], inner=i) for name, i in calls.items()}
+        reads = {name: (read | kept[name], made) for name, (read, made) in reads.items()}
         own = {name: _read_alone(scene, name, reads) for name in _SIDES}
         alike = called(starts["left"][1]) == called(starts["right"][1]) or _share(scene, reads)
         if alike and 0 < len(own["left"]) == len(own["right"]) <= _MOST_READ:
@@ -201,6 +203,13 @@ def _met(scene: Scene, name: str, values: set[int]) -> set[int]:
     """Return the values of a side that are equal to some of the other one."""
     known = scene.comparison.found.known(OTHER[name])
     return {v for value in values for v in known.get(value, ())}
+
+
+def _unmet_parameters(scene: Scene, name: str, values: set[int]) -> set[int]:
+    """Return the parameters that only one side has: what is made with them may yet be equal to a value of the
+    other side, as with a scale of ones."""
+    known, side = scene.comparison.found.known(name), scene.comparison.side(name)
+    return {v for v in values if v not in known and side.trace.values[v].role == "parameter"}
 
 
 def _read_by_call(
