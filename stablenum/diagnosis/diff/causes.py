@@ -9,15 +9,14 @@ from stablenum.diagnosis.diff.count_causes import by_count
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.flow import size
 from stablenum.diagnosis.diff.gradient_causes import by_gradient, by_hand, by_rows
+from stablenum.diagnosis.diff.input_causes import by_entries, by_input
 from stablenum.diagnosis.diff.kinds import kind
 from stablenum.diagnosis.diff.moment_causes import cause_of_moments
 from stablenum.diagnosis.diff.norm_causes import by_normalisation, is_of_batch
 from stablenum.diagnosis.diff.number_causes import by_number
 from stablenum.diagnosis.diff.operand_causes import (
-    by_entries,
     by_exchange,
     by_flip,
-    by_input,
     by_order,
     by_repetition,
     by_transposition,

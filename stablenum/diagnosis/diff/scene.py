@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.differences import Cause
-from stablenum.diagnosis.diff.frontier import Frontier
+from stablenum.diagnosis.diff.frontier import Frontier, Start
 from stablenum.diagnosis.diff.patches import Pair, Patch, tried_with
 from stablenum.diagnosis.diff.remedies import REMEDIES, REMEDIES_OF_UPDATES
 from stablenum.diagnosis.diff.results import Group
 from stablenum.diagnosis.diff.sides import Side, arrays_of
+from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["Scene", "cause"]
 
@@ -51,6 +52,13 @@ class Scene:
     def shared(self) -> Mapping[int, Iterable[int]]:
         """Value of the right side -> values of the left side that are equal to it."""
         return self.comparison.found.right
+
+    def forward_starts(self) -> Iterator[tuple[str, Side, Start, tuple[Step, ...]]]:
+        """Yield the sides that have an operation where the programs part in the forward pass, right first."""
+        for name in ("right", "left"):
+            start = getattr(self.found, name)
+            if start is not None and not start.missing and self.group.kind in ("loss", "output"):
+                yield name, self.comparison.side(name), start, getattr(self.found, f"region_{name}")
 
     def arrays(self, wanted: Iterable[int]) -> Mapping[int, Any]:
         """Return the arrays of some values of the right side."""
