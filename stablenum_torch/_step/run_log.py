@@ -217,11 +217,18 @@ def _merged(values: list[Any]) -> Any:
 
 
 def _plain_settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    plain = {k: _in_json(v) for k, v in group.items() if isinstance(v, (bool, int, float, str)) or v is None}
+    known = {name: _number_of(value) for name, value in group.items()}
+    plain = {k: _in_json(v) for k, v in known.items() if isinstance(v, (bool, int, float, str)) or v is None}
     several = {
-        k: [_in_json(x) for x in v] for k, v in group.items() if isinstance(v, tuple) and _are_numbers(v)
+        k: [_in_json(x) for x in v] for k, v in known.items() if isinstance(v, tuple) and _are_numbers(v)
     }
     return plain | several
+
+
+def _number_of(value: Any) -> Any:
+    """Return the number in a tensor on the host; to read one on an accelerator, the host would wait."""
+    on_host = isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu"
+    return value.item() if on_host else value
 
 
 def _in_json(value: Any) -> Any:

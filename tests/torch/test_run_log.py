@@ -120,6 +120,11 @@ def test_a_setting_that_is_not_finite_is_written_by_its_name(path):
     assert written["lr"] == {"by_group": [0.0, "inf"]}
 
 
+def test_a_setting_in_a_tensor_of_the_host_is_written_as_its_number(path):
+    written = header_of(path, [{"lr": torch.tensor(0.25)}, {"lr": torch.tensor(math.nan)}])
+    assert written["lr"] == {"by_group": [0.25, "nan"]}
+
+
 def test_a_log_changes_nothing_in_the_training(path):
     ends = []
     for log in (None, path):
