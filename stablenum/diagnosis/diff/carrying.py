@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from stablenum.diagnosis.diff.axis_roles import Roles, roles_of
+from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.given import (
     Weights,
     by_function,
@@ -17,6 +19,7 @@ from stablenum.diagnosis.diff.given import (
     unknown,
     with_shared,
 )
+from stablenum.diagnosis.diff.layouts import layouts
 from stablenum.diagnosis.diff.neighbours import exchanged, neighbours_of
 from stablenum.diagnosis.diff.orientation import in_convention, is_open, oriented
 from stablenum.diagnosis.diff.origins import Source
@@ -36,6 +39,8 @@ from stablenum.diagnosis.diff.weights import (
 )
 
 __all__ = ["carried"]
+
+_SAME = 1e-12
 
 
 def carried(left: Side, right: Program, weights: Weights) -> tuple[WeightMap, Mapping[str, Any] | None]:
@@ -141,9 +146,26 @@ def _same(a: WeightMap, b: WeightMap) -> bool:
     return {name: str(o) for name, o in a.origins.items()} == {name: str(o) for name, o in b.origins.items()}
 
 
-def _guess_or_nothing(a: Side, right: Program) -> WeightMap:
+def _guess_or_nothing(left: Side, right: Program) -> WeightMap:
+    """Return the map of programs that keep their own parameters: what holds the same numbers corresponds,
+    and the rest by uses and shapes."""
     try:
-        guess = _Guess(a, measured(right, noise=False)).made(by_neighbours=True)
+        found = _matched(left, right, {}).origins
     except UnmappedError:
-        return WeightMap({}, carried=False)
-    return replace(guess, carried=False)
+        found = {}
+    same = by_name(_by_numbers(left.program, right), left.program, right).origins
+    other = {n: o for n, o in same.items() if n not in found or found[n].names != o.names}
+    return WeightMap({**found, **other}, carried=False)
+
+
+def _by_numbers(left: Program, right: Program) -> dict[str, str]:
+    """Return the right parameters that hold the same numbers as a single left one, in a layout that fits."""
+    arrays = left.parameters()
+    mine = {name: fingerprint(x) for name, x in arrays.items()}
+    found = dict[str, str]()
+    for name, x in right.parameters().items():
+        mark = fingerprint(x)
+        same = [n for n, other in mine.items() if not mark.simple and distance(mark, other) <= _SAME]
+        if len(same) == 1 and layouts(np.shape(arrays[same[0]]), np.shape(x), "other"):
+            found[name] = same[0]
+    return found

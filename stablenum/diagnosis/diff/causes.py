@@ -28,6 +28,7 @@ from stablenum.diagnosis.diff.structure_causes import by_lack, by_structure
 from stablenum.diagnosis.diff.target_causes import by_targets
 from stablenum.diagnosis.diff.update_causes import cause_of_updates, epsilon_like
 from stablenum.diagnosis.diff.variant_causes import by_variant
+from stablenum.diagnosis.diff.weight_causes import by_weight
 from stablenum.diagnosis.diff.window_causes import by_window
 
 __all__ = ["causes_of"]
@@ -93,7 +94,7 @@ def _clips(scene: Scene) -> tuple[int, int]:
 _FACTORS = {"momentum_dampening", "nesterov", "scale"}
 _LIMITS = {"clamp", "clip", "max", "maximum", "min", "minimum"}
 _RULES = (
-    _by_update, by_targets, by_variant, by_normalisation, by_window, by_rows, by_hand, by_number,
+    _by_update, by_weight, by_targets, by_variant, by_normalisation, by_window, by_rows, by_hand, by_number,
     by_order, by_pair, by_loss, by_constant, by_lack, by_transposition, by_flip, by_exchange, by_entries,
     by_input, by_repetition, by_gradient, by_structure,
 )  # fmt: skip

@@ -12,13 +12,13 @@ import numpy as np
 from stablenum.diagnosis.diff.carrying import carried
 from stablenum.diagnosis.diff.comparison import Comparison
 from stablenum.diagnosis.diff.settling import values_shared
+from stablenum.diagnosis.diff.weight_causes import held_otherwise
 from stablenum.diagnosis.diff.weights import UnmappedError
 
 __all__ = ["misgiven", "other_numbers"]
 
 _MOST_NAMED = 4
 _MOST_AXES = 4
-_SAME = 1e-6
 _OTHER = (
     "These parameters of the right program hold other numbers than what corresponds to them on the left: {}."
 )
@@ -33,25 +33,13 @@ _NOTE = (
 def other_numbers(comparison: Comparison) -> tuple[str, ...]:
     """Name the parameters that hold other numbers than what corresponds to them, of programs that keep their
     own."""
-    mine, theirs = comparison.left.program.parameters(), comparison.right.program.parameters()
-    names = [
-        name
-        for name, origin in comparison.weights.origins.items()
-        if name in theirs
-        and all(n in mine for n in origin.names)
-        and not _alike(origin.of(mine), theirs[name])
-    ]
+    names = held_otherwise(comparison)
     if not names:
         return ()
     if len(names) == len(comparison.weights.origins):
         return (_ALL_OTHER,)
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return (_OTHER.format(", ".join(names[:_MOST_NAMED]) + more),)
-
-
-def _alike(a: Any, b: Any) -> bool:
-    x, y = np.ravel(np.asarray(a, np.float64)), np.ravel(np.asarray(b, np.float64))
-    return x.size == y.size and bool(np.abs(x - y).max(initial=0.0) <= _SAME * np.abs(y).max(initial=0.0))
 
 
 def misgiven(comparison: Comparison) -> tuple[str, ...]:
