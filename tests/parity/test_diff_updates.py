@@ -36,18 +36,22 @@ class Attention(nn.Module):
         return out
 
 
-def in_torch(kind: Any = torch.optim.AdamW, *, decay: float = 0.05, **options: Any) -> Any:
+def in_torch(
+    kind: Any = torch.optim.AdamW, *, decay: float = 0.05, clip: float | None = None, **options: Any
+) -> Any:
     torch.manual_seed(0)
     model = Attention()
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": decay},
         {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
     ]
+    optimizer = kind(groups, lr=1e-3, **options)
+    if clip is not None:
+        optimizer.register_step_pre_hook(
+            lambda *_: (nn.utils.clip_grad_norm_(model.parameters(), clip), None)[1]
+        )
     return stablenum_torch.program(
-        lambda x: model(x).square().mean(),
-        torch.tensor(X),
-        model=model,
-        optimizer=kind(groups, lr=1e-3, **options),
+        lambda x: model(x).square().mean(), torch.tensor(X), model=model, optimizer=optimizer
     )
 
 
@@ -130,3 +134,13 @@ def test_a_rate_is_placed_at_the_part_that_multiplies_by_it() -> None:
     assert first is not None
     assert first.right is not None
     assert first.right.code.endswith("# rate")
+
+
+def test_an_epsilon_of_the_clip_hides_no_decay() -> None:
+    """PyTorch clips by the norm + 1e-6, which moves some updates of Adam by less than rounding explains."""
+    right = optax.chain(optax.clip_by_global_norm(0.01), optax.adamw(1e-3, weight_decay=0.05))
+    cause = stablenum.diff(in_torch(clip=0.01), stablenum_jax.program(*IN_JAX, optimizer=right)).causes[0]
+    assert (cause.code, cause.confirmed) == ("decay_excluded", True)
+    assert cause.sentence == (
+        "only the right side decays 3 of the 8 parameters, such as out.bias, query.bias, value.bias."
+    )

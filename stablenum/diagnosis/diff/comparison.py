@@ -221,7 +221,7 @@ class Comparison:
                 before, gradient, moved_left, moved_right = (
                     np.where(known, x, 0.0) for x in (before, gradient, new - before, change)
                 )
-                found.append(Update(before, gradient, moved_left, moved_right, name))
+                found.append(Update(before, gradient, moved_left, moved_right, name, pair.differs))
         return found
 
     def updates_so_far(self, group: Group) -> list[list[Update]]:

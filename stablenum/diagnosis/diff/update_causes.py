@@ -31,6 +31,7 @@ class Update:
         parameter, gradient: before the update.
         left, right: the changes of the parameter.
         name: that of the parameter.
+        differs: whether the parameter differs by more than rounding explains.
     """
 
     parameter: Any
@@ -38,6 +39,7 @@ class Update:
     left: Any
     right: Any
     name: str = ""
+    differs: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +201,12 @@ def _equal(a: Any, b: Any) -> bool:
 def _decay(updates: Sequence[Update], unlike: Sequence[Update]) -> tuple[str, str, str] | None:
     """The difference is a multiple of the parameters: weight decay."""
     fits = [_ratio(u.left - u.right, u.parameter) for u in unlike]
-    if not fits or any(f is None for f in fits):
+    if not fits or any(f is None and u.differs for u, f in zip(unlike, fits, strict=True)):
         return None
     rates = [f for f in fits if f is not None]
+    unlike = [u for u, f in zip(unlike, fits, strict=True) if f is not None]
+    if not rates:
+        return None
     if min(rates) < 0 < max(rates):
         return _decay_of_both(unlike, rates)
     rate = float(np.median(rates))
