@@ -37,7 +37,12 @@ class Attention(nn.Module):
 
 
 def in_torch(
-    kind: Any = torch.optim.AdamW, *, decay: float = 0.05, clip: float | None = None, **options: Any
+    kind: Any = torch.optim.AdamW,
+    *,
+    decay: float = 0.05,
+    clip: float | None = None,
+    warmup: int = 0,
+    **options: Any,
 ) -> Any:
     torch.manual_seed(0)
     model = Attention()
@@ -50,6 +55,9 @@ def in_torch(
         optimizer.register_step_pre_hook(
             lambda *_: (nn.utils.clip_grad_norm_(model.parameters(), clip), None)[1]
         )
+    if warmup:
+        rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup))
+        optimizer.register_step_post_hook(lambda *_: rates.step())
     return stablenum_torch.program(
         lambda x: model(x).square().mean(), torch.tensor(X), model=model, optimizer=optimizer
     )
@@ -144,3 +152,11 @@ def test_an_epsilon_of_the_clip_hides_no_decay() -> None:
     assert cause.sentence == (
         "only the right side decays 3 of the 8 parameters, such as out.bias, query.bias, value.bias."
     )
+
+
+def test_a_warmup_that_begins_late_is_one_difference_and_no_missing_clip() -> None:
+    right = optax.chain(optax.clip_by_global_norm(0.01), adamw(optax.linear_schedule(0.0, 1e-3, 4)))
+    report = stablenum.diff(
+        in_torch(clip=0.01, warmup=4), stablenum_jax.program(*IN_JAX, optimizer=right), steps=3
+    )
+    assert [[c.code for c in d.causes] for d in report.differences] == [["schedule_offset"]]

@@ -91,7 +91,7 @@ def _clips(scene: Scene) -> tuple[int, int]:
 
 
 # What one factor between all updates may come from; two rates of a schedule are another such factor.
-_FACTORS = {"momentum_dampening", "nesterov", "scale"}
+_FACTORS = {"clip_missing", "momentum_dampening", "nesterov", "scale"}
 _LIMITS = {"clamp", "clip", "max", "maximum", "min", "minimum"}
 _RULES = (
     _by_update, by_weight, by_targets, by_variant, by_normalisation, by_window, by_rows, by_hand, by_number,

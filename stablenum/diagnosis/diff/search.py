@@ -148,6 +148,8 @@ def _goes_on(new: Difference, known: Difference) -> bool:
     the same cause, and in a later step with no cause of its own."""
     if not _in_update(new) or not _in_update(known):
         return False
+    if all([c.code for c in d.causes] == ["schedule_offset"] for d in (new, known)):
+        return True  # a schedule that begins late goes on late
     lines = [[None if p is None else p.where for p in (d.left, d.right)] for d in (new, known)]
     if new.step == known.step:
         return lines[0] == lines[1] or {c.code for c in new.causes} <= {c.code for c in known.causes}
