@@ -58,8 +58,7 @@ def _around(side: Side, start: Start) -> str:
         return next((m for m in readers if value.name.startswith(f"{m}.")), step.module)
     producer = None if value is None else value.producer
     if producer == step.index:
-        reads = (s for s in steps[producer + 1 :] if s.phase == step.phase and start.value in s.inputs)
-        inside = any(s.module == step.module and not quiet(s) for s in reads)
+        inside = _reads_on(side, step, start.value)
     else:
         inside = producer is not None and steps[producer].module == step.module
     if inside:
@@ -68,6 +67,17 @@ def _around(side: Side, start: Start) -> str:
     modules = {s.module for s in side.trace.steps if _code_of(s) == code}
     around = [m for m in modules if m != step.module and _lies_in(step.module, m)]
     return max(around, key=len, default=step.module)
+
+
+def _reads_on(side: Side, step: Step, value: int | None) -> bool:
+    """Return whether the module of a step computes with a value that it makes, as it is or rearranged."""
+    read = {value}
+    for later in side.trace.steps[step.index + 1 :]:
+        if (later.phase, later.module) == (step.phase, step.module) and not read.isdisjoint(later.inputs):
+            if not quiet(later):
+                return True
+            read.update(later.outputs)
+    return False
 
 
 def _code_of(step: Step, line: Place | None = None) -> tuple[object, ...]:
