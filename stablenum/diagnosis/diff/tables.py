@@ -121,6 +121,8 @@ def _follows(side: Side, value: int, found: Mapping[int, Any]) -> bool:
 
 
 def _is_rounded(array: Any) -> bool:
+    if np.iscomplexobj(array):
+        return False
     with np.errstate(all="ignore"):
         return bool((array.astype(np.float32).astype(np.float64) == array).all())
 
