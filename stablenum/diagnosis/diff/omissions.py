@@ -12,6 +12,8 @@ from stablenum.diagnosis.diff.weights import WeightMap
 __all__ = ["beside_the_loss", "left_out", "one_optimizer", "untaken", "untied"]
 
 _MOST_NAMED = 8
+# Of what is returned beside the loss in every run, so many names remind of the rest.
+_MOST_BESIDE = 1
 _LEFT_OUT = (
     "weights leaves out {} of the right program, which keeps its own values: "
     "give it too, unless you mean this."
@@ -57,9 +59,9 @@ def untaken(left: Side, mapped: WeightMap) -> tuple[str, ...]:
     return (_UNTAKEN.format(_listed(names)),) if names else ()
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+def _listed(names: Sequence[str], most: int = _MOST_NAMED) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def untied(mapped: WeightMap, steps: int) -> tuple[str, ...]:
@@ -81,7 +83,7 @@ def one_optimizer(left: Side, right: Side) -> tuple[str, ...]:
 def beside_the_loss(left: Side, right: Side) -> tuple[str, ...]:
     """Name what the loss functions return beside the loss."""
     sides = (("left", left.program.aside), ("right", right.program.aside))
-    return tuple(_BESIDE.format(name, _listed(list(aside))) for name, aside in sides if aside)
+    return tuple(_BESIDE.format(name, _listed(list(aside), _MOST_BESIDE)) for name, aside in sides if aside)
 
 
 def _updates(side: Side) -> bool:
