@@ -160,3 +160,6 @@ def test_a_warmup_that_begins_late_is_one_difference_and_no_missing_clip() -> No
         in_torch(clip=0.01, warmup=4), stablenum_jax.program(*IN_JAX, optimizer=right), steps=3
     )
     assert [[c.code for c in d.causes] for d in report.differences] == [["schedule_offset"]]
+    assert report.first is not None
+    assert report.first.right is not None
+    assert str(report.first.right.operation).startswith("optax.scale_by_schedule")

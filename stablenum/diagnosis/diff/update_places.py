@@ -139,8 +139,12 @@ def _clips(name: str) -> bool:
     return "clip" in name
 
 
+def _has_a_schedule(name: str) -> bool:
+    return name == "scale" or "schedule" in name or "learning_rate" in name
+
+
 def _has_a_rate(name: str) -> bool:
-    return name in ("scale", "apply_updates") or "schedule" in name or "learning_rate" in name
+    return name == "apply_updates" or _has_a_schedule(name)
 
 
 def _has_momentum(name: str) -> bool:
@@ -159,7 +163,7 @@ def _nothing(name: str) -> bool:
 _DOES: dict[str, Callable[[str], bool]] = {
     "decay_coupling": _decays, "decay_excluded": _decays,
     "clip_epsilon": _clips, "clip_missing": _clips, "clip_per_tensor": _clips,
-    "schedule_offset": _has_a_rate, "loss_scale_left_in": _nothing,
+    "schedule_offset": _has_a_schedule, "loss_scale_left_in": _nothing,
     "scale": _has_a_rate,
     "betas": _has_moments, "momentum": _has_momentum,
     "momentum_dampening": _has_momentum, "nesterov": _has_momentum,
