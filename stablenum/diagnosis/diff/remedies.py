@@ -17,7 +17,8 @@ REMEDIES = {
     "flipped_kernel": "Flip the kernel: linen.ConvTranspose(transpose_kernel=True) does as torch's layer.",
     "transposed_weight": "Transpose the weight on one side.",
     "head_split_order": "Reshape to (heads, width) in the same order, and swap the axes back before merging.",
-    "entry_order": "Put the entries in the same order: look for a roll, a flip, or exchanged operands.",
+    "entry_order": "Put the entries in the same order: look for a flatten in another layout (NCHW, NHWC), "
+    "a roll, a flip, or exchanged operands.",
     "other_input": "Give the operation the same value on both sides.",
     "rotary_layout": "Rotate the same pairs: neighbours (interleaved) or halves.",
     "scale": "Apply the same factor on both sides.",
