@@ -184,6 +184,7 @@ def test_waiting_is_confined_to_one_module():
         ("together.py", "tolist"),
         ("host_copies.py", "synchronize"),  # a snapshot of a recovery, when it is read
         ("ranks.py", "tolist"),  # the ranks of a mesh, which are on the host
+        ("run_log.py", "item"),  # a learning rate in a tensor on the host, for the header of a log
     }
     found = {
         (file.name, node.attr)
