@@ -45,6 +45,7 @@ def killed_while_saving(
         if child == 0:
             _save_in_a_loop(store, state, step, writing)
         os.close(writing)
+        os.read(reading, 1)  # on a busy machine a process may begin late
         time.sleep(draw.uniform(0.0, 2.0 * took))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -69,6 +70,7 @@ def _seconds(store: Store, state: Callable[[int], Any]) -> float:
 
 def _save_in_a_loop(store: Store, state: Callable[[int], Any], step: int, pipe: int) -> None:
     try:
+        os.write(pipe, b"\n")
         while True:
             step += 1
             store.save(step, state(step))
