@@ -32,7 +32,8 @@ class Attention(nn.Module):
         k, v = self.kv(memory).chunk(2, dim=-1)
         q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in (self.q(x), k, v))
         y = nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        out: torch.Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return out
 
 
 class Layer(nn.Module):
@@ -44,7 +45,8 @@ class Layer(nn.Module):
     def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
         h = self.norm1(x)
         x = x + self.self_attn(h, h)
-        return x + self.cross_attn(self.norm2(x), memory)  # type: ignore[no-any-return]
+        out: torch.Tensor = x + self.cross_attn(self.norm2(x), memory)
+        return out
 
 
 class Decoder(nn.Module):

@@ -56,10 +56,10 @@ def by_weight(scene: Scene) -> Cause | None:
 
 def _read(scene: Scene) -> Iterator[tuple[int, str]]:
     """Yield the parameters that the right line reads and that hold other numbers than the left ones."""
-    starts = [s for s in scene.forward_starts() if s[0] == "right"]
-    if scene.comparison.weights.carried or not starts:
+    begun = next((s for s in scene.forward_starts() if s[0] == "right"), None)
+    if scene.comparison.weights.carried or begun is None:
         return
-    _, side, start, region = starts[0]
+    _, side, start, region = begun
     values, other = side.trace.values, set(held_otherwise(scene.comparison))
     read = dict.fromkeys(i for step in same_line(start, region) for i in step.inputs)
     found = [v for v in read if values[v].role == "parameter" and values[v].name in other]
