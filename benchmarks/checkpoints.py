@@ -143,8 +143,8 @@ def _in_this_process(name: str, rounds: int, turn: int, shapes: Sequence[Sequenc
 
 def _variants(plain: Plain, folder: Path) -> dict[str, Callable[[], object]]:
     """Return what is timed; the files that are read are there."""
+    from stablenum._support.files import sync_file
     from stablenum.checkpoints.manifest import files_in, record_of
-    from stablenum.files import sync_file
 
     checkpoints = plain.checkpoints(folder / "gated")
     saved, bare, kept = checkpoints.save(0, plain.state), folder / "bare", folder / "kept"

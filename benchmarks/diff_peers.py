@@ -26,9 +26,9 @@ from benchmarks.peers.padiff import DEFAULT, README, padiff
 from benchmarks.peers.runs import Arrays, Run, torch_run, torch_step
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.steps.keeping import Kept
-from stablenum.diagnosis.diff.carrying import carried
-from stablenum.diagnosis.diff.recording import undisturbed
-from stablenum.diagnosis.diff.sides import measured
+from stablenum.diagnosis.diff.sides.recording import undisturbed
+from stablenum.diagnosis.diff.sides.sides import measured
+from stablenum.diagnosis.diff.weights.carrying import carried
 from tests.pairs.judged import HERE, Judged, Sides, cases, judged_report, lines_of, sides_of, source_of
 
 __all__ = ["ACROSS", "PEERS", "TOLERANCES", "check_peers", "run"]

@@ -7,6 +7,7 @@ package loads no array library.
 
 from typing import TYPE_CHECKING
 
+from stablenum._support.public_names import imported_later, present
 from stablenum.errors import (
     CheckpointError,
     NonFiniteError,
@@ -23,7 +24,6 @@ from stablenum.guard.statedict import StatisticsNotLoadedWarning
 from stablenum.old_pickles import install as install_old_names
 from stablenum.precision.delayed_scaling import DelayedScaling, DelayedScalingState
 from stablenum.precision.policy import Policy, PolicyRule
-from stablenum.public_names import imported_later, present
 from stablenum.recovery.ledger import RecoveryEvent
 from stablenum.recovery.settings import RecoveryPolicy, Response
 from stablenum.rules.clipping import (
@@ -48,7 +48,7 @@ from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
 
 if TYPE_CHECKING:
     from stablenum.diagnosis.diff.compare import diff
-    from stablenum.diagnosis.diff.report import DiffReport
+    from stablenum.diagnosis.diff.report.report import DiffReport
 
 __all__ = [
     "AdaGC",
@@ -103,7 +103,7 @@ if not TYPE_CHECKING:
     __getattr__ = imported_later(
         globals(),
         {
-            "DiffReport": "stablenum.diagnosis.diff.report",
+            "DiffReport": "stablenum.diagnosis.diff.report.report",
             "diff": "stablenum.diagnosis.diff.compare",
         },
     )

@@ -11,7 +11,7 @@ def train_step(params, opt_state, batch):
 
 from typing import TYPE_CHECKING
 
-from stablenum.public_names import imported_later, present
+from stablenum._support.public_names import imported_later, present
 from stablenum_jax import losses, numerics, policy
 from stablenum_jax._precision.compensated import kahan, master_weights, stochastic_rounding
 from stablenum_jax._precision.fp8 import Fp8State, fp8_dot, init_fp8

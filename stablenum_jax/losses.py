@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from stablenum import losses as core
-from stablenum.adapter_docs import spelled_signature, spelled_text
+from stablenum._support.adapter_docs import spelled_signature, spelled_text
+from stablenum._support.public_names import present
 from stablenum.errors import bad_field, bad_type
 from stablenum.losses.classes import ClassSums, class_sums
 from stablenum.losses.common import argument_kinds, check_arguments, check_fits
-from stablenum.public_names import present
 
 __all__ = [
     "binary_cross_entropy",

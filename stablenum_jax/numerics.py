@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from stablenum import numerics as core
-from stablenum.adapter_docs import spelled_text
-from stablenum.public_names import present
+from stablenum._support.adapter_docs import spelled_text
+from stablenum._support.public_names import present
 
 __all__ = [
     "arccos",

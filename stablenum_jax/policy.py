@@ -4,7 +4,7 @@ Differences from jmp: a policy may have rules for modules by path, losses and gr
 and the floor of a dynamic loss scale is kept under ``jax.jit``.
 """
 
-from stablenum.public_names import present
+from stablenum._support.public_names import present
 from stablenum_jax._precision.jmp_loss_scale import (
     DynamicLossScale,
     LossScale,

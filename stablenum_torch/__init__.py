@@ -1,8 +1,8 @@
 """stablenum for PyTorch: :func:`wrap` guards any ``torch.optim.Optimizer``."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from stablenum.public_names import imported_later, present
+from stablenum._support.public_names import imported_later, present
 from stablenum_torch import losses, numerics
 from stablenum_torch._devices.compiled_decide import NotCompiledWarning
 from stablenum_torch._precision import KahanUpdate, MasterWeights, PolicyHandle, StochasticRounding, precision
@@ -10,6 +10,7 @@ from stablenum_torch._step.checks import EpsTooSmallWarning
 from stablenum_torch._step.optimizer import GuardedOptimizer, wrap
 
 if TYPE_CHECKING:
+    from stablenum.diagnosis.report.report import Report
     from stablenum_torch._diagnosis.audit import audit, repair
     from stablenum_torch._diagnosis.checkup.few_steps import checkup
     from stablenum_torch._diagnosis.diff.program import program
@@ -40,6 +41,15 @@ __all__ = [
     "wrap",
 ]
 
+
+def _explain_step(*args: Any) -> "Report":
+    # The replay is loaded when a user asks why a step was skipped.
+    from stablenum_torch._diagnosis.explain import explain_step
+
+    return explain_step(*args)
+
+
+GuardedOptimizer._explain_step = _explain_step
 __dir__ = present(globals())
 if not TYPE_CHECKING:
     __getattr__ = imported_later(

@@ -26,8 +26,8 @@ import array_api_compat.torch as xp
 from torch import Tensor
 
 from stablenum import numerics as core
-from stablenum.adapter_docs import spelled_text
-from stablenum.public_names import present
+from stablenum._support.adapter_docs import spelled_text
+from stablenum._support.public_names import present
 
 __all__ = [
     "arccos",

@@ -80,7 +80,7 @@ def test_importing_an_adapter_loads_little_beside_its_framework(framework, adapt
     ours = {name for name in loaded if name.split(".")[0] in ("stablenum", adapter)}
     small = {name for name in loaded if name.split(".")[0] in ("array_api_compat", *sys.stdlib_module_names)}
     assert sorted(loaded - ours - small) == []
-    assert len(loaded) < 150
+    assert len(loaded) < 160
     assert not any("diagnosis" in name for name in ours), "diagnosis is imported when it is used"
 
 
@@ -131,7 +131,7 @@ BREACHES = [
     ("stablenum_jax/__init__.py", "def f():\n    import torch"),
     ("stablenum_torch/_devices/ranks.py", "import stablenum_torch._step.measure"),
     ("stablenum_torch/_step/optimizer.py", "import stablenum_torch._precision.model"),
-    ("stablenum_torch/_step/on_host.py", "def f():\n    import stablenum_torch._diagnosis.explain"),
+    ("stablenum_torch/_step/optimizer.py", "def f():\n    import stablenum_torch._diagnosis.explain"),
     ("stablenum_torch/_precision/casts.py", "import stablenum_torch._diagnosis.audit"),
     ("stablenum_torch/_step/on_host.py", "import stablenum_torch._step.on_device"),
     ("stablenum_torch/_diagnosis/replay/flags.py", "import stablenum_torch._diagnosis.replay.recorder"),
@@ -161,7 +161,9 @@ BREACHES = [
         "stablenum/commands/compare/scenarios/shared.py",
         "import stablenum.commands.compare.scenarios.stream",
     ),
-    ("stablenum/commands/explain/plan.py", "import stablenum.commands.explain.session"),
+    ("stablenum/diagnosis/watch/plan.py", "import stablenum.diagnosis.watch.session"),
+    ("stablenum/diagnosis/diff/sides/kinds.py", "import stablenum.diagnosis.diff.causes.scene"),
+    ("stablenum_torch/_diagnosis/watch/rates.py", "import stablenum.commands.outputs"),
 ]
 
 
@@ -185,9 +187,14 @@ def test_the_import_contracts_can_break(tmp_path):
         with (tmp_path / module).open("a") as file:
             file.write(f"\n{line}\n")
     (tmp_path / "stablenum/diagnosis/audit/unplaced.py").touch()
+    # A circle within a folder that no layers order.
+    for one, other in (("pieces", "settling"), ("settling", "pieces")):
+        with (tmp_path / f"stablenum/diagnosis/diff/weights/{one}.py").open("a") as file:
+            file.write(f"\nimport stablenum.diagnosis.diff.weights.{other}\n")
     result = lint_imports(tmp_path)
     assert result.returncode != 0
     report = re.sub(r"\s+", " ", result.stdout)
     unnamed = [breach for breach in BREACHES if f"{offence(*breach)} (l." not in report]
     assert unnamed == []
+    assert "No cycles are allowed in stablenum.diagnosis.diff.weights" in report
     assert "stablenum.diagnosis.audit.unplaced" in report  # a module that belongs to no layer

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stablenum._support.files import sync_file, write_file
 from stablenum.errors import CheckpointError
-from stablenum.files import sync_file, write_file
 
 __all__ = ["MANIFEST", "FileRecord", "Manifest", "complaints", "files_in", "read_manifest", "record_of"]
 

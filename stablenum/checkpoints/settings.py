@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from stablenum._support.settings_checks import check_choice, check_int
 from stablenum.errors import bad_field, bad_type
-from stablenum.settings_checks import check_choice, check_int
 
 __all__ = ["StoreSettings"]
 

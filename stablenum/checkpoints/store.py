@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from stablenum._support.files import sync_folder
+from stablenum._support.settings_checks import check_int
 from stablenum.checkpoints.codec import ALONE, Codec, Ranks, on_all, on_each
 from stablenum.checkpoints.finiteness import NonFinite, is_meant, listed
 from stablenum.checkpoints.folders import POST_MORTEMS, found_in, intact_in, remove, tidy
@@ -20,8 +22,6 @@ from stablenum.checkpoints.retention import superseded
 from stablenum.checkpoints.settings import StoreSettings
 from stablenum.checkpoints.writing import write_checkpoint
 from stablenum.errors import CheckpointError, PoisonedStateError
-from stablenum.files import sync_folder
-from stablenum.settings_checks import check_int
 
 __all__ = ["Store"]
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stablenum._support.files import sync_file, sync_folder
 from stablenum.checkpoints.codec import Codec, Ranks, on_all, on_each
 from stablenum.checkpoints.folders import move_to_step, temporary_name
 from stablenum.checkpoints.manifest import FileRecord, Manifest, files_in, record_of
-from stablenum.files import sync_file, sync_folder
 
 __all__ = ["write_checkpoint"]
 

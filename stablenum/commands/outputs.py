@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from stablenum.files import is_special, write_file
+from stablenum._support.files import is_special, write_file
 
 __all__ = ["check_folder", "check_suffix", "check_target", "write"]
 

@@ -5,6 +5,7 @@ The public names are the types that replays, audits, range reports and checkups 
 
 from __future__ import annotations
 
+from stablenum._support.public_names import present
 from stablenum.diagnosis.audit import Audit, Measured, Risk, Row
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
@@ -14,7 +15,6 @@ from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.judge import Verdict
 from stablenum.diagnosis.replay.values import Place, TensorStats
 from stablenum.diagnosis.report.report import Report
-from stablenum.public_names import present
 
 __all__ = [
     "Audit",

@@ -4,12 +4,12 @@ The functions below are for adapters to further frameworks; ``stablenum_torch`` 
 their own functions on top of them.
 """
 
+from stablenum._support.public_names import present
 from stablenum.guard.decide import Decision, GuardState, Observation  # noqa: F401  # old pickles name them here
 from stablenum.guard.halting import check_halted
 from stablenum.guard.readout import history, metrics
 from stablenum.guard.reasons import explain_reason
 from stablenum.guard.statedict import state_from_dict, state_to_dict
-from stablenum.public_names import present
 
 __all__ = ["check_halted", "explain_reason", "history", "metrics", "state_from_dict", "state_to_dict"]
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, SupportsFloat, TypedDict, cast
 
+from stablenum._support.pickled_fields import pickled_by_name
+from stablenum._support.settings_checks import check_choice, check_int, check_number
 from stablenum.errors import bad_field, either
-from stablenum.pickled_fields import pickled_by_name
 from stablenum.rules.clipping import (
     CLIP_RULES,
     AdaptiveGradClip,
@@ -30,7 +31,6 @@ from stablenum.rules.loss_scale import (
     StaticLossScale,
 )
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard, SpikeRule, as_spike_rule
-from stablenum.settings_checks import check_choice, check_int, check_number
 
 __all__ = ["GuardConfig", "Settings", "make_config"]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from stablenum._support.settings_checks import check_int
 from stablenum.arrays import at_least, at_most, map_leaves
 from stablenum.errors import bad_field, bad_type
 from stablenum.formats import FLOAT32_MAX
@@ -21,12 +22,11 @@ from stablenum.guard.finiteness import finiteness, reason_code, worst_index
 from stablenum.guard.observation import Decision, Observation
 from stablenum.guard.ranks import joint_found_inf, joint_loss, worst_of_ranks
 from stablenum.guard.recorder import Recorder, init_recorder, record, recorded_loss
+from stablenum.norms.wide import Wide, choose, fold, join, over_scale, recorded, unscale
 from stablenum.rules.clipping import PER_TENSOR_STATES, Clipped, FlatUnits, clip_in_order
 from stablenum.rules.clipping.common import no_change, shortening
 from stablenum.rules.loss_scale import LossScaleState, StaticLossScale
 from stablenum.rules.spikes import Verdict
-from stablenum.settings_checks import check_int
-from stablenum.wide import Wide, choose, fold, join, over_scale, recorded, unscale
 
 __all__ = ["Decision", "GuardState", "Observation", "decide", "init_guard", "select"]
 

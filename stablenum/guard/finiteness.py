@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias
 
 from stablenum.guard.reasons import Reason
+from stablenum.norms.wide import Wide
 from stablenum.rules.spikes import Verdict
-from stablenum.wide import Wide
 
 __all__ = ["Finiteness", "finiteness", "reason_code", "worst_index"]
 

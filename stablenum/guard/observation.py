@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias
 
 from stablenum.guard.ranks import Ranks
+from stablenum.norms.wide import Wide
 from stablenum.rules.clipping import Units
-from stablenum.wide import Wide
 
 __all__ = ["Decision", "Observation"]
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from stablenum._support.user_warnings import warn
 from stablenum.arrays import leaves, map_leaves
 from stablenum.errors import bad_field
 from stablenum.formats import FLOAT32_MAX
@@ -17,7 +18,6 @@ from stablenum.guard.ranks import rank_of
 from stablenum.guard.reasons import Reason
 from stablenum.rules.clipping import PER_TENSOR_STATES
 from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, carried_over
-from stablenum.user_warnings import warn
 
 __all__ = ["VERSION", "StatisticsNotLoadedWarning", "disabling_fields", "state_from_dict", "state_to_dict"]
 

@@ -14,13 +14,13 @@ These rules hold for all losses:
 - Targets are never broadcast silently: if they do not have the documented shape, a ValueError is raised.
 """
 
+from stablenum._support.public_names import present
 from stablenum.losses.binary import binary_cross_entropy, binary_focal
 from stablenum.losses.classes import cross_entropy, focal
 from stablenum.losses.divergence import js_divergence, kl_divergence
 from stablenum.losses.likelihoods import gaussian_nll, negative_binomial_nll, poisson_nll
 from stablenum.losses.regression import hinge, huber, log_cosh
 from stablenum.losses.similarity import cosine_embedding, cosine_similarity, info_nce
-from stablenum.public_names import present
 
 __all__ = [
     "binary_cross_entropy",

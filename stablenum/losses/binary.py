@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from stablenum._support.settings_checks import check_number
 from stablenum.formats import get_format
 from stablenum.losses.common import (
     check_fits,
@@ -18,7 +19,6 @@ from stablenum.losses.common import (
     reduced,
     weighted,
 )
-from stablenum.settings_checks import check_number
 
 __all__ = ["binary_cross_entropy", "binary_focal", "entropy_items", "missed_power"]
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
+from stablenum._support.settings_checks import check_number
 from stablenum.errors import bad_field
 from stablenum.losses.binary import missed_power
 from stablenum.losses.common import (
@@ -22,7 +23,6 @@ from stablenum.losses.common import (
 )
 from stablenum.numerics import logsumexp, softplus
 from stablenum.numerics.common import widened
-from stablenum.settings_checks import check_number
 
 __all__ = ["ClassSums", "class_sums", "cross_entropy", "focal"]
 

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from stablenum._support.settings_checks import check_flag, check_int, check_number
 from stablenum.errors import bad_field, bad_type
 from stablenum.formats import get_format
 from stablenum.numerics.common import check_axis, widened
-from stablenum.settings_checks import check_flag, check_int, check_number
 
 __all__ = [
     "REDUCTIONS",

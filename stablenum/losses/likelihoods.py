@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
+from stablenum._support.settings_checks import check_number
 from stablenum.formats import get_format
 from stablenum.losses.common import (
     check_fits,
@@ -16,7 +17,6 @@ from stablenum.losses.common import (
     reduced,
 )
 from stablenum.losses.gamma_function import log_factorial, log_rising
-from stablenum.settings_checks import check_number
 
 __all__ = ["gaussian_nll", "negative_binomial_nll", "poisson_nll"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
+from stablenum._support.settings_checks import check_number
 from stablenum.losses.common import (
     check_fits,
     check_reduction,
@@ -14,7 +15,6 @@ from stablenum.losses.common import (
     reduced,
     weighted,
 )
-from stablenum.settings_checks import check_number
 
 __all__ = ["hinge", "huber", "log_cosh"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
+from stablenum._support.settings_checks import check_number
 from stablenum.errors import bad_field
 from stablenum.losses.common import (
     check_axis,
@@ -16,7 +17,6 @@ from stablenum.losses.common import (
 )
 from stablenum.numerics import log_softmax, normalize
 from stablenum.numerics.common import widened
-from stablenum.settings_checks import check_number
 
 __all__ = ["cosine_embedding", "cosine_similarity", "info_nce"]
 

@@ -8,6 +8,7 @@ the input's format. NaN stays NaN. No finite input, and no masked input, gives N
 gradient.
 """
 
+from stablenum._support.public_names import present
 from stablenum.numerics.elementary import (
     arccos,
     arctan2,
@@ -34,7 +35,6 @@ from stablenum.numerics.logarithms import (
     xlogy,
 )
 from stablenum.numerics.norms import layer_norm, norm, normalize, rms_norm, std, variance
-from stablenum.public_names import present
 
 __all__ = [
     "arccos",

@@ -11,9 +11,9 @@ import math
 import operator
 from typing import Any, TypeAlias
 
+from stablenum._support.settings_checks import check_flag
 from stablenum.errors import bad_field, bad_type
 from stablenum.formats import get_format
-from stablenum.settings_checks import check_flag
 
 __all__ = [
     "Axis",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
+from stablenum._support.settings_checks import check_number
 from stablenum.formats import get_format
 from stablenum.numerics.common import (
     check_fill,
@@ -13,7 +14,6 @@ from stablenum.numerics.common import (
     widened,
     without_gradient,
 )
-from stablenum.settings_checks import check_number
 
 __all__ = ["arccos", "arctan2", "arctanh", "divide", "power", "reciprocal", "rsqrt", "soft_cap", "sqrt"]
 

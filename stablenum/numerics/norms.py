@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
+from stablenum._support.settings_checks import check_int, check_number
 from stablenum.formats import get_format
 from stablenum.numerics.common import (
     Axis,
@@ -16,7 +17,6 @@ from stablenum.numerics.common import (
     widened,
     without_gradient,
 )
-from stablenum.settings_checks import check_int, check_number
 
 __all__ = ["layer_norm", "norm", "normalize", "rms_norm", "std", "variance"]
 

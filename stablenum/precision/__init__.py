@@ -1,5 +1,6 @@
 """Number formats: precision policies, fp8 scaling, and 16-bit updates without rounding losses."""
 
+from stablenum._support.public_names import present
 from stablenum.precision.rounding import (
     compensated_value,
     compensation_of,
@@ -7,7 +8,6 @@ from stablenum.precision.rounding import (
     round_stochastically,
     round_to_nearest,
 )
-from stablenum.public_names import present
 
 __all__ = [
     "compensated_value",

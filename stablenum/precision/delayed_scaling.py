@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from stablenum._support.settings_checks import check_choice, check_field
 from stablenum.arrays import at_least, at_most
 from stablenum.formats import FLOAT32_TINY, FORMATS
-from stablenum.settings_checks import check_choice, check_field
 
 __all__ = ["DelayedScaling", "DelayedScalingState", "fits_hardware"]
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from stablenum.files import write_text
+from stablenum._support.files import write_text
 from stablenum.recovery.ledger import RecoveryEvent
 
 __all__ = ["events_in", "text_in", "write_events"]

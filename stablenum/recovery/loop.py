@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stablenum._support.settings_checks import check_int
 from stablenum.errors import RecoveryStopped, bad_type
 from stablenum.recovery.hooks import Easing, Hooks
 from stablenum.recovery.identifiers import Identifiers
@@ -21,7 +22,6 @@ from stablenum.recovery.reports import stopped_report
 from stablenum.recovery.settings import RecoveryPolicy, Response
 from stablenum.recovery.snapshots import Snapshot, Snapshots
 from stablenum.recovery.symptoms import Symptom, SymptomCode, Watch, first_of
-from stablenum.settings_checks import check_int
 
 __all__ = ["RecoveryLoop"]
 

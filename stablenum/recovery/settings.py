@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from stablenum._support.settings_checks import check_callable, check_field, check_flag
 from stablenum.errors import bad_field, bad_type
 from stablenum.guard.recorder import CAPACITY
-from stablenum.settings_checks import check_callable, check_field, check_flag
 
 __all__ = [
     "RecoveryPolicy",

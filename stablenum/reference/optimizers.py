@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from stablenum._support.settings_checks import check_number
 from stablenum.errors import bad_field
-from stablenum.settings_checks import check_number
 
 __all__ = ["SGD", "Adam", "AdamState", "AdamW", "Optimizer", "SGDState", "wide_dtype"]
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from stablenum._support.settings_checks import check_field
 from stablenum.arrays import at_least
 from stablenum.errors import bad_field
 from stablenum.precision.policy import parse_format, wider
-from stablenum.settings_checks import check_field
 
 __all__ = ["EscalatePrecision", "EscalationState"]
 

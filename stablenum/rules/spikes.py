@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+from stablenum._support.settings_checks import check_choice, check_field
 from stablenum.arrays import at_least
 from stablenum.errors import bad_field
 from stablenum.rules.windows import (
@@ -21,7 +22,6 @@ from stablenum.rules.windows import (
     median_and_mad,
     push,
 )
-from stablenum.settings_checks import check_choice, check_field
 
 __all__ = [
     "SIGNALS",

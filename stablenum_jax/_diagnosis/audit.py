@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stablenum._support.settings_checks import check_number
 from stablenum.diagnosis.audit import (
     Audit,
     Measured,
@@ -25,7 +26,6 @@ from stablenum.diagnosis.audit import (
     poisoned,
 )
 from stablenum.precision.rounding import compensated_value
-from stablenum.settings_checks import check_number
 from stablenum_jax._diagnosis.optax_states import Group, Part, find_groups
 from stablenum_jax._trees.leaves import check_state, is_measurable
 from stablenum_jax._trees.names import path_name

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import jax
 
-from stablenum.interrupts import and_restore
+from stablenum._support.interrupts import and_restore
 from stablenum_jax._trees.names import path_name
 
 __all__ = ["Scope", "module_of", "names_of", "scope_of", "with_module_names"]

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from stablenum._support.settings_checks import check_callable, check_flag
 from stablenum.diagnosis.ranges import RangeCollector, RangeReport
 from stablenum.diagnosis.ranges.rows import ACTIVATION, ACTIVATION_GRADIENT, GRADIENT, WEIGHT
-from stablenum.settings_checks import check_callable, check_flag
 from stablenum_jax._diagnosis.module_outputs import Walk
 from stablenum_jax._diagnosis.module_scopes import with_module_names
 from stablenum_jax._diagnosis.trained import Trained, is_floating_array

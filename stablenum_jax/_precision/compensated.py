@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from stablenum._support.settings_checks import check_int
 from stablenum.errors import bad_field, bad_type
 from stablenum.formats import FLOAT32_MAX
 from stablenum.precision.rounding import kahan_add, round_stochastically, round_to_nearest
-from stablenum.settings_checks import check_int
 from stablenum_jax._precision.casts import is_castable
 from stablenum_jax._trees.leaves import check_gradients, check_transformation
 

@@ -16,9 +16,9 @@ import numpy as np
 from jax import lax
 
 import stablenum
+from stablenum._support.user_warnings import warn
 from stablenum.formats import FORMATS
 from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, LossScaleState
-from stablenum.user_warnings import warn
 from stablenum_jax._trees.leaves import is_measurable
 from stablenum_jax._trees.names import Path
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from stablenum.settings_checks import check_callable, check_flag
+from stablenum._support.settings_checks import check_callable, check_flag
 from stablenum_jax._precision.escalate import check_not_escalating, in_level_format
 from stablenum_jax._precision.nnx_arguments import cast_arguments, copied, update_objects
 from stablenum_jax._precision.policy import Policy, as_policy

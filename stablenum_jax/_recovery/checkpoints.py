@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
 
+from stablenum._support.settings_checks import check_choice
 from stablenum.checkpoints.codec import ALONE, Ranks
 from stablenum.checkpoints.settings import StoreSettings
 from stablenum.checkpoints.store import Store
 from stablenum.errors import bad_type
-from stablenum.settings_checks import check_choice
 from stablenum_jax._recovery.files import TreeFolder
 from stablenum_jax._recovery.formats import FORMATS
 from stablenum_jax._recovery.together import Processes

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from stablenum.wide import join, recorded
+from stablenum.norms.wide import join, recorded
 from stablenum_jax._step.apply import multiply_leaves
 from stablenum_jax._step.measure import leaf_norms
 from stablenum_jax._step.over_axes import AxisName, contributions, norms_over_axes

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from stablenum._support.partners import imported
 from stablenum.errors import CheckpointError
-from stablenum.partners import imported
 from stablenum_jax._recovery.files import Arrays
 
 __all__ = ["FORMATS"]

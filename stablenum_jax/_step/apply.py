@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import stablenum
-from stablenum.wide import STEP
+from stablenum.norms.wide import STEP
 from stablenum_jax._trees.leaves import is_measurable, varying_axes, wide_dtype
 from stablenum_jax._trees.names import Path
 

@@ -12,7 +12,7 @@ import optax
 from jax import lax
 
 import stablenum
-from stablenum.wide import recorded
+from stablenum.norms.wide import recorded
 from stablenum_jax._step.apply import times
 from stablenum_jax._step.measure import ordinary_norms, saturating_float32
 from stablenum_jax._step.over_axes import AxisName, norms_over_axes

@@ -26,7 +26,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 import stablenum
-from stablenum.user_warnings import warn
+from stablenum._support.user_warnings import warn
 from stablenum_jax._step.apply import (
     grads_or_negative_zeros,
     multiply_leaves,

@@ -18,7 +18,7 @@ from jax import lax
 
 from stablenum.errors import bad_type
 from stablenum.formats import FLOAT32_MAX
-from stablenum.wide import STEP, Wide, narrow, settle
+from stablenum.norms.wide import STEP, Wide, narrow, settle
 from stablenum_jax._trees.leaves import real_parts
 
 __all__ = [

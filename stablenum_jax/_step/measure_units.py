@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from stablenum.norms.wide import STEP, Wide, join, recorded
 from stablenum.rules.clipping import Units
-from stablenum.wide import STEP, Wide, join, recorded
 from stablenum_jax._step.measure import SMALL, ordinary_norms, power_of_two, split, with_room
 from stablenum_jax._trees.leaves import real_parts
 

@@ -14,19 +14,19 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 import stablenum
-from stablenum.exact_sums import add, norms
 from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
 from stablenum.guard.restored import check_made_for, follow_config, foreign_scale
+from stablenum.norms.exact_sums import add, norms
+from stablenum.norms.wide import Wide, times_scale
 from stablenum.rules.clipping import Units
-from stablenum.wide import Wide, times_scale
-from stablenum_jax._step.exact import leaf_sums
-from stablenum_jax._step.joint import Measured, over_devices
-from stablenum_jax._step.joint_units import UnitLayout, own_factors, unit_layouts
 from stablenum_jax._step.measure import leaf_norms
 from stablenum_jax._step.measure_elements import Elements, elements, largest_element
+from stablenum_jax._step.measure_exactly import leaf_sums
 from stablenum_jax._step.measure_units import leaf_and_unit_norms
 from stablenum_jax._step.over_axes import AxisName, check_bound, is_first_copy, names_of
 from stablenum_jax._step.specs import check_axes, whole_shape
+from stablenum_jax._step.together import Measured, over_devices
+from stablenum_jax._step.together_units import UnitLayout, own_factors, unit_layouts
 from stablenum_jax._trees.names import Path, path_name
 
 __all__ = ["Watched", "judge", "judge_finiteness"]

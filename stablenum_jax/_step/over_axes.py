@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from stablenum.guard.ranks import MAX_RANKS
-from stablenum.wide import Wide, join
+from stablenum.norms.wide import Wide, join
 from stablenum_jax._step.specs import axes_of
 from stablenum_jax._trees.leaves import varying_axes
 

@@ -8,7 +8,7 @@ from types import FrameType
 import jax
 import optax
 
-from stablenum.user_warnings import warn
+from stablenum._support.user_warnings import warn
 from stablenum_jax._step.warnings import NotATrueSkipWarning
 
 __all__ = ["PlainUpdate"]

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import stablenum
+from stablenum._support.settings_checks import check_flag
 from stablenum.formats import NO_LOSS
 from stablenum.guard import halting, readout, statedict
 from stablenum.guard.clip_log import ClipLog
 from stablenum.guard.ranks import MAX_PARAMETERS
 from stablenum.guard.reasons import APPLIED, Reason
 from stablenum.guard.skip_log import SkipLog
-from stablenum.settings_checks import check_flag
 from stablenum_jax._trees.names import known_names
 from stablenum_jax._trees.scale_reads import note_scale_read
 from stablenum_jax._trees.state import GuardOptState, find_guard, is_inside_multisteps, replace_guard

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stablenum
-from stablenum.user_warnings import warn
+from stablenum._support.user_warnings import warn
 from stablenum_jax._trees.scale_reads import note_scale_read, scale_was_read
 
 __all__ = ["warn_if_unscaled"]

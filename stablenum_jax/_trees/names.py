@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from stablenum.user_warnings import warn
+from stablenum._support.user_warnings import warn
 
 __all__ = ["Path", "known_names", "names_id_of", "path_name", "register_names"]
 

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from stablenum.partners import imported
-from stablenum.public_names import present
+from stablenum._support.partners import imported
+from stablenum._support.public_names import present
 from stablenum_jax._step.readout import unless_skipped
 from stablenum_jax._step.training import step as guarded_step
 from stablenum_jax._trees.leaves import check_transformation

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import jax
 import optax
 
-from stablenum.orbax_lists import readable
-from stablenum.partners import imported
-from stablenum.public_names import present
+from stablenum._support.partners import imported
+from stablenum._support.public_names import present
+from stablenum.checkpoints.orbax_lists import readable
 from stablenum_jax._step.readout import guard_state_dict, load_guard_state_dict
 from stablenum_jax._trees.state import find_guard, has_guard, is_guard
 

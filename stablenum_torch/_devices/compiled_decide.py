@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from stablenum.user_warnings import warn
+from stablenum._support.user_warnings import warn
 from stablenum_torch._devices.waits import capturing
 
 __all__ = ["NotCompiledWarning", "fewer_kernels"]

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.sgd import sgd
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from stablenum.interrupts import and_then
+from stablenum._support.interrupts import and_then
 
 __all__ = ["can_skip_on_device", "forgets_elements", "is_fused", "moves_nothing", "step_folded"]
 

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablenum._support.interrupts import and_restore
+from stablenum._support.settings_checks import check_callable
 from stablenum.diagnosis.ranges import RangeCollector, RangeReport
 from stablenum.diagnosis.ranges.rows import ACTIVATION, ACTIVATION_GRADIENT, GRADIENT, WEIGHT
 from stablenum.errors import bad_field, bad_type
-from stablenum.interrupts import and_restore
-from stablenum.settings_checks import check_callable
 from stablenum_torch._diagnosis.replay.modes import Modes
 from stablenum_torch._step.checks import check_module
 from stablenum_torch._step.measure import dense_values

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stablenum._support.settings_checks import check_int
 from stablenum.precision.rounding import compensated_value, compensation_of, kahan_add, round_stochastically
-from stablenum.settings_checks import check_int
 from stablenum_torch._devices.ranks import is_sharded, local_part
 from stablenum_torch._precision.float32_copies import Float32CopyOptimizer, is_narrow
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stablenum._support.interrupts import and_restore, and_then
+from stablenum._support.settings_checks import check_callable
 from stablenum.errors import bad_type
-from stablenum.interrupts import and_restore, and_then
-from stablenum.settings_checks import check_callable
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._step.checks import check_state_dict, state_dict_of
 

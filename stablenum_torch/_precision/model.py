@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from stablenum._support.settings_checks import check_choice, check_flag
 from stablenum.errors import bad_field
 from stablenum.formats import FORMATS
 from stablenum.precision.delayed_scaling import DelayedScaling
 from stablenum.precision.policy import Policy, as_policy, wider
-from stablenum.settings_checks import check_choice, check_flag
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._precision.casts import (
     cast_floating,

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
+from stablenum._support.settings_checks import check_choice
 from stablenum.checkpoints.codec import ALONE, Codec, Ranks, on_each
 from stablenum.checkpoints.settings import StoreSettings
 from stablenum.checkpoints.store import Store
 from stablenum.errors import CheckpointError, bad_type
-from stablenum.settings_checks import check_choice
 from stablenum_torch._devices.ranks import check_group, several_ranks
 from stablenum_torch._recovery.dcp_folder import DcpFolder
 from stablenum_torch._recovery.safetensors_file import SafetensorsFile

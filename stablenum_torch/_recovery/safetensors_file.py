@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import stablenum
+from stablenum._support.partners import imported
 from stablenum.checkpoints.finiteness import NonFinite
 from stablenum.checkpoints.structure import put_together, taken_apart
 from stablenum.errors import CheckpointError
-from stablenum.partners import imported
 from stablenum_torch._recovery.entries import nonfinite
 from stablenum_torch._recovery.states import State
 from stablenum_torch._recovery.torch_file import check_whole

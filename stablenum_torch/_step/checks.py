@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stablenum._support.user_warnings import warn
 from stablenum.errors import bad_field, bad_type
 from stablenum.formats import FORMATS, get_format
 from stablenum.guard.config import GuardConfig
-from stablenum.user_warnings import warn
 from stablenum_torch._devices.fused_optimizers import forgets_elements, is_fused
 from stablenum_torch._devices.groups import data_parallel
 from stablenum_torch._devices.ranks import local_part

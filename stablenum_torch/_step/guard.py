@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stablenum._support.interrupts import finish
+from stablenum._support.user_warnings import warn
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState, init_guard
 from stablenum.guard.readout import Metrics, Names, StepRecord, metrics
 from stablenum.guard.restored import follow_config, learning_rules
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
-from stablenum.interrupts import finish
 from stablenum.runlog.lines import Rewind
 from stablenum.runlog.writing import LogFile
-from stablenum.user_warnings import warn
 from stablenum_torch._devices.groups import Groups
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.joint import Joint, joint_of

@@ -1,6 +1,6 @@
 """Measure norms without rounding (``exact_norms=True``), so that they do not depend on who holds what.
 
-Each square is an integer, and integers are added up exactly in any order (``stablenum/exact_sums.py``).
+Each square is an integer, and integers are added up exactly in any order (``stablenum/norms/exact_sums.py``).
 """
 
 from __future__ import annotations
@@ -12,9 +12,19 @@ import array_api_compat.torch as torch_namespace
 import torch
 from torch import Tensor
 
-from stablenum.exact_sums import DIGITS, LIMBS, WINDOWS, Sums, add, as_columns, from_columns, norms, window
 from stablenum.formats import FLOAT32_MAX
-from stablenum.wide import Wide
+from stablenum.norms.exact_sums import (
+    DIGITS,
+    LIMBS,
+    WINDOWS,
+    Sums,
+    add,
+    as_columns,
+    from_columns,
+    norms,
+    window,
+)
+from stablenum.norms.wide import Wide
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.measure import dense_values
@@ -38,7 +48,7 @@ def exact_sums(grads: Sequence[Tensor | None], device: torch.device) -> Sums:
 
 
 def _sum_of(grad: Tensor | None, device: torch.device) -> Sums:
-    """Return the sum that ``stablenum.exact_sums.summed`` defines, with operations that are fast in torch.
+    """Return the sum that ``exact_sums.summed`` of the core defines, with operations that are fast in torch.
 
     float64 holds the square of a float32 number exactly, and each limb is the integer part of what is left.
     """

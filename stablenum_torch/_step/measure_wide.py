@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stablenum.norms.wide import STEP, Wide, narrow
 from stablenum.rules.clipping import AdaptiveGradClip, Units
-from stablenum.wide import STEP, Wide, narrow
 from stablenum_torch._devices.scalar_namespace import scalars
 from stablenum_torch._step.measure import dense_values
 from stablenum_torch._step.measure_units import as_rows, real_values, unit_axes, units_on_host

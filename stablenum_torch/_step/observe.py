@@ -14,8 +14,8 @@ from stablenum.arrays import map_leaves
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Observation
 from stablenum.guard.ranks import Ranks
+from stablenum.norms.wide import Wide, narrow, recorded
 from stablenum.rules.clipping import Units
-from stablenum.wide import Wide, narrow, recorded
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.joint import Joint
 from stablenum_torch._devices.scalar_namespace import as_scalar, scalars

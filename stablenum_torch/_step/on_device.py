@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stablenum._support.interrupts import finish
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, decide, select
-from stablenum.interrupts import finish
 from stablenum_torch._devices.compiled_decide import fewer_kernels
 from stablenum_torch._devices.fused_optimizers import can_skip_on_device, is_fused, moves_nothing, step_folded
 from stablenum_torch._devices.joint import Joint

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stablenum._support.interrupts import finish
 from stablenum.guard.decide import Decision
-from stablenum.interrupts import finish
 from stablenum_torch._devices.fused_optimizers import is_fused, moves_nothing, step_folded
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.joint import Joint

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stablenum._support.interrupts import and_then
+from stablenum._support.settings_checks import check_callable
 from stablenum.errors import bad_type
 from stablenum.guard.config import GuardConfig, Settings, make_config
 from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import Metrics, StepRecord, history, scalars
-from stablenum.interrupts import and_then
 from stablenum.precision.policy import Policy
 from stablenum.runlog.writing import LogFile
-from stablenum.settings_checks import check_callable
 from stablenum_torch._devices.generators import RngState
 from stablenum_torch._devices.generators import rng_state as read_generators
 from stablenum_torch._devices.groups import Groups, check_not_copies, groups_of, restored_group, saved_group
@@ -176,6 +176,8 @@ class GuardedOptimizer(Optimizer):
     _guard: Guard
 
     _in_place_of_scaler = False
+    # Set by the package: the diagnosis stands above the step, which cannot import it.
+    _explain_step: Callable[..., Any]
 
     def __init__(
         self,
@@ -578,9 +580,7 @@ class GuardedOptimizer(Optimizer):
         """
         check_callable("closure", closure, "a function that runs the forward pass and returns the loss")
         beginnings = (rng_state,) if rng_state is not None else self._began or (None,)
-        from stablenum_torch._diagnosis.explain import explain_step  # the only import of a higher layer
-
-        return explain_step(self, beginnings, functools.partial(closure, *args, **kwargs), model)
+        return self._explain_step(beginnings, functools.partial(closure, *args, **kwargs), model)
 
     # --- reading -------------------------------------------------------------------------------
 

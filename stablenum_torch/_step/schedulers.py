@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from stablenum._support.mixins import Mixin, mix_in
 from stablenum.errors import bad_type
-from stablenum.mixins import Mixin, mix_in
 
 __all__ = ["hold", "remember"]
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stablenum.exact_sums import DIGITS, LIMBS, Sums, aligned, carried, counted_once
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.recorder import recorded_loss
+from stablenum.norms.exact_sums import DIGITS, LIMBS, Sums, aligned, carried, counted_once
+from stablenum.norms.wide import Wide
 from stablenum.rules.clipping import AdaptiveGradClip, Units
-from stablenum.wide import Wide
 from stablenum_torch._devices.joint import Joint
 from stablenum_torch._devices.ranks import local_part, local_window
 from stablenum_torch._devices.state import to_device

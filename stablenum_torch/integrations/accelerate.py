@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from stablenum._support.mixins import Mixin, mix_in
+from stablenum._support.partners import imported
+from stablenum._support.public_names import present
+from stablenum._support.user_warnings import warn
 from stablenum.errors import bad_type
 from stablenum.guard.config import GuardConfig, Settings, make_config
-from stablenum.mixins import Mixin, mix_in
-from stablenum.partners import imported
-from stablenum.public_names import present
-from stablenum.user_warnings import warn
 from stablenum_torch._step.optimizer import GuardedOptimizer, wrap
 
 __all__ = ["GuardedAcceleratedOptimizer", "guard"]

@@ -9,8 +9,8 @@ import contextlib
 import importlib
 from typing import Any
 
-from stablenum.partners import imported
-from stablenum.public_names import present
+from stablenum._support.partners import imported
+from stablenum._support.public_names import present
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["GuardCallback"]

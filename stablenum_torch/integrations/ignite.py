@@ -9,10 +9,10 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from stablenum._support.partners import imported
+from stablenum._support.public_names import present
+from stablenum._support.settings_checks import check_callable
 from stablenum.errors import bad_type
-from stablenum.partners import imported
-from stablenum.public_names import present
-from stablenum.settings_checks import check_callable
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["GuardHandler"]

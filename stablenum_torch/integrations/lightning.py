@@ -12,11 +12,11 @@ from typing import Any, Unpack
 
 import torch
 
+from stablenum._support.partners import imported
+from stablenum._support.public_names import present
+from stablenum._support.user_warnings import warn
 from stablenum.guard.config import GuardConfig, Settings, make_config
-from stablenum.partners import imported
-from stablenum.public_names import present
 from stablenum.rules.clipping import ClipByGlobalNorm, ClipByValue
-from stablenum.user_warnings import warn
 from stablenum_torch._devices.groups import Groups, groups_of
 from stablenum_torch._step.optimizer import (
     GuardedOptimizer,

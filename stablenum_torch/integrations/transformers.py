@@ -12,11 +12,11 @@ import math
 import os
 from typing import Any, TypeVar, Unpack
 
+from stablenum._support.mixins import Mixin, mix_in
+from stablenum._support.partners import imported
+from stablenum._support.public_names import present
 from stablenum.errors import bad_type
 from stablenum.guard.config import GuardConfig, Settings, make_config
-from stablenum.mixins import Mixin, mix_in
-from stablenum.partners import imported
-from stablenum.public_names import present
 from stablenum_torch.integrations import accelerate
 
 __all__ = ["guard"]

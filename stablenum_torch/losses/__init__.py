@@ -6,7 +6,7 @@ gives a loss of 0 and a gradient of 0. All losses work under ``torch.compile(ful
 ``torch.func``, and are twice differentiable.
 """
 
-from stablenum.public_names import present
+from stablenum._support.public_names import present
 from stablenum_torch.losses.functions import (
     binary_cross_entropy,
     binary_focal,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stablenum import losses as core
-from stablenum.adapter_docs import spelled_signature, spelled_text
+from stablenum._support.adapter_docs import spelled_signature, spelled_text
 from stablenum.errors import bad_field, bad_type
 from stablenum.losses.common import (
     argument_kinds,

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from stablenum._support.settings_checks import check_number
 from stablenum.losses.common import check_reduction, check_smoothing
-from stablenum.settings_checks import check_number
 from stablenum_torch.losses import functions
 
 __all__ = [

@@ -25,8 +25,8 @@ from benchmarks.peers.jax_runs import jax_run
 from benchmarks.peers.msprobe import answer_of
 from benchmarks.peers.padiff import DEFAULT, README, padiff
 from benchmarks.peers.runs import torch_run, torch_step
-from stablenum.diagnosis.diff.origins import Cut, Origin, Piece
-from stablenum.diagnosis.diff.weights import WeightMap
+from stablenum.diagnosis.diff.weights.origins import Cut, Origin, Piece
+from stablenum.diagnosis.diff.weights.weights import WeightMap
 
 X = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from stablenum.diagnosis.diff.call_sites import CallSite, argument_site
+from stablenum.diagnosis.diff.sides.call_sites import CallSite, argument_site
 
 
 class Chain:

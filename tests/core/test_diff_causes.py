@@ -11,15 +11,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from stablenum.diagnosis.diff.update_causes import Update, cause_of_updates, epsilon_like
-from stablenum.diagnosis.diff.update_laws import Law, law_of
-from stablenum.diagnosis.diff.value_causes import Values, factor_of, reason_of
-from stablenum.diagnosis.diff.window_variants import (
+from stablenum.diagnosis.diff.causes.by_update import cause_of_updates, epsilon_like
+from stablenum.diagnosis.diff.causes.by_value import Values, factor_of, reason_of
+from stablenum.diagnosis.diff.causes.update_laws import Law, law_of
+from stablenum.diagnosis.diff.causes.window_variants import (
     convolutions_of,
     pools_of,
     resizes_of,
     transposed_convolutions_of,
 )
+from stablenum.diagnosis.diff.places.results import Update
 
 RNG = np.random.default_rng(0)
 

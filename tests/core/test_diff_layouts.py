@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stablenum.diagnosis.diff.axis_roles import apart
-from stablenum.diagnosis.diff.neighbours import exchanged, neighbours_of
-from stablenum.diagnosis.diff.orientation import in_convention, oriented
-from stablenum.diagnosis.diff.origins import Cut, Joined, Origin, Piece
-from stablenum.diagnosis.diff.parameter_uses import Use, words_of
-from stablenum.diagnosis.diff.weights import guessed
+from stablenum.diagnosis.diff.weights.axis_roles import apart
+from stablenum.diagnosis.diff.weights.neighbours import exchanged, neighbours_of
+from stablenum.diagnosis.diff.weights.orientation import in_convention, oriented
+from stablenum.diagnosis.diff.weights.origins import Cut, Joined, Origin, Piece
+from stablenum.diagnosis.diff.weights.parameter_uses import Use, words_of
+from stablenum.diagnosis.diff.weights.weights import guessed
 from stablenum.diagnosis.replay.trace import Trace
 
 SUMMED, KEPT = frozenset({"summed"}), frozenset({"kept"})

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import stablenum_torch
-from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
-from stablenum.diagnosis.diff.loops import put_together, wholes_of
-from stablenum.diagnosis.diff.matching import matched
-from stablenum.diagnosis.diff.sides import Side, measured
+from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
+from stablenum.diagnosis.diff.sides.loops import put_together, wholes_of
+from stablenum.diagnosis.diff.sides.matching import matched
+from stablenum.diagnosis.diff.sides.sides import Side, measured
 
 X = np.random.default_rng(3).normal(size=(6, 4)).astype(np.float32)
 W = np.random.default_rng(4).normal(size=(4, 4)).astype(np.float32)

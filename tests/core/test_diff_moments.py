@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from stablenum.diagnosis.diff.moment_causes import cause_of_moments
-from stablenum.diagnosis.diff.update_causes import Update
+from stablenum.diagnosis.diff.causes.by_moment import cause_of_moments
+from stablenum.diagnosis.diff.places.results import Update
 
 SHAPES = ((4, 3), (6,))
 # What the sides compute with, as the constants of their programs: rates, epsilons, and what is missing to 1.

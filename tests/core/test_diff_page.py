@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablenum import DiffReport
-from stablenum.diagnosis.diff.alignment import aligned
 from stablenum.diagnosis.diff.differences import Cause, Difference, Location, Off
+from stablenum.diagnosis.diff.report.alignment import aligned
 from tests.browser.reports import report_of, row
 
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> ]]> \u2028 \x00 \udc80 & \"'"

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablenum.diagnosis.diff.arrangement import laid_apart, same_arrangement
-from stablenum.diagnosis.diff.exact_constants import exact_constant, exact_constants
-from stablenum.diagnosis.diff.fingerprints import distance, fingerprint
-from stablenum.diagnosis.diff.layouts import layouts
-from stablenum.diagnosis.diff.remedies import REMEDIES
-from stablenum.diagnosis.diff.update_causes import Update, cause_of_updates
-from stablenum.diagnosis.diff.variants import variants_of
+from stablenum.diagnosis.diff.causes.by_update import cause_of_updates
+from stablenum.diagnosis.diff.causes.remedies import REMEDIES
+from stablenum.diagnosis.diff.causes.variants import variants_of
+from stablenum.diagnosis.diff.places.arrangement import laid_apart, same_arrangement
+from stablenum.diagnosis.diff.places.results import Update
+from stablenum.diagnosis.diff.sides.exact_constants import exact_constant, exact_constants
+from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
+from stablenum.diagnosis.diff.weights.layouts import layouts
 
 RNG = np.random.default_rng(7)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stablenum.diagnosis.diff import stands
-from stablenum.diagnosis.diff.stands import Given, Stand, Stands
+from stablenum.diagnosis.diff.sides.sides import stands
+from stablenum.diagnosis.diff.sides.stands import Given, Stand, Stands
 
 WEIGHTS = {"w": np.ones(2)}
 ARRAY = np.zeros(3)

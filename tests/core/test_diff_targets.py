@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import stablenum
 import stablenum_torch
-from stablenum.diagnosis.diff.targets import targets_of
+from stablenum.diagnosis.diff.causes.targets import targets_of
 
 ROWS, CLASSES = 12, 7
 X = np.random.default_rng(0).normal(size=(ROWS, CLASSES))

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stablenum.diagnosis.diff.fingerprints import Fingerprint, fingerprint
-from stablenum.diagnosis.diff.origins import Piece
-from stablenum.diagnosis.diff.parameter_uses import Use, words_of
-from stablenum.diagnosis.diff.weights import UnmappedError, guessed
+from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, fingerprint
+from stablenum.diagnosis.diff.weights.origins import Piece
+from stablenum.diagnosis.diff.weights.parameter_uses import Use, words_of
+from stablenum.diagnosis.diff.weights.weights import UnmappedError, guessed
 
 STATE = Fingerprint(0)  # a state that is zero at first
 INPUT = fingerprint(np.arange(1.0, 7.0))

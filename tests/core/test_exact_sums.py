@@ -16,10 +16,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablenum import exact_sums
-from stablenum.exact_sums import Sums, add, as_columns, counted_once, from_columns, norms, summed
 from stablenum.formats import FLOAT32_MAX
-from stablenum.wide import Wide
+from stablenum.norms import exact_sums
+from stablenum.norms.exact_sums import Sums, add, as_columns, counted_once, from_columns, norms, summed
+from stablenum.norms.wide import Wide
 
 TINY = 2.0**-149
 # Every float32 has the same chance, by its bits; and numbers around 1, as gradients of one layer are.

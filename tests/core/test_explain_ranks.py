@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from stablenum.commands.explain import launch as launches
-from stablenum.commands.explain.launch import FOLDER, Launch, LaunchError, has_failed, mark_failed
-from stablenum.commands.explain.plan import Failure, Outcome, Sent
 from stablenum.commands.explain.verdicts import join
 from stablenum.diagnosis import Finding, Report
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum.diagnosis.replay.values import Place, TensorStats
+from stablenum.diagnosis.watch import launch as launches
+from stablenum.diagnosis.watch.launch import FOLDER, Launch, LaunchError, has_failed, mark_failed
+from stablenum.diagnosis.watch.plan import Failure, Outcome, Sent
 
 LOSS = Failure(step=3, what="loss")
 

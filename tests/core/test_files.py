@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from stablenum._support.files import write_file, write_text
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.replay.judge import Evidence
-from stablenum.files import write_file, write_text
 from tests.injection import executed_lines, interrupted_at
 
 

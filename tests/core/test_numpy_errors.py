@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stablenum.commands.explain.numpy_errors import NumpyErrors
-from stablenum.commands.explain.plan import Plan
-from stablenum.commands.explain.session import Session
 from stablenum.diagnosis import Cause, Finding, Place, Report
 from stablenum.diagnosis.replay.judge import Evidence
+from stablenum.diagnosis.watch.numpy_errors import NumpyErrors
+from stablenum.diagnosis.watch.plan import Plan
+from stablenum.diagnosis.watch.session import Session
 
 READER = Place("model.py", 3, "forward", "return x @ w")
 

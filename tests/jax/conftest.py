@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import stablenum_jax
-from stablenum.commands.explain.session import Session
+from stablenum.diagnosis.watch.session import Session
 from tests.jax.watched import watched_with
 from tests.selection import REPEATS
 

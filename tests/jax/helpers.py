@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import stablenum_jax
+from stablenum.norms.wide import Wide, recorded
 from stablenum.rules.clipping import Units
-from stablenum.wide import Wide, recorded
 from stablenum_jax import GuardOptState
 from stablenum_jax._step import measure, measure_units
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stablenum import exact_sums
+from stablenum.norms import exact_sums
 from stablenum.reference import guarded
 from tests.jax.mesh_layouts import (
     BAD_ROW,

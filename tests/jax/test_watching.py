@@ -14,9 +14,9 @@ from flax.training.dynamic_scale import DynamicScale
 from flax.training.train_state import TrainState
 
 import stablenum_jax
-from stablenum.commands.explain.plan import Plan
-from stablenum.commands.explain.session import Session
 from stablenum.diagnosis import Cause, Report
+from stablenum.diagnosis.watch.plan import Plan
+from stablenum.diagnosis.watch.session import Session
 from stablenum_jax._diagnosis import watch
 from stablenum_jax._diagnosis.watch import transformations
 from tests.jax.watched import assert_healthy, found

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stablenum.commands.explain.session import Session
 from stablenum.diagnosis import Cause
+from stablenum.diagnosis.watch.session import Session
 from tests.jax.watched import assert_healthy, found
 
 X = jnp.array([[1.0, 2.0], [3.0, 4.0]])

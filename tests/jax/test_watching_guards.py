@@ -13,8 +13,8 @@ from flax import nnx
 
 import stablenum
 import stablenum_jax
-from stablenum.commands.explain.courses import MOST_IN_A_ROW
-from stablenum.commands.explain.session import Session
+from stablenum.diagnosis.watch.courses import MOST_IN_A_ROW
+from stablenum.diagnosis.watch.session import Session
 from tests.jax.watched import assert_healthy, found
 
 

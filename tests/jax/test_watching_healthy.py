@@ -19,8 +19,8 @@ import optax
 import pytest
 from flax import nnx
 
-from stablenum.commands.explain.courses import MOST_IN_A_ROW, Course
-from stablenum.commands.explain.session import Session
+from stablenum.diagnosis.watch.courses import MOST_IN_A_ROW, Course
+from stablenum.diagnosis.watch.session import Session
 from stablenum_jax import replay
 from stablenum_jax._diagnosis.replay.jax_internals import under_transformation
 from stablenum_jax._diagnosis.watch import judge, programs

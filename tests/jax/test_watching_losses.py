@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from stablenum.commands.explain.session import Session
+from stablenum.diagnosis.watch.session import Session
 from tests.jax.replaying import marked_line
 from tests.jax.watched import assert_healthy, found, watched_with
 

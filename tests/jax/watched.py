@@ -10,9 +10,9 @@ import jax
 import optax
 import pytest
 
-from stablenum.commands.explain.plan import Plan
-from stablenum.commands.explain.session import Session, Stop
 from stablenum.diagnosis import Report
+from stablenum.diagnosis.watch.plan import Plan
+from stablenum.diagnosis.watch.session import Session, Stop
 from stablenum_jax._diagnosis import watch
 from stablenum_jax._diagnosis.watch import eager
 

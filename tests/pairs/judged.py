@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import stablenum
 from stablenum.diagnosis.diff.differences import Location
-from stablenum.diagnosis.diff.weights import UnmappedError
+from stablenum.diagnosis.diff.weights.weights import UnmappedError
 
 HERE = Path(__file__).parent
 

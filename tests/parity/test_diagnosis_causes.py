@@ -15,7 +15,7 @@ from torch.nn import functional
 import stablenum_jax
 import stablenum_torch
 from stablenum.diagnosis import Cause, Report
-from stablenum_torch._diagnosis.script_errors import is_about_a_closure
+from stablenum_torch._diagnosis.watch.script_errors import is_about_a_closure
 
 
 def line_of(report: Report) -> str:

@@ -17,7 +17,7 @@ from torch import nn
 import stablenum
 import stablenum_jax
 import stablenum_torch
-from stablenum.diagnosis.diff.weights import UnmappedError
+from stablenum.diagnosis.diff.weights.weights import UnmappedError
 from tests.parity.test_diff import run
 
 V, D, H = 7, 4, 2

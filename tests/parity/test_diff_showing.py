@@ -15,10 +15,9 @@ from torch import nn
 
 import stablenum_jax
 import stablenum_torch
-from stablenum.diagnosis.diff import stands
 from stablenum.diagnosis.diff.compare import compared
-from stablenum.diagnosis.diff.comparison import Comparison
-from stablenum.diagnosis.diff.sides import Side, again, arrays_of, host, measured
+from stablenum.diagnosis.diff.places.comparison import Comparison
+from stablenum.diagnosis.diff.sides.sides import Side, again, arrays_of, host, measured, stands
 
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 Y = np.random.default_rng(1).normal(size=(6, 1)).astype(np.float32)

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 import stablenum
 from stablenum import cli
 from stablenum.commands.explain import child
-from stablenum.commands.explain.imports import AfterImport
-from stablenum.commands.explain.plan import Failure, Outcome, Plan
 from stablenum.commands.explain.runner import Explained, explain
-from stablenum.commands.explain.session import Session
 from stablenum.diagnosis import Cause, Report
 from stablenum.diagnosis.replay.judge import Evidence
+from stablenum.diagnosis.watch.imports import AfterImport
+from stablenum.diagnosis.watch.plan import Failure, Outcome, Plan
+from stablenum.diagnosis.watch.session import Session
 from tests.selection import only
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stablenum.commands.explain import runner
-from stablenum.commands.explain.plan import Outcome, Plan
+from stablenum.diagnosis.watch.plan import Outcome, Plan
 from tests.injection import InterruptError, executed_lines, interrupted_at
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and sh are POSIX")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stablenum.partners import imported
+from stablenum._support.partners import imported
 
 ROOT = Path(__file__).parents[2]
 # Each integration: the modules of its partner, how that is installed, and the oldest version.

@@ -210,7 +210,7 @@ def test_the_check_says_who_cannot_restore_modules_saved_without_us(tmp_path: Pa
 def test_the_earlier_form_with_lists_must_be_local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with earlier_form():
         save(tmp_path, started("List"))
-    monkeypatch.setattr("stablenum.orbax_lists._is_local", lambda folder: False)
+    monkeypatch.setattr("stablenum.checkpoints.orbax_lists._is_local", lambda folder: False)
     with pytest.raises(ValueError, match=r"earlier version of GuardedSave .* copy it to a local folder"):
         restored(tmp_path, started("List", seed=1))
 

@@ -102,7 +102,7 @@ def test_sums_are_those_that_the_core_defines(seed):
     """The core reads them from the bits of the elements, in integers."""
     import array_api_compat.numpy as xp
 
-    from stablenum.exact_sums import summed
+    from stablenum.norms.exact_sums import summed
     from stablenum_torch._step.measure_exactly import exact_sums
 
     g = spread(seed, 3000)

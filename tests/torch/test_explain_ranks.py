@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from stablenum.commands.explain.plan import Outcome
 from stablenum.commands.explain.verdicts import Joint, join
 from stablenum.diagnosis import Report
+from stablenum.diagnosis.watch.plan import Outcome
 from tests.selection import only
 from tests.torch.rank_faults import FAULTS, PROGRAMS, SIZE, Program, bad_line
 

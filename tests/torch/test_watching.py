@@ -11,7 +11,7 @@ import torch
 from torch.func import functional_call, grad, hessian, jacrev, vmap
 
 from stablenum.diagnosis import Cause, Report
-from stablenum_torch._diagnosis.by_hand import graph_of
+from stablenum_torch._diagnosis.watch.by_hand import graph_of
 from tests.torch.watched import Watching, assert_healthy, ended, found
 
 

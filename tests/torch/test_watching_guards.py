@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import stablenum_torch
-from stablenum.commands.explain.courses import MOST_IN_A_ROW
+from stablenum.diagnosis.watch.courses import MOST_IN_A_ROW
 from stablenum_torch._step.guard import on_device_path
 from tests.torch.watched import Watching, assert_healthy, ended
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from stablenum.commands.explain.courses import MOST_IN_A_ROW
-from stablenum_torch._diagnosis import watch
+from stablenum.diagnosis.watch.courses import MOST_IN_A_ROW
+from stablenum_torch._diagnosis.watch import watcher
 from tests.selection import one_in_three, slow_unless
 from tests.torch.watched import Watching, assert_healthy, ended
 
@@ -251,7 +251,7 @@ def test_steps_are_counted_after_one_that_raised(watching: Watching) -> None:
 
 CHECKS = [
     name
-    for name, function in vars(watch._Watcher).items()
+    for name, function in vars(watcher._Watcher).items()
     if inspect.isfunction(function) and not name.startswith("_") and name not in ("before_step", "after_step")
 ]
 
@@ -273,7 +273,7 @@ def test_an_error_of_the_watcher_leaves_the_script_alone(
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("of the watcher")
 
-    monkeypatch.setattr(watch._Watcher if name in CHECKS else watch, name, broken)
+    monkeypatch.setattr(watcher._Watcher if name in CHECKS else watcher, name, broken)
 
     def run() -> None:
         for go in (gradients_repaired, skipped(lambda loss: bool(torch.isfinite(loss))), scaled_by_hand):
@@ -306,7 +306,7 @@ def test_what_a_signal_handler_raises_in_a_check_is_the_scripts(
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        monkeypatch.setattr(watch, "_line", lambda: signal.raise_signal(signal.SIGUSR1))
+        monkeypatch.setattr(watcher, "_line", lambda: signal.raise_signal(signal.SIGUSR1))
         session = watching()
         with pytest.raises(TimeoutError):
             (torch.ones((), requires_grad=True) * 2).item()
@@ -344,14 +344,14 @@ def test_a_warning_names_the_line_of_the_script(watching: Watching, warned: Call
 
 def test_a_warning_of_a_library_is_counted_from_its_caller(watching: Watching) -> None:
     session = watching()
-    watcher = watch._Watcher(session)
+    installed = watcher._Watcher(session)
 
     class Library:
         @staticmethod
         def warn(level: int) -> None:
             warnings.warn("from a library", stacklevel=level)
 
-    watcher.wrap(Library, "warn", lambda level: None)
+    installed.wrap(Library, "warn", lambda level: None)
 
     def caller(level: int) -> None:
         Library.warn(level)
@@ -396,8 +396,8 @@ def test_threads_do_not_hide_each_others_steps(watching: Watching) -> None:
         entered.set()
         go.wait(5)
 
-    watcher = watch._Watcher(session)
-    thread = threading.Thread(target=lambda: watcher.look(held))
+    installed = watcher._Watcher(session)
+    thread = threading.Thread(target=lambda: installed.look(held))
     thread.start()
     entered.wait(5)
     model, optimizer = model_and_optimizer()
@@ -406,7 +406,7 @@ def test_threads_do_not_hide_each_others_steps(watching: Watching) -> None:
     go.set()
     thread.join()
     assert session.outcome.steps == 1
-    assert not watcher.unseen.looking
+    assert not installed.unseen.looking
 
 
 def test_scripted_functions_know_the_watched_ones(watching: Watching) -> None:

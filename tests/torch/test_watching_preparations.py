@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from stablenum.diagnosis import Cause, Report
-from stablenum_torch._diagnosis import watch
+from stablenum_torch._diagnosis.watch import watcher
 from tests.torch.watched import Watching, found
 
 BATCH = 4
@@ -82,7 +82,7 @@ def test_data_that_was_repaired_unseen_is_not_blamed(watching: Watching) -> None
 
 
 def test_long_preparations_are_recorded_in_part(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "MOST_PREPARED", 1)
+    monkeypatch.setattr(watcher, "MOST_PREPARED", 1)
     report = report_on(watching, ratios)
     assert report.verdict.cause is Cause.BATCH, str(report)
     assert report.findings[0].place is not None
@@ -92,7 +92,7 @@ def test_long_preparations_are_recorded_in_part(watching: Watching, monkeypatch:
 def test_the_step_after_long_preparations_is_recorded(
     watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "MOST_PREPARED", 1)
+    monkeypatch.setattr(watcher, "MOST_PREPARED", 1)
 
     def run() -> None:
         weight = torch.zeros(2, requires_grad=True)

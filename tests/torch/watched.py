@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from stablenum.commands.explain.plan import Plan
-from stablenum.commands.explain.session import Session, Stop
 from stablenum.diagnosis import Report
-from stablenum_torch._diagnosis import watch
-from stablenum_torch._diagnosis.by_hand import REPAIRS
-from stablenum_torch._diagnosis.script_recorder import Window
+from stablenum.diagnosis.watch.plan import Plan
+from stablenum.diagnosis.watch.session import Session, Stop
+from stablenum_torch._diagnosis.watch import watcher
+from stablenum_torch._diagnosis.watch.by_hand import REPAIRS
+from stablenum_torch._diagnosis.watch.script_recorder import Window
 
 Watching = Callable[..., Session]
 
@@ -24,7 +24,7 @@ def watching_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
     for owner, names in (
         (torch.autograd, ("backward", "grad")),
         (torch.amp.GradScaler, ("scale",)),
-        (watch.GuardedOptimizer, ("scale",)),
+        (watcher.GuardedOptimizer, ("scale",)),
         (torch.Tensor, ("item", "__float__", *looks, *REPAIRS)),
         (torch, (*looks, "nan_to_num", "nan_to_num_", "where", "masked_fill")),
     ):
@@ -33,8 +33,8 @@ def watching_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
     handles: list[Any] = []
     windows: list[Window] = []
     for name in ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook"):
-        register = getattr(watch, name)
-        monkeypatch.setattr(watch, name, lambda hook, register=register: handles.append(register(hook)))
+        register = getattr(watcher, name)
+        monkeypatch.setattr(watcher, name, lambda hook, register=register: handles.append(register(hook)))
 
     class Kept(Window):
         """A window that is closed once, by its watcher or by the test."""
@@ -48,7 +48,7 @@ def watching_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
                 windows.remove(self)
                 super().close()
 
-    monkeypatch.setattr(watch, "Window", Kept)
+    monkeypatch.setattr(watcher, "Window", Kept)
     state = torch.get_rng_state()
 
     def begin(
@@ -56,7 +56,7 @@ def watching_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
     ) -> Session:
         begin = step if record else None
         session = Session(Plan(script="script.py", record_from=begin, ignore=ignore, settings=settings))
-        watch.watch(session)
+        watcher.watch(session)
         return session
 
     yield begin

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from stablenum._support.files import write_text
 from stablenum.commands.check.looking import look_at
 from stablenum.commands.check.rendering import shown
 from stablenum.commands.check.verdicts import Outcome
 from stablenum.commands.outputs import check_target, write
-from stablenum.files import write_text
 
 __all__ = ["check"]
 

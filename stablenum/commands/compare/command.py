@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from stablenum._support.files import write_text
 from stablenum.commands.compare import SCENARIOS
 from stablenum.commands.compare.backends import BACKENDS, Backend, find_backends, versions
 from stablenum.commands.compare.processes import run_side_by_side
@@ -20,7 +21,6 @@ from stablenum.commands.compare.scenario_file import read_scenario_file, with_gu
 from stablenum.commands.compare.scenarios import Scenario
 from stablenum.commands.outputs import check_target, write
 from stablenum.commands.quiet import without_log
-from stablenum.files import write_text
 
 __all__ = ["compare"]
 

@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from stablenum._support.files import write_text
 from stablenum.commands.diff.pair import failed, load_pair
 from stablenum.commands.diff.progress import shown
 from stablenum.commands.outputs import check_folder, check_suffix, check_target, write
 from stablenum.diagnosis.diff.compare import reported
-from stablenum.diagnosis.diff.report import DiffReport
-from stablenum.diagnosis.diff.weights import UnmappedError
+from stablenum.diagnosis.diff.report.report import DiffReport
+from stablenum.diagnosis.diff.weights.weights import UnmappedError
 from stablenum.errors import ProgramError
-from stablenum.files import write_text
 
 __all__ = ["diff"]
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import typer
 
-from stablenum.diagnosis.diff.given import check_form
-from stablenum.diagnosis.diff.play import Program
-from stablenum.diagnosis.diff.recording import ended
+from stablenum.diagnosis.diff.sides.play import Program
+from stablenum.diagnosis.diff.sides.recording import ended
+from stablenum.diagnosis.diff.weights.given import check_form
 
 __all__ = ["Pair", "failed", "load_pair"]
 

@@ -18,9 +18,9 @@ from stablenum.commands.explain.options import (
     say_to,
     show,
 )
-from stablenum.commands.explain.plan import Plan
 from stablenum.commands.explain.runner import check_up
 from stablenum.commands.outputs import check_target
+from stablenum.diagnosis.watch.plan import Plan
 
 __all__ = ["checkup"]
 

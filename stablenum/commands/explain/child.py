@@ -22,13 +22,13 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 import stablenum
-from stablenum.commands.explain.frames import without_our_frames
-from stablenum.commands.explain.imports import AfterImport
-from stablenum.commands.explain.launch import GRACE
-from stablenum.commands.explain.plan import Plan
-from stablenum.commands.explain.script_errors import last_line
-from stablenum.commands.explain.session import Session, Stop
-from stablenum.files import write_text
+from stablenum._support.files import write_text
+from stablenum.diagnosis.watch.frames import without_our_frames
+from stablenum.diagnosis.watch.imports import AfterImport
+from stablenum.diagnosis.watch.launch import GRACE
+from stablenum.diagnosis.watch.plan import Plan
+from stablenum.diagnosis.watch.script_errors import last_line
+from stablenum.diagnosis.watch.session import Session, Stop
 
 __all__ = ["run"]
 

@@ -10,7 +10,6 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from stablenum.commands.explain.launch import Launch, LaunchError
 from stablenum.commands.explain.options import (
     Arguments,
     AsModule,
@@ -22,11 +21,12 @@ from stablenum.commands.explain.options import (
     say_to,
     show,
 )
-from stablenum.commands.explain.plan import Outcome, Plan
 from stablenum.commands.explain.runner import Explained
 from stablenum.commands.explain.runner import explain as run_and_explain
 from stablenum.commands.explain.together import explain_together
 from stablenum.commands.outputs import check_target
+from stablenum.diagnosis.watch.launch import Launch, LaunchError
+from stablenum.diagnosis.watch.plan import Outcome, Plan
 
 __all__ = ["explain"]
 

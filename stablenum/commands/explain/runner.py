@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from stablenum.commands.explain.plan import Failure, Outcome, Plan
+from stablenum._support.interrupts import and_restore
 from stablenum.commands.explain.process import Running
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.checkup.remedies import Remedy, outcome_of, resumed
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.replay.judge import Evidence
-from stablenum.interrupts import and_restore
+from stablenum.diagnosis.watch.plan import Failure, Outcome, Plan
 
 __all__ = ["MOST_RUNS", "Explained", "again_from", "check_up", "explain", "run_once", "unreproduced"]
 

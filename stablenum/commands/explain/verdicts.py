@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from stablenum.commands.explain.plan import Failure, Outcome
 from stablenum.diagnosis import Finding, Report
+from stablenum.diagnosis.watch.plan import Failure, Outcome
 
 __all__ = ["Joint", "join", "listed"]
 

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from stablenum._support.files import write_text
 from stablenum.commands.outputs import check_target, write
 from stablenum.commands.report.page import as_html, is_own
 from stablenum.commands.report.tables import differences
 from stablenum.commands.report.watch import begun, watched
 from stablenum.commands.run_plots.undone import rewind_sentence, undone_phrases
-from stablenum.files import write_text
 from stablenum.runlog.reading import NotALogError, Run, RunReader, read_run
 
 __all__ = ["report"]

@@ -3,9 +3,10 @@
 An adapter gives a ``Program``, which can be played: evaluated operation by operation, in float64 or as it is,
 with its own or with given weights. Everything else is here:
 
-- ``fingerprints`` describes a value independently of its layout; ``classes`` finds the values that two plays
-  share; ``frontier`` finds the first operation that differs;
-- ``weights`` carries the parameters of one program over to the other;
+- ``sides`` evaluates both programs, describes each value and finds the values that both share;
+- ``weights`` decides which parameter of one program is which of the other;
+- ``places`` finds the first operation that differs, and what happens when its value is replaced;
 - ``causes`` finds the reason by trying;
-- ``report`` and ``rendering`` say it.
+- ``report`` says it;
+- ``compare`` is the entry, ``search`` goes from one difference to the next, and ``differences`` holds them.
 """

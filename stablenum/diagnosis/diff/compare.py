@@ -7,31 +7,37 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-from stablenum.diagnosis.diff.arguments import other_arguments
-from stablenum.diagnosis.diff.carrying import carried
-from stablenum.diagnosis.diff.comparison import Comparison
-from stablenum.diagnosis.diff.compiled import compiled_errors, too_far
+from stablenum.diagnosis.diff.causes.frozen import OneSided, one_sided
+from stablenum.diagnosis.diff.causes.misgiven import misgiven, other_numbers
 from stablenum.diagnosis.diff.differences import Difference
-from stablenum.diagnosis.diff.doubts import doubts_of, unsure
-from stablenum.diagnosis.diff.exchanges import by_flow_only, note_on, out_of_order
-from stablenum.diagnosis.diff.frozen import OneSided, one_sided
-from stablenum.diagnosis.diff.given import Weights, entries_of
-from stablenum.diagnosis.diff.locations import off_of, share_of
-from stablenum.diagnosis.diff.misgiven import misgiven, other_numbers
-from stablenum.diagnosis.diff.nonfinite import not_finite
-from stablenum.diagnosis.diff.omissions import beside_the_loss, left_out, one_optimizer, untaken, untied
-from stablenum.diagnosis.diff.optimizer_states import continued
-from stablenum.diagnosis.diff.origins import Said
-from stablenum.diagnosis.diff.play import Program
-from stablenum.diagnosis.diff.recording import recorded, undisturbed
-from stablenum.diagnosis.diff.report import DiffReport
-from stablenum.diagnosis.diff.repro import Repro
-from stablenum.diagnosis.diff.reproduction import reproduction, reproduction_of
-from stablenum.diagnosis.diff.rounding import rounding_of
-from stablenum.diagnosis.diff.rows import rows_of
+from stablenum.diagnosis.diff.places.arguments import other_arguments
+from stablenum.diagnosis.diff.places.comparison import Comparison
+from stablenum.diagnosis.diff.places.doubts import doubts_of, unsure
+from stablenum.diagnosis.diff.places.locations import off_of, share_of
+from stablenum.diagnosis.diff.places.tables import with_exact_tables
+from stablenum.diagnosis.diff.report.nonfinite import not_finite
+from stablenum.diagnosis.diff.report.omissions import (
+    beside_the_loss,
+    left_out,
+    one_optimizer,
+    untaken,
+    untied,
+)
+from stablenum.diagnosis.diff.report.report import DiffReport
+from stablenum.diagnosis.diff.report.repro import Repro
+from stablenum.diagnosis.diff.report.reproduction import reproduction, reproduction_of
+from stablenum.diagnosis.diff.report.rows import rows_of
 from stablenum.diagnosis.diff.search import Found, Stuck, differences_of, untold
-from stablenum.diagnosis.diff.sides import measured
-from stablenum.diagnosis.diff.tables import with_exact_tables
+from stablenum.diagnosis.diff.sides.compiled import compiled_errors, too_far
+from stablenum.diagnosis.diff.sides.play import Program
+from stablenum.diagnosis.diff.sides.recording import recorded, undisturbed
+from stablenum.diagnosis.diff.sides.rounding import rounding_of
+from stablenum.diagnosis.diff.sides.sides import measured
+from stablenum.diagnosis.diff.weights.carrying import carried
+from stablenum.diagnosis.diff.weights.exchanges import by_flow_only, note_on, out_of_order
+from stablenum.diagnosis.diff.weights.given import Weights, entries_of
+from stablenum.diagnosis.diff.weights.optimizer_states import continued
+from stablenum.diagnosis.diff.weights.origins import Said
 from stablenum.errors import ProgramError, bad_field, bad_type
 
 __all__ = ["STAGES", "Progress", "compared", "diff", "reported"]

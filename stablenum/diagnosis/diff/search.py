@@ -6,19 +6,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from stablenum.diagnosis.diff.causes import causes_of
-from stablenum.diagnosis.diff.comparison import Comparison
+from stablenum.diagnosis.diff.causes.causes import causes_of
+from stablenum.diagnosis.diff.causes.offsets import offset
+from stablenum.diagnosis.diff.causes.scene import Scene
+from stablenum.diagnosis.diff.causes.stops import Stopped, stopped
 from stablenum.diagnosis.diff.differences import Difference
-from stablenum.diagnosis.diff.frontier import Frontier, Start
-from stablenum.diagnosis.diff.lacks import after_call
-from stablenum.diagnosis.diff.locations import location_of, location_of_optimizer, result_name
-from stablenum.diagnosis.diff.mended_places import set_right, unseen_in_loss
-from stablenum.diagnosis.diff.offsets import offset
-from stablenum.diagnosis.diff.patches import Pair, Patch
-from stablenum.diagnosis.diff.results import Group
-from stablenum.diagnosis.diff.scene import Scene
-from stablenum.diagnosis.diff.stops import Stopped, stopped
-from stablenum.diagnosis.diff.update_places import placed_by_cause
+from stablenum.diagnosis.diff.places.comparison import Comparison
+from stablenum.diagnosis.diff.places.frontier import Frontier, Start
+from stablenum.diagnosis.diff.places.lacks import after_call
+from stablenum.diagnosis.diff.places.locations import location_of, location_of_optimizer, result_name
+from stablenum.diagnosis.diff.places.mended_places import set_right, unseen_in_loss
+from stablenum.diagnosis.diff.places.patches import Pair, Patch
+from stablenum.diagnosis.diff.places.results import Group
+from stablenum.diagnosis.diff.places.update_places import placed_by_cause
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
 

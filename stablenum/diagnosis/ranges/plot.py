@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from stablenum._support.files import write_file
 from stablenum.diagnosis.ranges.rows import ACTIVATION_GRADIENT, BACKWARD, GRADIENT, KINDS, RangeRow
-from stablenum.files import write_file
 from stablenum.formats import FORMATS
 
 __all__ = ["draw"]

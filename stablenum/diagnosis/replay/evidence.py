@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stablenum._support.pickled_fields import pickled_by_name
 from stablenum.diagnosis.replay.causes import Cause
 from stablenum.diagnosis.replay.findings import Finding
-from stablenum.pickled_fields import pickled_by_name
 
 __all__ = ["Evidence", "Verdict"]
 

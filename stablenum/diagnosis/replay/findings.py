@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from stablenum._support.pickled_fields import pickled_by_name
 from stablenum.diagnosis.replay.constants import infinite_constant, infinite_in, is_placed_nan
 from stablenum.diagnosis.replay.operations import ANSWERING, MOVING, SELECTING
 from stablenum.diagnosis.replay.patterns import by_hand, is_squared, lost_number, rows_of
@@ -16,7 +17,6 @@ from stablenum.diagnosis.replay.upstream import Upstream, outlier_before, upstre
 from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
 from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_healed, is_selected, reads_data
 from stablenum.diagnosis.replay.written import is_written_data
-from stablenum.pickled_fields import pickled_by_name
 
 __all__ = ["Finding", "finding_of", "places_left", "refusal_of"]
 

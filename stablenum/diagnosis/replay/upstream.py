@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stablenum._support.pickled_fields import pickled_by_name
 from stablenum.diagnosis.replay.operations import MOVING, OF_A_DISTRIBUTION, SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.values import Place
-from stablenum.pickled_fields import pickled_by_name
 
 __all__ = ["Upstream", "outlier_before", "upstream_of"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stablenum._support.pickled_fields import pickled_by_name
 from stablenum.diagnosis.replay.notebook_cells import shown_file
-from stablenum.pickled_fields import pickled_by_name
 
 __all__ = ["MOST_VALUES", "Place", "TensorStats", "plain"]
 

@@ -9,6 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from stablenum._support.files import write_text
+from stablenum._support.pickled_fields import pickled_by_name
 from stablenum.diagnosis.replay.causes import Cause
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.judge import Evidence, Verdict, judge
@@ -17,8 +19,6 @@ from stablenum.diagnosis.report.html import as_html, framed
 from stablenum.diagnosis.report.sections import Sections, sections_of
 from stablenum.diagnosis.report.text import as_text
 from stablenum.errors import either
-from stablenum.files import write_text
-from stablenum.pickled_fields import pickled_by_name
 
 __all__ = ["Report"]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from stablenum._support.settings_checks import check_number
 from stablenum.errors import bad_field
 from stablenum.rules.clipping.adagc import AdaGC, AdaGCState
 from stablenum.rules.clipping.adaptive import AdaptiveGradClip, OutputAxis
@@ -21,7 +22,6 @@ from stablenum.rules.clipping.by_value import ClipByValue
 from stablenum.rules.clipping.chain import Clipped, FlatUnits, Units, clip_in_order
 from stablenum.rules.clipping.update_rms import ClipUpdateRMS
 from stablenum.rules.clipping.zclip import ZClip
-from stablenum.settings_checks import check_number
 
 __all__ = [
     "CLIP_RULES",

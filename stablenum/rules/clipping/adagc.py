@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+from stablenum._support.settings_checks import check_field
 from stablenum.arrays import at_most
 from stablenum.formats import FLOAT32_MAX
+from stablenum.norms.wide import Wide, choose, recorded, shrink
 from stablenum.rules.clipping.common import coefficient, shortening
 from stablenum.rules.windows import OUTLIER_RATIO, is_informative
-from stablenum.settings_checks import check_field
-from stablenum.wide import Wide, choose, recorded, shrink
 
 __all__ = ["AdaGC", "AdaGCState"]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from stablenum._support.settings_checks import check_choice, check_field
 from stablenum.arrays import at_least
 from stablenum.errors import bad_field
+from stablenum.norms.wide import Wide, choose, quotient, recorded
 from stablenum.rules.clipping.common import Stateless, no_change
-from stablenum.settings_checks import check_choice, check_field
-from stablenum.wide import Wide, choose, quotient, recorded
 
 __all__ = ["AdaptiveGradClip", "OutputAxis"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+from stablenum._support.settings_checks import check_field
+from stablenum.norms.wide import Wide, recorded
 from stablenum.rules.clipping.common import shortening
 from stablenum.rules.windows import empty_window, is_informative, push, quantile
-from stablenum.settings_checks import check_field
-from stablenum.wide import Wide, recorded
 
 __all__ = ["AutoClip", "AutoClipState"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
+from stablenum._support.settings_checks import check_field
+from stablenum.norms.wide import Wide
 from stablenum.rules.clipping.common import Stateless, coefficient
-from stablenum.settings_checks import check_field
-from stablenum.wide import Wide
 
 __all__ = ["ClipByGlobalNorm", "ClipByNorm"]
 

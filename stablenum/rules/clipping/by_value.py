@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
+from stablenum._support.settings_checks import check_field
 from stablenum.rules.clipping.common import Stateless
-from stablenum.settings_checks import check_field
 
 __all__ = ["ClipByValue"]
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from stablenum.arrays import at_least
 from stablenum.formats import FLOAT32_TINY
+from stablenum.norms.wide import Wide, join, lower, multiply, shrink
 from stablenum.rules.clipping.adaptive import AdaptiveGradClip
 from stablenum.rules.clipping.common import no_change
-from stablenum.wide import Wide, join, lower, multiply, shrink
 
 __all__ = ["Clipped", "FlatUnits", "Units", "clip_in_order"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from stablenum.arrays import at_most
-from stablenum.wide import Wide, choose, exceeds, quotient
+from stablenum.norms.wide import Wide, choose, exceeds, quotient
 
 __all__ = ["Stateless", "coefficient", "no_change", "shortening"]
 

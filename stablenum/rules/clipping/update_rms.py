@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
+from stablenum._support.settings_checks import check_field
 from stablenum.arrays import at_most
 from stablenum.errors import bad_field
 from stablenum.formats import FLOAT32_MAX
 from stablenum.rules.clipping.common import Stateless
-from stablenum.settings_checks import check_field
 
 __all__ = ["ClipUpdateRMS"]
 

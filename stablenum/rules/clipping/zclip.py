@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+from stablenum._support.settings_checks import check_field
 from stablenum.arrays import at_most, combine_norms
 from stablenum.formats import FLOAT32_MAX
+from stablenum.norms.wide import Wide, recorded
 from stablenum.rules.clipping.common import shortening
 from stablenum.rules.windows import empty_window, is_informative, mean_and_std, push, without_outliers
-from stablenum.settings_checks import check_field
-from stablenum.wide import Wide, recorded
 
 __all__ = ["ZClip", "ZClipState"]
 

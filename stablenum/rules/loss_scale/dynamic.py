@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from stablenum._support.settings_checks import check_choice, check_field
 from stablenum.arrays import at_least, at_most
 from stablenum.rules.loss_scale.state import LARGEST_SCALE, LossScaleState, check_scale_range, scale_state
-from stablenum.settings_checks import check_choice, check_field
 
 __all__ = ["DynamicLossScale"]
 

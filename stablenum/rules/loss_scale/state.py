@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeAlias
 
+from stablenum._support.settings_checks import check_field
 from stablenum.arrays import at_least, map_leaves
-from stablenum.settings_checks import check_field
 
 __all__ = [
     "FIXED",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
+from stablenum._support.settings_checks import check_field
 from stablenum.rules.loss_scale.state import FIXED, LARGEST_SCALE, SMALLEST_SCALE, LossScaleState, scale_state
-from stablenum.settings_checks import check_field
 
 __all__ = ["StaticLossScale"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+from stablenum._support.settings_checks import check_field
 from stablenum.arrays import at_least, at_most
 from stablenum.rules.loss_scale.state import LossScaleState, check_scale_range, next_hold, scale_state
-from stablenum.settings_checks import check_field
 
 __all__ = ["UnderflowAwareLossScale", "UnderflowStatistics"]
 

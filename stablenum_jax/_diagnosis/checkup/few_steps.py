@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from stablenum._support.settings_checks import check_callable, check_flag
 from stablenum.diagnosis.checkup.course import Course, Loss
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.checkup.schedule import BY_HAND
 from stablenum.errors import bad_field
-from stablenum.settings_checks import check_callable, check_flag
 from stablenum_jax._diagnosis.audit import state_problems
 from stablenum_jax._diagnosis.checkup.marks import GRADIENT, LOSS, PARAMETER, mark
 from stablenum_jax._diagnosis.checkup.measuring import FirstCall, MeasuredCall, parameters_seen, probe_of

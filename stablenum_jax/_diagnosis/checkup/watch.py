@@ -19,14 +19,14 @@ import jax
 import numpy as np
 import optax
 
-from stablenum.commands.explain.frames import transparent
-from stablenum.commands.explain.session import FAILED, Session
 from stablenum.diagnosis.checkup.course import Clip, Course, Loss, ParameterSeen
 from stablenum.diagnosis.checkup.remedies import Change
 from stablenum.diagnosis.checkup.schedule import Schedule
 from stablenum.diagnosis.checkup.wording import places_of
 from stablenum.diagnosis.replay.source_files import users_frame
 from stablenum.diagnosis.replay.values import Place
+from stablenum.diagnosis.watch.frames import transparent
+from stablenum.diagnosis.watch.session import FAILED, Session
 from stablenum_jax._diagnosis.checkup.held import held_in, loss_scales
 from stablenum_jax._diagnosis.checkup.marks import (
     CLIPPED,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stablenum.diagnosis.diff.play import COUNT, Moments
+from stablenum.diagnosis.diff.sides.play import COUNT, Moments
 from stablenum_jax._diagnosis.optax_states import Group, find_groups
 from stablenum_jax._trees.leaves import is_floating
 from stablenum_jax._trees.names import path_name

@@ -12,8 +12,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 
-from stablenum.diagnosis.diff.exact_constants import LARGEST_WRITTEN, exact_constants, narrow_constant
-from stablenum.diagnosis.diff.play import MASKED, Play, Result, Visit
+from stablenum.diagnosis.diff.sides.exact_constants import LARGEST_WRITTEN, exact_constants, narrow_constant
+from stablenum.diagnosis.diff.sides.play import MASKED, Play, Result, Visit
 from stablenum.diagnosis.replay.operations import EXACT, MOVING
 from stablenum.diagnosis.replay.trace import Step
 from stablenum_jax._diagnosis.diff.axis_roles import roles_of
@@ -61,7 +61,7 @@ def play(
     replace: Mapping[int, Any],
     code: Collection[int] = (),
 ) -> Play:
-    """Evaluate a jaxpr; see ``stablenum.diagnosis.diff.play``."""
+    """Evaluate a jaxpr; see ``stablenum.diagnosis.diff.sides.play``."""
     player = Player(
         numbers=numbers, wide=wide, noise=noise, visit=visit, replacing=replace, writing=frozenset(code)
     )

@@ -14,10 +14,10 @@ import numpy as np
 from jax import make_jaxpr, value_and_grad
 from jax.extend.core import jaxpr_as_fun
 
-from stablenum.diagnosis.diff.call_sites import CallSite, argument_site
-from stablenum.diagnosis.diff.play import Moments, Play, Visit
-from stablenum.diagnosis.diff.stands import Given
-from stablenum.settings_checks import check_callable
+from stablenum._support.settings_checks import check_callable
+from stablenum.diagnosis.diff.sides.call_sites import CallSite, argument_site
+from stablenum.diagnosis.diff.sides.play import Moments, Play, Visit
+from stablenum.diagnosis.diff.sides.stands import Given
 from stablenum_jax._diagnosis.diff.optimizer_states import continued
 from stablenum_jax._diagnosis.diff.player import Traced, numbers_of, play
 from stablenum_jax._diagnosis.diff.showing import Showing
@@ -137,7 +137,7 @@ class Program:
         steps: int = 1,
         code: Collection[int] = (),
     ) -> Play:
-        """Evaluate the program once; see ``stablenum.diagnosis.diff.play.Program``."""
+        """Evaluate the program once; see ``stablenum.diagnosis.diff.sides.play.Program``."""
         self.record(steps)
         traced = self._traced[steps]
         return quietly(
@@ -163,7 +163,7 @@ class Program:
         since: int = 0,
         keep: bool = False,
     ) -> None:
-        """Show the values of one more evaluation; see ``stablenum.diagnosis.diff.play.Program``."""
+        """Show the values of one more evaluation; see ``stablenum.diagnosis.diff.sides.play.Program``."""
         self.record(steps)
         key = steps, frozenset(self.numbers)
         showing = self._shown.setdefault(key, Showing(self._traced[steps], self.numbers))

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from stablenum.diagnosis.diff.play import Visit
-from stablenum.diagnosis.diff.stands import Given, Stand, Stands
+from stablenum.diagnosis.diff.sides.play import Visit
+from stablenum.diagnosis.diff.sides.stands import Given, Stand, Stands
 from stablenum.diagnosis.replay.trace import Step, Value
 from stablenum_jax._diagnosis.diff.player import Player, Traced, arguments
 from stablenum_jax._diagnosis.replay.cells import Cell, Composed, Context
@@ -53,7 +53,7 @@ class Showing:
     _stands: Stands[_State] = field(default_factory=Stands)
 
     def show(self, visit: Visit, given: Given, *, since: int, keep: bool) -> None:
-        """Show the values; see ``show`` of ``stablenum.diagnosis.diff.play.Program``."""
+        """Show the values; see ``show`` of ``stablenum.diagnosis.diff.sides.play.Program``."""
         stand = self._stands.before(since, given)
         if keep:
             self._stands.only(given)

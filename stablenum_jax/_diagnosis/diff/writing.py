@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from stablenum.diagnosis.diff.play import Dialect
+from stablenum.diagnosis.diff.sides.play import Dialect
 from stablenum_jax._diagnosis.replay.cells import Cell
 
 __all__ = ["DIALECT", "code_of", "code_of_part"]

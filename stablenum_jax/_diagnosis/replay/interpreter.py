@@ -12,10 +12,10 @@ import numpy as np
 from jax import jit
 from jax.extend import core
 
-from stablenum.commands.explain.frames import raised_by_a_signal
 from stablenum.diagnosis.replay.constants import is_constant
 from stablenum.diagnosis.replay.operations import ANSWERING
 from stablenum.diagnosis.replay.trace import Step, Trace
+from stablenum.diagnosis.watch.frames import raised_by_a_signal
 from stablenum_jax._diagnosis.module_scopes import module_of
 from stablenum_jax._diagnosis.replay import control_flow
 from stablenum_jax._diagnosis.replay.cells import Cell, Composed, Context

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 from jax.extend import core
 
-from stablenum.interrupts import and_restore
+from stablenum._support.interrupts import and_restore
 from stablenum_jax._diagnosis.replay.collectives import CASTS
 
 __all__ = [

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stablenum._support.settings_checks import check_callable, check_flag, check_loss_scale
 from stablenum.diagnosis import Finding, Report
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum.diagnosis.replay.trials import Read
-from stablenum.settings_checks import check_callable, check_flag, check_loss_scale
 from stablenum_jax._diagnosis.audit import state_problems
 from stablenum_jax._diagnosis.replay.flags import flags_of
 from stablenum_jax._diagnosis.replay.guards import scale_of, unscaled

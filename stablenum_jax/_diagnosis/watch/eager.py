@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
 
-from stablenum.commands.explain.frames import transparent
 from stablenum.diagnosis import Report
+from stablenum.diagnosis.watch.frames import transparent
 from stablenum_jax._diagnosis.replay import replay
 from stablenum_jax._diagnosis.replay.flags import flags_of
 from stablenum_jax._diagnosis.replay.jax_internals import under_transformation

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from stablenum.commands.explain.frames import transparent
 from stablenum.diagnosis import Report
+from stablenum.diagnosis.watch.frames import transparent
 from stablenum_jax._diagnosis.watch.calls import Call, key_of, name_of
 from stablenum_jax._diagnosis.watch.derivatives import derivative_of
 from stablenum_jax._diagnosis.watch.programs import Program

@@ -10,13 +10,13 @@ from typing import Any
 
 import jax
 
-from stablenum.commands.explain.courses import GOOD, Course
-from stablenum.commands.explain.frames import raised_by_a_signal
-from stablenum.commands.explain.plan import Failure
-from stablenum.commands.explain.session import Doubt, Session
 from stablenum.diagnosis import Cause, Report
 from stablenum.diagnosis.replay.growth import Growth
 from stablenum.diagnosis.replay.judge import Evidence
+from stablenum.diagnosis.watch.courses import GOOD, Course
+from stablenum.diagnosis.watch.frames import raised_by_a_signal
+from stablenum.diagnosis.watch.plan import Failure
+from stablenum.diagnosis.watch.session import Doubt, Session
 from stablenum_jax._diagnosis.replay.processes import spans_in
 from stablenum_jax._diagnosis.watch.adoption import Adoption, matters
 from stablenum_jax._diagnosis.watch.calls import Call

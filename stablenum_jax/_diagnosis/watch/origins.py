@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stablenum.commands.explain.plan import Failure
-from stablenum.commands.explain.script_errors import is_about_numbers
-from stablenum.commands.explain.session import Doubt, Session
 from stablenum.diagnosis import Place, Report
 from stablenum.diagnosis.replay.source_files import lines_around
+from stablenum.diagnosis.watch.plan import Failure
+from stablenum.diagnosis.watch.script_errors import is_about_numbers
+from stablenum.diagnosis.watch.session import Doubt, Session
 from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags, flags_of
 from stablenum_jax._diagnosis.watch.placing import users_line
 

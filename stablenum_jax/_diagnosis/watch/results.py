@@ -11,7 +11,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
-from stablenum.commands.explain.frames import raised_by_a_signal
+from stablenum.diagnosis.watch.frames import raised_by_a_signal
 from stablenum.guard.decide import GuardState
 from stablenum.guard.reasons import Reason
 from stablenum_jax._diagnosis.replay.flags import flags_of

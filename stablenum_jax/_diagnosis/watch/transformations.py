@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import optax
 
-from stablenum.commands.explain.frames import transparent
-from stablenum.commands.explain.session import Session
 from stablenum.diagnosis import Report
+from stablenum.diagnosis.watch.frames import transparent
+from stablenum.diagnosis.watch.session import Session
 from stablenum_jax._diagnosis.replay import replay as replay_of
 from stablenum_jax._diagnosis.replay.jax_internals import outside_tracebacks
 from stablenum_jax._diagnosis.watch.calls import Call, key_of, name_of

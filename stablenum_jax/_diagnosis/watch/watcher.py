@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from stablenum.commands.explain.frames import transparent
-from stablenum.commands.explain.session import Session
 from stablenum.diagnosis import Report
+from stablenum.diagnosis.watch.frames import transparent
+from stablenum.diagnosis.watch.session import Session
 from stablenum_jax._diagnosis.replay import replay as replay_of
 from stablenum_jax._diagnosis.watch.calls import Call
 from stablenum_jax._diagnosis.watch.judge import Judge

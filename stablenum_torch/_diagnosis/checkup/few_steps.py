@@ -10,20 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from stablenum._support.interrupts import and_restore
+from stablenum._support.settings_checks import check_callable
 from stablenum.diagnosis.checkup.course import Course, Loss, ParameterSeen, Probe
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.checkup.schedule import BY_HAND
 from stablenum.errors import bad_field, bad_type
-from stablenum.interrupts import and_restore
-from stablenum.settings_checks import check_callable
 from stablenum_torch._diagnosis.audit import setting_problems, state_problems
 from stablenum_torch._diagnosis.checkup.measuring import MeasuringRecorder
 from stablenum_torch._diagnosis.checkup.updates import copies_of, parameters_seen, settings_of
-from stablenum_torch._diagnosis.optimizers import parameters_of, rate_of
 from stablenum_torch._diagnosis.replay.inputs import Surroundings, look_around
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
 from stablenum_torch._diagnosis.replay.run import eager
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
+from stablenum_torch._diagnosis.watch.optimizers import parameters_of, rate_of
 from stablenum_torch._step.checks import check_module, needs_closure
 from stablenum_torch._step.optimizer import GuardedOptimizer
 

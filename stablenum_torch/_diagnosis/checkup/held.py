@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stablenum.diagnosis.checkup.course import UNTRAINED
 from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.replay.source_lines import is_user_file, place_of
-from stablenum_torch._diagnosis.script_recorder import existing_modules
+from stablenum_torch._diagnosis.watch.script_recorder import existing_modules
 
 __all__ = ["constructed", "place_of_construction", "plain_tensors", "unique"]
 

@@ -13,7 +13,7 @@ from stablenum.diagnosis.checkup.signals import BOUNDED, Signal, measure_signal
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_torch._diagnosis.replay.recorder import Recorder
 from stablenum_torch._diagnosis.replay.schemas import Operation, tensors_in
-from stablenum_torch._diagnosis.script_recorder import recorder_of
+from stablenum_torch._diagnosis.watch.script_recorder import recorder_of
 from stablenum_torch._step.measure import dense_values
 
 __all__ = ["MeasuredStep", "MeasuringRecorder"]

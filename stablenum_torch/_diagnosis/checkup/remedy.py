@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from stablenum.diagnosis.checkup.remedies import Change, Remedy
-from stablenum_torch._diagnosis.optimizers import parameters_of
-from stablenum_torch._diagnosis.script_recorder import existing_modules
+from stablenum_torch._diagnosis.watch.optimizers import parameters_of
+from stablenum_torch._diagnosis.watch.script_recorder import existing_modules
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["apply", "before_first_step"]

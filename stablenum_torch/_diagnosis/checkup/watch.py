@@ -16,21 +16,21 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from stablenum.commands.explain.session import FAILED, Session
 from stablenum.diagnosis.checkup.course import UNTRAINED, Clip, Course, Loss, Probe, Recurrence
 from stablenum.diagnosis.checkup.remedies import Change
 from stablenum.diagnosis.checkup.schedule import Schedule
 from stablenum.diagnosis.replay.values import Place
+from stablenum.diagnosis.watch.session import FAILED, Session
 from stablenum_torch._diagnosis.audit import setting_problems, state_problems
-from stablenum_torch._diagnosis.by_hand import graph_of, tensors_of
 from stablenum_torch._diagnosis.checkup import remedy
 from stablenum_torch._diagnosis.checkup.held import constructed, place_of_construction, plain_tensors, unique
 from stablenum_torch._diagnosis.checkup.measuring import MeasuredStep
 from stablenum_torch._diagnosis.checkup.updates import copies_of, is_measurable, parameters_seen, settings_of
-from stablenum_torch._diagnosis.optimizers import StepFrames, parameters_of, rate_of
 from stablenum_torch._diagnosis.replay.source_lines import users_place, users_places
-from stablenum_torch._diagnosis.script_recorder import roles_and_names
-from stablenum_torch._diagnosis.unseen import Unseen, outside_graphs
+from stablenum_torch._diagnosis.watch.by_hand import graph_of, tensors_of
+from stablenum_torch._diagnosis.watch.optimizers import StepFrames, parameters_of, rate_of
+from stablenum_torch._diagnosis.watch.script_recorder import roles_and_names
+from stablenum_torch._diagnosis.watch.unseen import Unseen, outside_graphs
 from stablenum_torch._step.measure import dense_values
 from stablenum_torch._step.optimizer import GuardedOptimizer
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from stablenum.diagnosis.diff.play import COUNT, Moments
+from stablenum.diagnosis.diff.sides.play import COUNT, Moments
 from stablenum_torch._diagnosis.optimizer_entries import entries_of, formula_owner, kind_of, unwrapped
 
 __all__ = ["begin_with", "kept_by"]

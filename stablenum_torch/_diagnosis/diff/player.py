@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from stablenum.diagnosis.diff.exact_constants import exact_constants
-from stablenum.diagnosis.diff.play import MASKED, Play, ReplacedError, Result, Visit
+from stablenum.diagnosis.diff.sides.exact_constants import exact_constants
+from stablenum.diagnosis.diff.sides.play import MASKED, Play, ReplacedError, Result, Visit
 from stablenum.diagnosis.replay.operations import EXACT, MOVING
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_torch._diagnosis.diff.axis_roles import roles_of
@@ -52,7 +52,7 @@ def play(
     replace: Mapping[int, Any],
     code: Collection[int] = (),
 ) -> Play:
-    """Evaluate a tape; see ``stablenum.diagnosis.diff.play``."""
+    """Evaluate a tape; see ``stablenum.diagnosis.diff.sides.play``."""
     with evaluating(torch.float64 if wide else torch.get_default_dtype()):
         player = Player(tape, wide, weights, noise, visit, replace)
         player.wanted = frozenset(code)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from stablenum.diagnosis.diff.call_sites import CallSite, argument_site
-from stablenum.diagnosis.diff.exact_constants import exact_constants
-from stablenum.diagnosis.diff.play import Moments, Play, Visit
-from stablenum.diagnosis.diff.stands import Given
-from stablenum.interrupts import and_restore
-from stablenum.settings_checks import check_callable
+from stablenum._support.interrupts import and_restore
+from stablenum._support.settings_checks import check_callable
+from stablenum.diagnosis.diff.sides.call_sites import CallSite, argument_site
+from stablenum.diagnosis.diff.sides.exact_constants import exact_constants
+from stablenum.diagnosis.diff.sides.play import Moments, Play, Visit
+from stablenum.diagnosis.diff.sides.stands import Given
 from stablenum_torch._diagnosis.diff.compiled import is_compiled, with_arrays
 from stablenum_torch._diagnosis.diff.optimizer_states import begin_with, kept_by
 from stablenum_torch._diagnosis.diff.player import play
@@ -149,7 +149,7 @@ class Program:
         steps: int = 1,
         code: Collection[int] = (),
     ) -> Play:
-        """Evaluate the program once; see ``stablenum.diagnosis.diff.play.Program``."""
+        """Evaluate the program once; see ``stablenum.diagnosis.diff.sides.play.Program``."""
         self.record(steps)
         return play(
             self._tapes[steps],
@@ -171,7 +171,7 @@ class Program:
         since: int = 0,
         keep: bool = False,
     ) -> None:
-        """Show the values of one more evaluation; see ``stablenum.diagnosis.diff.play.Program``."""
+        """Show the values of one more evaluation; see ``stablenum.diagnosis.diff.sides.play.Program``."""
         self.record(steps)
         showing = self._shown.setdefault(steps, Showing(self._tapes[steps]))
         showing.show(visit, Given(weights, replace), since=since, keep=keep)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stablenum.diagnosis.diff.play import Visit
-from stablenum.diagnosis.diff.stands import Given, Stand, Stands
+from stablenum.diagnosis.diff.sides.play import Visit
+from stablenum.diagnosis.diff.sides.stands import Given, Stand, Stands
 from stablenum.diagnosis.replay.trace import Step, Value
 from stablenum_torch._diagnosis.diff.player import Player, evaluating
 from stablenum_torch._diagnosis.diff.tape import Tape, last_uses
@@ -66,7 +66,7 @@ class Showing:
     _stands: Stands[_State] = field(default_factory=Stands)
 
     def show(self, visit: Visit, given: Given, *, since: int, keep: bool) -> None:
-        """Show the values; see ``show`` of ``stablenum.diagnosis.diff.play.Program``."""
+        """Show the values; see ``show`` of ``stablenum.diagnosis.diff.sides.play.Program``."""
         stand = self._stands.before(since, given)
         if keep:
             self._stands.only(given)

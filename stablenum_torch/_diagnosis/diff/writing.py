@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stablenum.diagnosis.diff.play import Dialect
+from stablenum.diagnosis.diff.sides.play import Dialect
 from stablenum_torch._diagnosis.replay.schemas import describe, tensors_in, written_by
 
 __all__ = ["DIALECT", "code_of"]

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from stablenum._support.settings_checks import check_callable, check_flag, check_loss_scale
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum.errors import bad_type
 from stablenum.formats import FLOAT32_MAX
-from stablenum.settings_checks import check_callable, check_flag, check_loss_scale
 from stablenum_torch._devices.generators import RngState, check_rng_state
 from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._diagnosis.audit import setting_problems, state_problems

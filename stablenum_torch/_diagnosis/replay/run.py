@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stablenum._support.interrupts import and_restore
 from stablenum.diagnosis import Finding
 from stablenum.diagnosis.replay.findings import finding_of, places_left, refusal_of
 from stablenum.diagnosis.replay.ranks import is_received, made_here, own_first, sent_through
@@ -20,7 +21,6 @@ from stablenum.diagnosis.replay.trace import Trace, Value
 from stablenum.diagnosis.replay.trials import Read
 from stablenum.diagnosis.replay.walk import first_causes, on_the_way
 from stablenum.errors import NonFiniteError
-from stablenum.interrupts import and_restore
 from stablenum_torch._devices.generators import RngState, set_rng_state
 from stablenum_torch._diagnosis.replay.collectives import as_rank, local_of, own_rank
 from stablenum_torch._diagnosis.replay.inputs import Surroundings

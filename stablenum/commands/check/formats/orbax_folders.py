@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from stablenum._support.partners import imported
+from stablenum.checkpoints.orbax_lists import has_mixed_keys, readable
 from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, Plain
 from stablenum.commands.check.contents import Path as Keys
 from stablenum.commands.quiet import without_log
 from stablenum.guard.statedict import disabling_fields
-from stablenum.orbax_lists import has_mixed_keys, readable
-from stablenum.partners import imported
 
 __all__ = ["GUARD", "TEMPORARY", "is_item", "is_step", "read"]
 

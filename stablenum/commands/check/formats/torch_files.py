@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
+from stablenum._support.partners import imported
 from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, Plain
 from stablenum.commands.check.contents import Path as Keys
-from stablenum.partners import imported
 
 __all__ = ["LEGACY", "as_numpy", "entries_in", "holds_arrays", "load", "read", "torch_module"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stablenum._support.settings_checks import check_choice, check_int, check_number
 from stablenum.errors import bad_field, either
 from stablenum.guard.config import GuardConfig
-from stablenum.settings_checks import check_choice, check_int, check_number
 
 __all__ = [
     "DTYPES",

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from stablenum._support.settings_checks import check_int, check_number
 from stablenum.commands.compare.scenarios.shared import (
     DTYPES,
     Expected,
@@ -18,7 +19,6 @@ from stablenum.errors import bad_field, either
 from stablenum.formats import get_format
 from stablenum.guard.config import GuardConfig
 from stablenum.recovery.settings import RecoveryPolicy
-from stablenum.settings_checks import check_int, check_number
 
 __all__ = ["Event", "Stream", "TensorSpec"]
 

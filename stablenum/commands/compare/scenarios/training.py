@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from stablenum._support.settings_checks import check_choice, check_int, check_number
 from stablenum.commands.compare.scenarios.shared import DTYPES, Expected, OptimizerSpec, Tolerance, check_name
 from stablenum.errors import bad_field, either
 from stablenum.guard.config import GuardConfig
-from stablenum.settings_checks import check_choice, check_int, check_number
 
 __all__ = ["MODELS", "Fault", "Goal", "Training"]
 

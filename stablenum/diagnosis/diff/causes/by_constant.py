@@ -1,0 +1,95 @@
+"""Name the cause by giving one side a constant of the other one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from stablenum.diagnosis.diff.causes.scene import Scene, cause
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.places.frontier import same_line
+from stablenum.diagnosis.diff.sides.sides import Side
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["by_constant", "numbers_of_update"]
+
+_MOST_TRIALS = 16
+_NORMS = ("norm", "normalize", "standard", "sqrt", "var", "std")
+
+
+def by_constant(scene: Scene) -> Cause | None:
+    """Give one side a constant of the other side, and see whether the results agree then."""
+    mine, theirs = _numbers_of(scene, "left"), _numbers_of(scene, "right")
+    trials = sorted(
+        (_strangeness(number, new), side, value, number, new, step.index, step)
+        for side, own, other in (("right", theirs, mine), ("left", mine, theirs))
+        for value, (number, step) in own.items()
+        for new in {n for n, _ in other.values()} - {n for n, _ in own.values()}
+        if value >= 0 and new * number and number not in {n for n, _ in other.values()}
+    )
+    for *_, side, value, number, new, _, step in trials[:_MOST_TRIALS]:
+        if scene.mends(side, {value: np.float64(new)}):
+            left, right = (new, number) if side == "right" else (number, new)
+            return cause(
+                _code_of_constant(step, scene, side),
+                f"the left program uses {left:g}, the right one {right:g} in {step.operation}.",
+                f"With {new:g} in place of {number:g} on the {side}, the results agree.",
+                confirmed=True,
+                update=scene.group.kind == "updated",
+            )
+    return None
+
+
+def _strangeness(number: float, new: float) -> float:
+    """Return how unlikely it is that one number was meant to be the other: small ones are epsilons, and whole
+    ones are axes and sizes."""
+    if 0 < number < 1e-2 and 0 < new < 1e-2:
+        return 0.0
+    whole = (number == round(number)) + (new == round(new))
+    return 1.0 + whole + (number * new <= 0)
+
+
+def _numbers_of(scene: Scene, name: str) -> dict[int, tuple[float, Step]]:
+    """Return the numbers near the difference: by the value that holds each, or by a negative number for one
+    that is part of a call and cannot be replaced."""
+    side: Side = getattr(scene, name)
+    start = getattr(scene.found, name)
+    region = getattr(scene.found, f"region_{name}")
+    if start is None:
+        return {}
+    near = region[:200] if scene.group.kind == "updated" else same_line(start, region)
+    return _numbers_in(side, near)
+
+
+def numbers_of_update(side: Side) -> set[float]:
+    """Return the sizes of the numbers in the update of a side, such as the decay rates of its moments."""
+    steps = [s for s in side.trace.steps if s.phase == "update"]
+    return {abs(n) for n, _ in _numbers_in(side, steps).values()}
+
+
+def _numbers_in(side: Side, near: Iterable[Step]) -> dict[int, tuple[float, Step]]:
+    found: dict[int, tuple[float, Step]] = {}
+    for step in near:
+        for value in step.inputs:
+            known = side.trace.values[value]
+            mark = side.prints[value]
+            if known.role == "constant" and mark.entries == 1:
+                found[value] = (mark.total, step)
+        for number in step.scalars:
+            if side.program.framework != "jax" and number == number and abs(number) < 1e30:
+                found[-len(found) - 1] = (number, step)
+    return found
+
+
+def _code_of_constant(step: Step, scene: Scene, side: str) -> str:
+    if scene.group.kind == "updated":
+        return "epsilon_value" if step.primitive == "add" else "scale"
+    of_data = not any(scene.comparison.side(side).trained[i] for i in step.inputs)
+    regions = (*scene.found.region_left, *scene.found.region_right)
+    classes = any("log_softmax" in s.operation or "cross_entropy" in s.operation for s in regions)
+    if "cross_entropy" in step.operation or (classes and of_data and step.primitive == "add"):
+        return "label_smoothing"
+    if any(n in step.operation for n in _NORMS) or step.primitive == "add":
+        return "epsilon_value"
+    return "reduction" if "mean" in step.operation else "scale"

@@ -1,0 +1,116 @@
+"""Name the cause of gradients that differ although the losses agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from stablenum.diagnosis.diff.causes.scene import Scene, cause
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.places.flow import OTHER
+from stablenum.diagnosis.diff.places.slopes import direction_of
+
+__all__ = ["by_gradient", "by_hand", "by_rows"]
+
+_CLOSE = 1e-9
+_SLOPES = 1e-5
+_MOST_PAIRS = 8
+
+
+def by_rows(scene: Scene) -> Cause | None:
+    """Say which side keeps one gradient of each row of a table, and not their sum."""
+    if scene.group.kind != "gradient":
+        return None
+    for pair in scene.pairs[:_MOST_PAIRS]:
+        found = _overwritten(scene, pair.mine, pair.theirs) if pair.theirs.ndim == 2 else None
+        if found is not None:
+            return found
+    return None
+
+
+def _overwritten(scene: Scene, mine: Any, theirs: Any) -> Cause | None:
+    differing = [r for r in range(len(mine)) if not _equal(mine[r], theirs[r])]
+    for name, array, whole in (("right", theirs, mine), ("left", mine, theirs)):
+        for given in _given(scene, mine.shape[1]):
+            if _equal(whole.sum(0), given.sum(0)) and all(
+                any(_equal(array[r], row) for row in given) for r in differing
+            ):
+                return cause(
+                    "accumulation",
+                    f"where an index occurs several times, the {name} program keeps one gradient and not "
+                    "their sum.",
+                    f"{len(mine) - len(differing)} of {len(mine)} rows agree; each of the others is the "
+                    f"gradient of one occurrence on the {name}.",
+                    confirmed=True,
+                )
+    return None
+
+
+def _given(scene: Scene, width: int) -> Iterator[Any]:
+    """Yield the gradients with a width that the first operation of the right side reads, as rows."""
+    for array in scene.read():
+        if array.ndim > 1 and array.shape[-1] == width:
+            yield array.reshape(-1, width)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    size = max(float(np.abs(a).max(initial=0.0)), float(np.abs(b).max(initial=0.0)))
+    return float(np.abs(a - b).max(initial=0.0)) <= _CLOSE * size
+
+
+def by_hand(scene: Scene) -> Cause | None:
+    """Say which side writes a derivative by hand that is not that of its loss."""
+    if scene.group.kind != "gradient":
+        return None
+    written = [name for name in ("right", "left") if _by_hand(scene, name)]
+    if len(written) != 1:
+        return None
+    along = direction_of(scene.comparison, scene.group)
+    name, other = written[0], OTHER[written[0]]
+    slopes = None if along is None else (along.measured(name), along.given(other), along.given(name))
+    confirmed = slopes is not None and _agree(*slopes[:2]) and not _agree(*slopes[::2])
+    return cause(
+        "other_function",
+        f"the {name} program writes this derivative by hand, and the {other} one has another.",
+        f"By finite differences, the gradients of the {other} program are right, those of the {name} one not."
+        if confirmed
+        else "",
+        confirmed=confirmed,
+    )
+
+
+def _by_hand(scene: Scene, name: str) -> bool:
+    """Return whether the line at which a side begins to differ runs in its backward pass only."""
+    start, side = getattr(scene.found, name), scene.comparison.side(name)
+    if start is None or start.step.phase != "backward" or start.step.place is None:
+        return False
+    return all(s.place != start.step.place for s in side.trace.steps if s.phase == "forward")
+
+
+def _agree(a: float, b: float) -> bool:
+    return abs(a - b) <= _SLOPES * max(abs(a), abs(b))
+
+
+def by_gradient(scene: Scene) -> Cause | None:
+    """Say which side has no gradient, or only a part of it."""
+    if scene.group.kind != "gradient":
+        return None
+    pairs = scene.group.differing
+    zero = {"left": 0, "right": 0}
+    for pair in pairs:
+        for name, side, result in (("left", scene.left, pair.left), ("right", scene.right, pair.right)):
+            zero[name] += not np.any(side.arrays[result.value])
+    who = next((n for n, count in zero.items() if count), None)
+    said = (
+        f"the {who} program gives no gradient at all to {zero[who]} of them."
+        if who
+        else "a part of the gradient is missing or added on one side."
+    )
+    return cause(
+        "stopped_gradient",
+        f"the losses agree, and {len(pairs)} gradients do not: {said}",
+        "The same loss with other gradients: something is detached, or a derivative is written by hand.",
+        confirmed=bool(who),
+    )

@@ -1,0 +1,183 @@
+"""Name the cause of a difference where a call reads other values than its counterpart, or other entries."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import islice, product, takewhile
+from typing import Any
+
+import numpy as np
+
+from stablenum.diagnosis.diff.causes.scene import Scene, cause
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.places.flow import OTHER
+from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
+from stablenum.diagnosis.diff.sides.kinds import LOOKUPS, called, kind
+from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["by_entries", "by_input"]
+
+_MOST_READ = 3
+_SAME = 1e-12
+_SIDES = ("right", "left")
+_COMBINES = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
+
+
+def by_input(scene: Scene) -> Cause | None:
+    """Say which other values one side reads in the same operation, or in the same function of the user's: one
+    that reads another common value beside."""
+    starts = {name: (side, start.step) for name, side, start, _ in scene.forward_starts()}
+    for inner in product((True, False), repeat=2) if len(starts) == 2 else ():
+        calls = dict(zip(_SIDES, inner, strict=True))
+        reads = {name: _read_by_call(*starts[name], inner=i) for name, i in calls.items()}
+        common = {name: _met(scene, name, reads[OTHER[name]][1]) for name in calls}
+        kept = {name: _unmet_parameters(scene, name, reads[name][0]) for name in calls}
+        reads = {name: _read_by_call(*starts[name], common[name], inner=i) for name, i in calls.items()}
+        reads = {name: (read | kept[name], made) for name, (read, made) in reads.items()}
+        own = {name: _read_alone(scene, name, reads) for name in _SIDES}
+        alike = called(starts["left"][1]) == called(starts["right"][1]) or _share(scene, reads)
+        if alike and 0 < len(own["left"]) == len(own["right"]) <= _MOST_READ:
+            here, there = (" and ".join(_told(starts[n][0], v) for v in own[n]) for n in OTHER)
+            tried = len(own["left"]) == 1 and _given(scene, own["left"][0], own["right"][0])
+            return _of_inputs(scene, called(starts["left"][1]), here, there, tried=tried)
+    return None
+
+
+def _given(scene: Scene, mine: int, theirs: int) -> bool:
+    """Return whether the line of the right program gives what that of the left one does, once it reads its
+    own counterpart of what that reads."""
+    for value in scene.comparison.found.known("left").get(mine, ()):
+        if scene.right.shapes[value] != scene.right.shapes[theirs]:
+            continue
+        array = arrays_of(scene.right, [value])[value]
+        if scene.mends("right", {theirs: array}) or _combined(scene, theirs, array):
+            return True
+    return False
+
+
+def _combined(scene: Scene, value: int, array: Any) -> bool:
+    """Return whether a sum or product of two values is that of the left side with another one of them: what
+    else is made of the one that it reads stays as it is."""
+    here, there = scene.found.left, scene.found.right
+    combine = None if there is None else _COMBINES.get(kind(there.step))
+    if here is None or there is None or combine is None or len(there.step.inputs) != 2:
+        return False
+    arrays = [array if i == value else scene.arrays([i])[i] for i in there.step.inputs]
+    mark, end = fingerprint(combine(*arrays)), here.step.outputs[0]
+    return value in there.step.inputs and distance(mark, scene.left.prints[end]) <= scene.left.tolerance[end]
+
+
+def _share(scene: Scene, reads: Mapping[str, tuple[set[int], set[int]]]) -> bool:
+    """Return whether both calls read a common value."""
+    return any(not reads["left"][0].isdisjoint(scene.shared.get(j, ())) for j in reads["right"][0])
+
+
+def _of_inputs(scene: Scene, name: str, here: str, there: str, *, tried: bool) -> Cause:
+    agrees = scene.patch is not None and scene.patch.agrees
+    told = "With what the left program computes there, the results agree." if agrees else ""
+    return cause(
+        "other_input",
+        f"{name} reads {here} in the left program, and {there} in the right one.",
+        "With the value that the left program reads, the two lines give the same." if tried else told,
+        confirmed=agrees or tried,
+    )
+
+
+def by_entries(scene: Scene) -> Cause | None:
+    """Say that both sides look up other entries of the same table."""
+    starts = {name: (side, start.step) for name, side, start, _ in scene.forward_starts()}
+    if len(starts) < 2 or any(kind(step) not in LOOKUPS for _, step in starts.values()):
+        return None
+    (there, theirs), (here, mine) = starts["right"], starts["left"]
+    if not any(not set(mine.inputs).isdisjoint(scene.shared.get(j, ())) for j in theirs.inputs):
+        return None
+    indices = [_indices(side, step) for side, step in ((here, mine), (there, theirs))]
+    if any(i is None for i in indices) or indices[0].shape != indices[1].shape:
+        return None
+    count, agrees = int((indices[0] != indices[1]).sum()), scene.patch is not None and scene.patch.agrees
+    return None if not count else cause(
+        "other_input",
+        f"the two sides look up other entries of the same table, at {count} of {indices[0].size} places.",
+        "With the entries of the left program, the results agree." if agrees else "",
+        confirmed=agrees,
+    )  # fmt: skip
+
+
+def _indices(side: Side, step: Step) -> Any:
+    """Return the whole numbers that a step reads, in one row; None if there is not one array of them."""
+    whole = [v for v in step.inputs if not side.prints[v].floating and side.shapes[v]]
+    return arrays_of(side, whole)[whole[0]].reshape(-1) if len(whole) == 1 else None
+
+
+def _met(scene: Scene, name: str, values: set[int]) -> set[int]:
+    """Return the values of a side that are equal to some of the other one."""
+    known = scene.comparison.found.known(OTHER[name])
+    return {v for value in values for v in known.get(value, ())}
+
+
+def _unmet_parameters(scene: Scene, name: str, values: set[int]) -> set[int]:
+    """Return the parameters that only one side has: what is made with them may yet be equal to a value of the
+    other side, as with a scale of ones."""
+    known, side = scene.comparison.found.known(name), scene.comparison.side(name)
+    return {v for v in values if v not in known and side.trace.values[v].role == "parameter"}
+
+
+def _read_by_call(
+    side: Side, step: Step, common: Collection[int] = (), *, inner: bool
+) -> tuple[set[int], set[int]]:
+    """Return the telling values from which the call to which a step belongs makes its last value, and with
+    them what it makes on the way.
+
+    Args:
+        side, step: the step.
+        common: values that the call reads, rather than what they are made of, even if it makes them.
+        inner: whether the call is that of its line, rather than that of the user's function around it.
+    """
+    steps, found, seen = side.trace.steps, set[int](), set[int]()
+    if not inner and len(step.frames) < 2:
+        return found, seen  # the whole program
+    following = islice(steps, step.index + 1, None)
+    *_, last = (step, *takewhile(lambda s: _in_call(s, step, inner=inner), following))
+    todo = list(last.inputs)
+    while todo:
+        value = todo.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        producer = side.trace.values[value].producer
+        if value not in common and producer is not None and _in_call(steps[producer], step, inner=inner):
+            todo += steps[producer].inputs
+        elif not side.neutral(value) or side.trace.values[value].role == "parameter":
+            found.add(value)
+    return found, seen
+
+
+def _in_call(one: Step, step: Step, *, inner: bool) -> bool:
+    if one.module != step.module:
+        return False
+    return one.place == step.place if inner else len(step.frames) > 1 and one.frames[:-1] == step.frames[:-1]
+
+
+def _read_alone(scene: Scene, name: str, read: Mapping[str, tuple[set[int], set[int]]]) -> list[int]:
+    """Return what the call of one side reads, and the other side has but neither reads nor makes there;
+    parameters also if the other side does not have them."""
+    known, side = scene.comparison.found.known(name), scene.comparison.side(name)
+    other, further = scene.comparison.side(OTHER[name]), read[OTHER[name]][1]
+
+    def alone(value: int) -> bool:
+        if value in known:
+            return further.isdisjoint(known[value])
+        parameter, mark = side.trace.values[value].role == "parameter", side.prints[value]
+        return parameter and not any(distance(mark, other.prints[v]) <= _SAME for v in further)
+
+    return sorted(v for v in read[name][0] if alone(v))
+
+
+def _told(side: Side, value: int) -> str:
+    known = side.trace.values[value]
+    if known.producer is None:
+        return f"{known.role} {known.name}".strip()
+    step = side.trace.steps[known.producer]
+    line = "" if step.place is None else f", line {step.place.line}"
+    return f"the value of {step.operation}{line}"

@@ -1,0 +1,186 @@
+"""Name the cause where two layers normalise by other statistics, whatever scale and shift follow.
+
+What a layer gives is, channel by channel, a straight line of the normalised values. So the statistics that a
+layer took are known without its weights: of all formulas evaluated on what it reads, only the right one lies
+on such lines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stablenum.diagnosis.diff.causes.scene import Scene, cause
+from stablenum.diagnosis.diff.causes.variants import Variant, code_of, variants_of
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.places.frontier import Start
+from stablenum.diagnosis.diff.sides.kinds import functions_of
+from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
+from stablenum.diagnosis.diff.weights.layouts import layouts
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["by_normalisation", "is_of_batch"]
+
+_SAME = 1e-7
+_MOST_PAIRS = 4
+_MOST_ELEMENTS = 2**16
+_NEAR = 24
+_FAMILIES = {"group_norm", "layer_norm", "rms_norm"}
+_BATCH = "batch_norm"
+
+
+class _Layer(NamedTuple):
+    """What a layer reads and computes on one side.
+
+    Attributes:
+        read: what it reads.
+        values: what it computes with as many entries.
+    """
+
+    read: Any
+    values: list[Any]
+
+    def laid_out(self, like: Any) -> list[Any]:
+        """Return the values in the layout of another array of what is read; none if no layout leads there."""
+        if self.read.shape == like.shape and _equal(self.read, like):
+            return self.values
+        for way in layouts(self.read.shape, like.shape, "other"):
+            if _equal(self.read.transpose(way).reshape(like.shape), like):
+                return [v.transpose(way).reshape(like.shape) for v in self.values]
+        return []
+
+
+def by_normalisation(scene: Scene) -> Cause | None:
+    """Find the statistics by which each side normalises what both read, if they are not the same."""
+    if scene.group.kind not in ("loss", "output"):
+        return None
+    for here, there in _layers(scene):
+        like = here.read if here.read.ndim <= there.read.ndim else there.read
+        mine, theirs = here.laid_out(like), there.laid_out(like)
+        for axis in dict.fromkeys((1, like.ndim - 1)) if like.ndim > 1 else ():
+            found = _compared(scene, like, mine, theirs, axis)
+            if found is not None:
+                return found
+    return None
+
+
+def _compared(scene: Scene, x: Any, mine: list[Any], theirs: list[Any], axis: int) -> Cause | None:
+    if is_of_batch(scene):
+        return _by_batch(x, (mine, theirs), axis, _shifts(scene, x.shape[axis]))
+    told = [v for v in variants_of(x) if v.family in _FAMILIES and v.values.shape == x.shape]
+    return _by_formula([v for v in told if not _is_line(x, v.values, axis)], mine, theirs, axis)
+
+
+def _layers(scene: Scene) -> Iterator[tuple[_Layer, _Layer]]:
+    """Yield what the two calls read alike, with what they give."""
+    here, there, known = scene.found.left, scene.found.right, scene.shared
+    if here is None or there is None:
+        return
+    mine, theirs = _call(here, scene.found.region_left), _call(there, scene.found.region_right)
+    read = {i for s in mine for i in s.inputs}
+    shared = [(i, j) for j in dict.fromkeys(j for s in theirs for j in s.inputs) for i in known.get(j, ())]
+    for i, j in [(i, j) for i, j in shared if i in read and len(scene.right.shapes[j]) > 1][:_MOST_PAIRS]:
+        layers = _layer(scene.left, i, mine), _layer(scene.right, j, theirs)
+        if all(layer.read.size <= _MOST_ELEMENTS and np.isrealobj(layer.read) for layer in layers):
+            yield layers
+
+
+def _call(start: Start, region: Iterable[Step]) -> list[Step]:
+    """Return the steps of a line, and those that follow in the same call of its function."""
+    step = start.step
+    return [
+        s
+        for s in region
+        if s.index >= step.index
+        and s.module == step.module
+        and (s.place == step.place or s.frames[:-1] == step.frames[:-1])
+    ][:_NEAR]
+
+
+def _layer(side: Side, value: int, line: Sequence[Step]) -> _Layer:
+    size = math.prod(side.shapes[value])
+    made = [o for s in line for o in s.outputs if math.prod(side.shapes[o]) == size and not side.neutral(o)]
+    arrays = arrays_of(side, {value, *made})
+    return _Layer(arrays[value], [arrays[o].reshape(side.shapes[value]) for o in made])
+
+
+def is_of_batch(scene: Scene) -> bool:
+    """Return whether a side begins to differ in a batch norm."""
+    starts = [s.step for s in (scene.found.left, scene.found.right) if s is not None]
+    return any(_BATCH in functions_of(step) for step in starts)
+
+
+def _by_formula(tried: Sequence[Variant], mine: list[Any], theirs: list[Any], axis: int) -> Cause | None:
+    """Return two formulas of one family, of which each gives its side's value up to scale and shift."""
+    here = list(_fitting(tried, mine, axis))
+    there = list(_fitting(tried, theirs, axis)) if here else []
+    if {str(v) for v in here} & {str(v) for v in there}:
+        return None
+    for a, b in ((a, b) for a in here for b in there if a.family == b.family):
+        return cause(
+            code_of(a, b),
+            f"the left program computes {a}, the right one {b}.",
+            "Both formulas were evaluated on what the layer reads; each gives its side's value, but for one "
+            "scale and shift for each channel.",
+            confirmed=True,
+        )
+    return None
+
+
+def _fitting(tried: Sequence[Variant], values: list[Any], axis: int) -> Iterator[Variant]:
+    """Yield the formulas of which a value is a straight line, channel by channel."""
+    for v in tried:
+        shaped = [y for y in values if y.shape == v.values.shape]
+        if any(_is_line(v.values, y, axis) for y in shaped):
+            yield v
+
+
+def _by_batch(x: Any, values: tuple[list[Any], list[Any]], axis: int, shifts: Sequence[Any]) -> Cause | None:
+    """Say that one side normalises by the statistics of the batch and the other one by others: only then is
+    the mean of a channel its shift."""
+    others = tuple(k for k in range(x.ndim) if k != axis)
+    ends = [[y for y in ys if _is_line(x, y, axis)][-1:] for ys in values]
+    if not all(ends):
+        return None
+    by_batch = [any(_near(y.mean(axis=others), s, np.abs(y).max()) for s in shifts) for (y,) in ends]
+    if by_batch[0] == by_batch[1]:
+        return None
+    of_batch, other = ("left", "right") if by_batch[0] else ("right", "left")
+    return cause(
+        "running_statistics",
+        f"the {of_batch} program normalises by the batch, the {other} one by running statistics.",
+        f"On the {of_batch}, the mean of each channel is its shift, as that of the batch makes it; on the "
+        f"{other}, each channel is a straight line of what the layer reads, with another mean.",
+        confirmed=True,
+    )
+
+
+def _shifts(scene: Scene, channels: int) -> list[Any]:
+    """Return the parameters near the layer that may be its shift, and zero, which it has without one."""
+    start, side = scene.found.right, scene.right
+    line = [] if start is None else _call(start, scene.found.region_right)
+    read = {i for s in line for i in s.inputs if i in scene.shared and side.trained[i]}
+    return [np.zeros(channels), *(a.reshape(-1) for a in scene.arrays(read).values() if a.size == channels)]
+
+
+def _is_line(x: Any, y: Any, axis: int) -> bool:
+    """Return whether one array is, in each channel, a straight line of another one."""
+    others = tuple(k for k in range(x.ndim) if k != axis)
+    if x.size <= 2 * x.shape[axis]:  # two points lie on every line
+        return False
+    with np.errstate(all="ignore"):
+        dx, dy = (v - v.mean(axis=others, keepdims=True) for v in (x, y))
+        slope = (dx * dy).sum(axis=others, keepdims=True) / (dx * dx).sum(axis=others, keepdims=True)
+        gap, largest = float(np.abs(dy - slope * dx).max()), float(np.abs(dy).max())
+    return largest > 0 and gap <= _SAME * largest
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return _near(a, b, float(np.abs(b).max(initial=0.0)))
+
+
+def _near(a: Any, b: Any, size: float) -> bool:
+    return bool(np.abs(a - b).max() <= _SAME * size)

@@ -1,0 +1,203 @@
+"""Name the cause by giving an operation its operands in another way: transposed, exchanged, repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from stablenum.diagnosis.diff.causes.scene import Scene, cause
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.places.frontier import same_line
+from stablenum.diagnosis.diff.sides.kinds import kind, quiet
+from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = [
+    "by_exchange",
+    "by_flip",
+    "by_order",
+    "by_repetition",
+    "by_transposition",
+]
+
+_MOST_TRIALS = 6
+_MOST_MODULES = 16
+
+
+def by_transposition(scene: Scene) -> Cause | None:
+    """Transpose a square matrix that a product reads."""
+    if any(kind(s.step) != "matmul" for *_, s, _ in scene.forward_starts()):
+        return None
+    for name, side, start, _ in scene.forward_starts():
+        square = [i for i in start.step.inputs if _is_square(side, i)]
+        for value, array in arrays_of(side, square).items():
+            if scene.mends(name, {value: array.T.copy()}):
+                return cause(
+                    "transposed_weight",
+                    f"the {name} program multiplies by the transposed of what the other one does.",
+                    f"With {list(array.shape)} transposed on the {name}, the two sides agree.",
+                    confirmed=True,
+                )
+    return None
+
+
+def _is_square(side: Side, value: int) -> bool:
+    shape = side.shapes[value]
+    return len(shape) == 2 and shape[0] == shape[1] and side.trained[value]
+
+
+def by_flip(scene: Scene) -> Cause | None:
+    """Flip the kernel that a convolution reads."""
+    for name, side, start, _ in scene.forward_starts():
+        for value, roles in zip(start.step.inputs, start.step.roles, strict=False):
+            window = [axis for axis, role in enumerate(roles) if role.startswith("window")]
+            if not window or not side.trained[value] or value not in scene.comparison.found.known(name):
+                continue
+            array = arrays_of(side, [value])[value]
+            if scene.mends(name, {value: np.flip(array, tuple(window)).copy()}):
+                return cause(
+                    "flipped_kernel",
+                    f"the {name} program convolves with the flipped kernel of the other one.",
+                    f"With the kernel {list(array.shape)} flipped on the {name}, the two sides agree.",
+                    confirmed=True,
+                )
+    return None
+
+
+def by_order(scene: Scene) -> Cause | None:
+    """Give the right program's convolution the images of the left one, whose entries are the same in another
+    order: flipped, reshaped in another layout, or with channels put together the other way round."""
+    starts = [start.step for *_, start, _ in scene.forward_starts()]
+    if len(starts) < 2:
+        return None
+    there, here = starts if scene.found.readers is None else reversed(scene.found.readers)
+    left, right = scene.left, scene.right
+    images = [
+        [(v, r) for v, r in zip(s.inputs, s.roles, strict=False) if _of_images(r)] for s in (here, there)
+    ]
+    for (i, mine), (j, theirs) in zip(*images, strict=False):
+        if j not in scene.shared or i not in scene.shared[j] or sorted(mine) != sorted(theirs):
+            continue
+        array = arrays_of(left, [i])[i].transpose([mine.index(role) for role in theirs])
+        own = arrays_of(right, [j])[j]
+        if array.shape == own.shape and not np.allclose(array, own) and scene.mends("right", {j: array}):
+            return cause(
+                "entry_order",
+                "the convolution reads the same numbers in another order.",
+                "Sorted, they are equal; in the order of the left program, the two sides agree.",
+                confirmed=True,
+            )
+    return None
+
+
+def _of_images(roles: Sequence[str]) -> bool:
+    return "batch" in roles and any(role.startswith("window") for role in roles)
+
+
+def by_exchange(scene: Scene) -> Cause | None:
+    """Exchange two values of one shape that a line reads."""
+    for name, side, start, region in scene.forward_starts():
+        line = same_line(start, region)
+        made = {o for s in line for o in s.outputs}
+        read = dict.fromkeys(i for s in line for i in s.inputs if i not in made and not side.neutral(i))
+        pairs = [p for p in combinations(read, 2) if side.shapes[p[0]] == side.shapes[p[1]]]
+        arrays = arrays_of(side, {v for p in pairs[:_MOST_TRIALS] for v in p})
+        for a, b in pairs[:_MOST_TRIALS]:
+            if scene.mends(name, {a: arrays[b], b: arrays[a]}) or _mends_all(scene, name, start.step, (a, b)):
+                return _exchanged(side, a, b, name)
+    return None
+
+
+def _mends_all(scene: Scene, name: str, step: Step, read: tuple[int, int]) -> bool:
+    """Return whether the results agree if two values that a step reads are exchanged, and likewise in all
+    calls of its line, such as those of several layers."""
+    if not set(read) <= set(step.inputs):
+        return False
+    at = [step.inputs.index(v) for v in read]
+    trace, comparison = scene.comparison.side(name).trace, scene.comparison
+    own = step.place, step.primitive, step.phase, len(step.inputs)
+    calls = [s for s in trace.steps if (s.place, s.primitive, s.phase, len(s.inputs)) == own][:_MOST_MODULES]
+    for call in calls if len(calls) > 1 else ():
+        a, b = (call.inputs[k] for k in at)
+        arrays = arrays_of(comparison.side(name), {a, b})
+        if arrays[a].shape != arrays[b].shape:
+            return False
+        comparison = comparison.with_values(name, {a: arrays[b], b: arrays[a]}, until=scene.group)
+    return len(calls) > 1 and comparison.agrees(scene.group)
+
+
+def _exchanged(side: Side, a: int, b: int, name: str) -> Cause:
+    parts = _whole(side, a) is not None and _whole(side, a) == _whole(side, b)
+    return cause(
+        "head_split_order" if parts else "other_function",
+        "the two programs use the parts of one value the other way round."
+        if parts
+        else "the two programs use two values the other way round.",
+        f"With the two exchanged on the {name}, the results agree.",
+        confirmed=True,
+    )
+
+
+def _whole(side: Side, value: int) -> int | None:
+    """Return the value that another one is a part of."""
+    producer = side.trace.values[value].producer
+    step = None if producer is None else side.trace.steps[producer]
+    return step.inputs[0] if step is not None and quiet(step) and step.inputs else None
+
+
+def by_repetition(scene: Scene) -> Cause | None:
+    """Repeat each entry in turn where a side repeats them all one after the other, or the reverse."""
+    for name, _, start, region in scene.forward_starts():
+        function = _function(start.step)
+        steps = {o: s for s in region for o in s.outputs if _function(s) == function}
+        merges = [o for o, s in steps.items() if kind(s) == "reshape"]
+        comparison, turned = scene.comparison, False
+        for module in list(dict.fromkeys(steps[o].module for o in merges))[:_MOST_MODULES]:
+            side, values = comparison.side(name), dict[int, Any]()
+            for value in (o for o in merges if steps[o].module == module):
+                values.update(_turned(side, value, steps))
+            if values:
+                turned, comparison = True, comparison.with_values(name, values, until=scene.group)
+        if turned and comparison.agrees(scene.group):
+            return cause(
+                "head_split_order",
+                "one program repeats each entry in turn, the other one all of them one after the other.",
+                f"With the other order on the {name}, the results agree.",
+                confirmed=True,
+            )
+    return None
+
+
+def _function(step: Step) -> tuple[str, str] | None:
+    """Return the function of the user's whose line calls a step."""
+    return None if step.place is None else (step.place.file, step.place.function)
+
+
+def _turned(side: Side, value: int, steps: Mapping[int, Step]) -> dict[int, Any]:
+    """Return what a reshape gives if the axis along which entries were repeated before lies on the other side
+    of its neighbour; nothing if it merges no such axis."""
+    chain = list(_before(value, steps))
+    repeats = next((s for s in chain if kind(s) == "broadcast"), None)
+    if repeats is None:
+        return {}
+    wide, given = side.shapes[repeats.outputs[0]], side.shapes[repeats.inputs[0]]
+    axes = [k for k, n in enumerate(wide) if len(given) == len(wide) and given[k] == 1 < n]
+    shape = side.shapes[value]
+    array = arrays_of(side, [repeats.outputs[0]])[repeats.outputs[0]]
+    for axis in axes:
+        for other in (axis - 1, axis + 1):
+            merged = (*wide[: min(axis, other)], wide[axis] * wide[other], *wide[max(axis, other) + 1 :]) if (
+                0 <= other < len(wide)) else ()  # fmt: skip
+            if merged == tuple(shape):
+                return {value: np.swapaxes(array, axis, other).reshape(shape)}
+    return {}
+
+
+def _before(value: int, steps: Mapping[int, Step]) -> Iterable[Step]:
+    """Yield the steps that only moved a value, the last first."""
+    while value in steps and quiet(steps[value]) and steps[value].inputs:
+        yield steps[value]
+        value = steps[value].inputs[0]

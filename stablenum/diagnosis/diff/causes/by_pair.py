@@ -1,0 +1,98 @@
+"""Name the cause by comparing two values that should be equal, and try it."""
+
+from __future__ import annotations
+
+from stablenum.diagnosis.diff.causes.by_number import follows_number
+from stablenum.diagnosis.diff.causes.by_value import DROPS, Reason, Values, factor_of, reason_of
+from stablenum.diagnosis.diff.causes.scene import Scene, cause
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.places.patches import Pair
+from stablenum.diagnosis.diff.places.results import Group
+from stablenum.diagnosis.diff.sides.kinds import kind, quiet
+from stablenum.diagnosis.diff.sides.sides import Side
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["by_loss", "by_pair"]
+
+_MOST_PAIRS = 300
+_MOST_ELEMENTS = 2**22
+
+
+def by_pair(scene: Scene) -> Cause | None:
+    """Find the first pair of values of which a simple rule makes the one the other."""
+    reasons = _reasons(scene)
+    if not reasons:
+        return None
+    pair, reason = next((r for r in reasons if r[1].sentence == DROPS), reasons[0])
+    if scene.group.kind == "gradient" and reason.code == "mask_missing":
+        reason = reason._replace(code="stopped_gradient", sentence="only one side passes this gradient on.")
+    # Two values side by side, such as queries and keys, may have the same fault.
+    alike = [p for p, r in reasons if r.code == reason.code]
+    confirmed = scene.stops_at([pair]) or (len(alike) > 1 and scene.stops_at(alike))
+    told = " With the left value in its place, the two sides go on alike." if confirmed else ""
+    number = follows_number(scene, pair, _factor(pair)) if reason.code == "scale" else ""
+    if number:
+        sentence = f"the two sides multiply by other numbers: {number}."
+        return cause(reason.code, sentence, reason.evidence, confirmed=False)
+    return cause(reason.code, reason.sentence, reason.evidence + told, confirmed=confirmed)
+
+
+def _factor(pair: Pair) -> float:
+    return factor_of(pair.mine, pair.theirs) or 1.0
+
+
+def _reasons(scene: Scene) -> list[tuple[Pair, Reason]]:
+    here, there = scene.found.left, scene.found.right
+    if scene.group.kind == "updated" or here is None or there is None:
+        return []
+    read = scene.read()
+    names = {s.operation for r in (scene.found.region_left, scene.found.region_right) for s in r[:24]}
+    names |= {here.step.operation, there.step.operation}
+    moved = quiet(here.step) and quiet(there.step)
+    flattened = _flattens(scene.left, here.step) and _flattens(scene.right, there.step)
+    flattened |= kind(here.step) == kind(there.step) == "cat"
+    found, elements, known = list[tuple[Pair, Reason]](), 0, set[int]()
+    for pair in sorted(scene.pairs, key=lambda p: (p.depth, p.unlike))[:_MOST_PAIRS]:
+        elements += pair.mine.size
+        if elements > _MOST_ELEMENTS:
+            break
+        reason = (
+            None
+            if pair.right in known
+            else reason_of(Values(pair.mine, pair.theirs, read, names, moved, flattened))
+        )
+        if reason is not None:
+            known.add(pair.right)
+            found.append((pair, reason))
+    return found
+
+
+def _flattens(side: Side, step: Step) -> bool:
+    """Return whether a step puts each image of a batch in one row."""
+    return [len(side.shapes[v]) for v in (*step.inputs[:1], *step.outputs[:1])] == [4, 2]
+
+
+def by_loss(scene: Scene) -> Cause | None:
+    """Find one factor that makes the loss and all gradients agree: a mean over other entries."""
+    if scene.group.results != "loss":
+        return None
+    following = next((g for g in scene.comparison.groups if _follows(g, scene.group)), None)
+    if following is None:
+        return None
+    factors = []
+    for pair in (*scene.group.pairs, *following.pairs):
+        mine, theirs = scene.comparison.arrays_of(pair)
+        factors.append(factor_of(mine.reshape(-1), theirs.reshape(-1), fewest=1))
+    known = [f for f in factors if f is not None]
+    if len(known) < max(2, len(factors)) or max(known) - min(known) > 1e-7 * abs(known[0]):
+        return None
+    return cause(
+        "reduction",
+        f"the loss on the left is {known[0]:.9g} times that on the right, as a mean over other entries is.",
+        f"With this factor, the loss and all {len(known) - 1} gradients agree.",
+        confirmed=True,
+    )
+
+
+def _follows(group: Group, loss: Group) -> bool:
+    return (group.kind, group.step) == ("gradient", loss.step)

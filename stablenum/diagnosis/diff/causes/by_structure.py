@@ -1,0 +1,175 @@
+"""Guess the cause from the operations alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from stablenum.diagnosis.diff.causes.by_sum import by_divisor, by_sum
+from stablenum.diagnosis.diff.causes.scene import Scene, cause
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.places.frontier import Start, same_line
+from stablenum.diagnosis.diff.sides.kinds import kind, quiet
+from stablenum.diagnosis.diff.sides.sides import Side
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["by_lack", "by_structure"]
+
+
+def by_structure(scene: Scene) -> Cause | None:
+    here, there = scene.found.left, scene.found.right
+    if here is None or there is None:
+        return None
+    if here.missing or there.missing:
+        return _of_missing(here, there)
+    axes = _of_axes(scene, here, there)
+    sums = axes or by_sum(scene) or by_divisor(scene)
+    if sums is not None:
+        return sums
+    if scene.found.readers is not None and not {here.step.primitive, there.step.primitive} & _MOVING:
+        return cause(
+            "entry_order",
+            "the same numbers lie in another order beside what they are combined with.",
+            "Sorted, they are equal; as they lie, no permutation of the axes makes all operands equal.",
+            confirmed=scene.patch is not None and scene.patch.agrees,
+        )
+    names = {here.step.operation, there.step.operation}
+    if {here.step.primitive, there.step.primitive} & _MOVING and names & _MOVING:
+        return cause(
+            "head_split_order",
+            "the same numbers are put in another order.",
+            "Both sides read equal numbers; afterwards no axis of the one corresponds to one of the other.",
+            confirmed=False,
+        )
+    for words, code in _BY_OPERATION:
+        if names & words:
+            return cause(code, _SENTENCES.get(code, "the two operations differ."), "", confirmed=False)
+    return _other(scene)
+
+
+def _other(scene: Scene) -> Cause | None:
+    """Say that the two lines compute something else, if that is all that is known of a forward pass."""
+    if scene.group.kind in ("updated", "gradient"):
+        return None
+    agrees = scene.patch is not None and scene.patch.agrees and _within(scene)
+    return cause(
+        "other_function",
+        "the two lines compute another function of the same values.",
+        "With what the line of the left program gives, the results agree." if agrees else "",
+        confirmed=agrees,
+    )
+
+
+def _within(scene: Scene) -> bool:
+    """Return whether the values that were exchanged are made by the two lines."""
+    patch, found = scene.patch, scene.found
+    sides = (found.left, found.region_left, patch and patch.left), (
+        found.right, found.region_right, patch and patch.right)  # fmt: skip
+    return all(
+        start is not None and any(value in s.outputs for s in (start.step, *same_line(start, region)))
+        for start, region, value in sides
+    )
+
+
+_FIRST = 8
+_MOVING = {"reshape", "transpose"}
+_REDUCTIONS = {"mean", "sum", "var", "std"}
+_BY_OPERATION: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"avg_pool", "max_pool"}), "pooling_count"),
+    (frozenset({"upsample_bilinear2d", "upsample_nearest2d"}), "resize_mode"),
+    (frozenset({"conv"}), "padding"),
+    (frozenset({"dropout"}), "dropout"),
+    (frozenset({"batch_norm"}), "running_statistics"),
+    (frozenset({"where", "masked_fill", "attention"}), "mask_missing"),
+    (frozenset({"cross_entropy"}), "ignored_labels"),
+)
+_SENTENCES = {
+    "pooling_count": "the two sides pool differently: the padding is counted, or the windows lie elsewhere.",
+    "resize_mode": "the two sides resize differently.",
+    "padding": "the two convolutions pad or stride differently.",
+    "dropout": "one side drops units.",
+    "running_statistics": "one side normalises by the batch, the other one by running statistics.",
+    "mask_missing": "the two sides mask differently.",
+    "ignored_labels": "the two losses weight or ignore labels differently.",
+}
+
+
+def _of_axes(scene: Scene, here: Start, there: Start) -> Cause | None:
+    """Say how many statistics each side takes of the same value, if the numbers differ."""
+    if "matmul" in (
+        here.step.operation,
+        there.step.operation,
+    ):  # sums of products, which no statistic begins with
+        return None
+    mine = _statistics(scene.left, here, scene.found.region_left)
+    theirs = _statistics(scene.right, there, scene.found.region_right)
+    if mine is None or theirs is None or mine[1] != theirs[1] or mine[0] == theirs[0]:
+        return None
+    (count, size), (other, _) = mine, theirs
+    told = f"{count} statistics of {size // count} entries each, the right one {other} of {size // other}"
+    return cause("norm_axis", f"the left program takes {told}.", "", confirmed=False)
+
+
+def _statistics(side: Side, start: Start, region: Iterable[Step]) -> tuple[int, int] | None:
+    """Return how many sums or means a line takes first, and of how many entries."""
+    for step in same_line(start, region)[:_FIRST]:
+        sizes = [int(np.prod(side.shapes[v], dtype=int)) for v in (step.outputs[0], step.inputs[0])]
+        if kind(step) in _REDUCTIONS and sizes[0] < sizes[1]:
+            return sizes[0], sizes[1]
+    return None
+
+
+def by_lack(scene: Scene) -> Cause | None:
+    """Say what one side lacks, if the results agree with that."""
+    here, there = scene.found.left, scene.found.right
+    if here is None or there is None or scene.patch is None or not scene.patch.agrees:
+        return None
+    has, values = (here, there) if there.missing else (there, here)
+    value, made = scene.patch.right, scene.patch.left
+    region = scene.found.region_left
+    if not there.missing:
+        value, made, region = made, value, scene.found.region_right
+    if not values.missing or has.missing or values.value != value:
+        return None
+    found = _of_missing(here, there, list(dict.fromkeys(s.operation for s in _up_to(made, has, region))))
+    return cause(
+        found.code,
+        found.sentence,
+        "With what the other program computes there, the results agree.",
+        confirmed=True,
+    )
+
+
+def _up_to(value: int, start: Start, region: Iterable[Step]) -> list[Step]:
+    """Return the steps from a start that lead to a value and do more than move entries."""
+    steps = {o: s for s in region if s.index >= start.step.index for o in s.outputs}
+    found, todo = dict[int, Step](), [value]
+    while todo:
+        step = steps.get(todo.pop())
+        if step is not None and step.index not in found:
+            found[step.index] = step
+            todo += step.inputs
+    return [s for _, s in sorted(found.items()) if not quiet(s)]
+
+
+def _of_missing(here: Start, there: Start, operations: Sequence[str] = ()) -> Cause:
+    side, step = ("right", here.step) if there.missing else ("left", there.step)
+    names = list(operations) or [step.operation]
+    code = (
+        "mask_missing"
+        if names[0] in ("where", "masked_fill")
+        else "scale"
+        if set(names) <= {"mul", "div"}
+        else "dropout"
+        if names[0] == "dropout"
+        else "missing_operation"
+        if side == "right"
+        else "extra_operation"
+    )
+    return cause(
+        code,
+        f"the {side} program has no {', '.join(names)} here.",
+        "Both sides compute the same up to this operation, and go on with the same one after it.",
+        confirmed=False,
+    )

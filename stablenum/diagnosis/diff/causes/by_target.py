@@ -1,0 +1,280 @@
+"""Name the cause of a difference between two cross-entropies by the targets that their gradients show.
+
+See ``targets``: they are known whatever the losses were computed with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stablenum.diagnosis.diff.causes.scene import Scene, cause
+from stablenum.diagnosis.diff.causes.targets import Targets, targets_of
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
+
+__all__ = ["by_targets"]
+
+_LEAST_CLASSES = 4
+_MOST_VALUES = 40
+_MOST_LOGITS = 8
+_MOST_ELEMENTS = 2**22
+_CLOSE = 1e-7
+# So much of the labels must agree after a shift: what is shifted out of a sequence has no counterpart.
+_SHIFTED = 0.6
+
+
+def by_targets(scene: Scene) -> Cause | None:
+    """Say how the targets of two cross-entropies differ, of which the logits agree."""
+    if scene.group.kind != "loss":
+        return None
+    left = _found(scene.left)
+    right = None if left is None else _found(scene.right)
+    return None if left is None or right is None else _compared(left, right)
+
+
+def _found(side: Side) -> Targets | None:
+    """Return the targets of the cross-entropy of a side, from a gradient of which each row sums to zero."""
+    phases = {o: s.phase for s in side.trace.steps for o in s.outputs}
+    given = [v for v in phases if _like_logits(side, v)]
+    backward = [v for v in given if phases[v] == "backward" and _sums_to_zero(side, v)][:_MOST_VALUES]
+    for gradient, g in arrays_of(side, backward).items():
+        shape = side.shapes[gradient]
+        logits = [
+            v
+            for v in given
+            if phases[v] == "forward" and side.prints[v].entries and _of_size(side.shapes[v], shape)
+        ][-_MOST_LOGITS:]
+        for x in arrays_of(side, logits).values():
+            found = targets_of(_softmax(x.reshape(-1, shape[-1])), g.reshape(-1, shape[-1]))
+            if found is not None:
+                return found._replace(shape=shape[:-1])
+    return None
+
+
+def _like_logits(side: Side, value: int) -> bool:
+    shape = side.shapes[value]
+    fits = len(shape) > 1 and shape[-1] >= _LEAST_CLASSES and np.prod(shape, dtype=int) <= _MOST_ELEMENTS
+    return fits and side.prints[value].floating
+
+
+def _of_size(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return shape[-1] == other[-1] and np.prod(shape, dtype=int) == np.prod(other, dtype=int)
+
+
+def _sums_to_zero(side: Side, value: int) -> bool:
+    mark = side.prints[value]
+    return bool(mark.entries) and abs(mark.total) <= 1e-9 * mark.absolute
+
+
+def _softmax(x: Any) -> Any:
+    e = np.exp(x - x.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+# --- two sides ---
+
+
+class _Reason(NamedTuple):
+    """What differs; the remedy is that of the code where none is given."""
+
+    code: str
+    sentence: str
+    remedy: str = ""
+
+
+def _compared(left: Targets, right: Targets) -> Cause | None:
+    pairs = _pairs(left.rows, right.rows)
+    if 2 * len(pairs) < min(len(left.rows), len(right.rows)):
+        return None
+    i, j = (np.array(x, int) for x in zip(*pairs, strict=True))
+    both = (left.weight[i] > 0) & (right.weight[j] > 0)
+    found = _labels(left, right, i, j, both) or _rows(left, right, i, j)
+    if found is None and both.any():
+        found = _smoothing(left, right, i[both], j[both]) or _weights(left, right, i[both], j[both])
+    if found is None:
+        return None
+    evidence = f"The gradients with respect to the logits show it, in {len(pairs)} rows."
+    return cause(found.code, found.sentence, evidence, confirmed=True, remedy=found.remedy)
+
+
+def _pairs(mine: Any, theirs: Any) -> list[tuple[int, int]]:
+    """Return which rows have the same softmax."""
+    known: dict[bytes, list[int]] = {}
+    for i, row in enumerate(np.round(mine, 7) + 0.0):
+        known.setdefault(row.tobytes(), []).append(i)
+    found = []
+    for j, row in enumerate(np.round(theirs, 7) + 0.0):
+        same = known.get(row.tobytes())
+        if same:
+            found.append((same.pop(0) if len(same) > 1 else same[0], j))
+    return found
+
+
+def _labels(left: Targets, right: Targets, i: Any, j: Any, both: Any) -> _Reason | None:
+    differ = left.label[i[both]] != right.label[j[both]]
+    if not differ.any():
+        return None
+    for shift in _shifts(right.shape):
+        at = j + shift
+        inside = (at >= 0) & (at < len(right.label)) & (left.weight[i] > 0)
+        inside[inside] &= right.weight[at[inside]] > 0
+        same = left.label[i[inside]] == right.label[at[inside]]
+        if inside.any() and same.mean() >= max(_SHIFTED, 1.5 * (1 - differ.mean())):
+            where = "before" if shift > 0 else "after"
+            told = f"the right program has the labels that the left one has one position {where}."
+            return _Reason("label_shift", told)
+    return None
+
+
+def _shifts(shape: Iterable[int]) -> list[int]:
+    steps = {1, *(int(n) for n in shape)}
+    return [sign * step for step in sorted(steps) for sign in (1, -1)]
+
+
+def _rows(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
+    counted = left.weight[i] > 0, right.weight[j] > 0
+    absent = [
+        int((t.weight > 0).sum() - (t.weight[np.unique(k)] > 0).sum()) for t, k in ((left, i), (right, j))
+    ]
+    for name, other, (mine, theirs), (more, fewer) in (
+        ("left", "right", counted, absent),
+        ("right", "left", counted[::-1], absent[::-1]),
+    ):
+        more = int((mine & ~theirs).sum()) + (more if not fewer else 0)
+        if more > 0:
+            told = f"the {name} program counts {more} rows that the {other} one leaves out."
+            return _Reason("ignored_labels", told)
+    return None
+
+
+def _smoothing(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
+    if left.spread is not None or right.spread is not None:
+        return _weighted_smoothing(left, right, i, j)
+    near = (
+        np.abs(left.on[i] - right.on[j]).max() < _CLOSE and np.abs(left.off[i] - right.off[j]).max() < _CLOSE
+    )
+    if near:
+        return None
+    told = [f"{_told(t.on[at])} ({_told(t.off[at])})" for t, at in ((left, i), (right, j))]
+    return _Reason(
+        "label_smoothing",
+        f"the target of the label (of each other class) is {told[0]} on the left and {told[1]} on the right.",
+    )
+
+
+def _weighted_smoothing(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
+    """Compare the label smoothing of two losses, of which one at least gives the classes other targets."""
+    shares = left.share[i], right.share[j]
+    if all(map(_one_number, shares)):
+        mine, theirs = (float(np.median(s)) for s in shares)
+        if abs(mine - theirs) < _ROUGH:
+            return None
+        return _Reason(
+            "label_smoothing",
+            f"the label smoothing, with class weights, is {_told(shares[0])} on the left and "
+            f"{_told(shares[1])} on the right.",
+        )
+    name, other = ("right", "left") if left.spread is None else ("left", "right")
+    weighted = left.spread is not None and right.spread is not None
+    differs = (
+        "the two programs weight the classes differently."
+        if weighted
+        else f"the {name} program weights the classes, and the {other} one does not."
+    )
+    return _Reason("label_smoothing", f"in the term of the label smoothing, {differs}", _SMOOTH_ALIKE)
+
+
+def _one_number(values: Any) -> bool:
+    return bool(values.max() - values.min() < _ROUGH)
+
+
+def _told(targets: Any) -> str:
+    # Rounded to what is compared; + 0.0 turns -0 into 0.
+    return f"{round(float(np.median(targets)), 7) + 0.0:.6g}"
+
+
+def _weights(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
+    ratio = right.own[j] / left.own[i]
+    low, high = float(ratio.min()), float(ratio.max())
+    if max(abs(low - 1), abs(high - 1)) < _CLOSE:
+        return None
+    if high - low < _CLOSE * high:
+        told = f"each row weighs {high:.6g} times as much on the right as on the left"
+        return _Reason("reduction", *_divided(left, right, told))
+    classes = _by_class(left, right, i, j)
+    told = f"a row weighs {low:.6g} to {high:.6g} times as much on the right as on the left."
+    return classes or _Reason("reduction", told)
+
+
+def _divided(left: Targets, right: Targets, told: str) -> tuple[str, str]:
+    """Return the sentence and the remedy of losses whose rows weigh other numbers; those of class weights if
+    one side divides by the sum of these."""
+    sums = [_sums_to_one(t) for t in (left, right)]
+    if sums[0] == sums[1] or not _vary_by_class(left):
+        return f"{told}.", ""
+    name, other = ("left", "right") if sums[0] else ("right", "left")
+    by = f"the {name} program divides by the sum of the class weights of the rows, the {other} one not"
+    return f"{by}: {told}.", _WEIGHTED_MEAN
+
+
+def _vary_by_class(targets: Targets) -> bool:
+    """Return whether the rows of a label weigh the same, and those of others not."""
+    counted = targets.weight > 0
+    own, labels = targets.own[counted], targets.label[counted]
+    return not _alike(own) and all(_alike(own[labels == label]) for label in np.unique(labels))
+
+
+def _sums_to_one(targets: Targets) -> bool:
+    counted = targets.weight > 0
+    return abs(float((targets.own[counted] / (1 - targets.share[counted])).sum()) - 1) < _ROUGH
+
+
+def _alike(values: Any) -> bool:
+    return bool(values.max() - values.min() < _CLOSE * values.max())
+
+
+def _by_class(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
+    """Say that a side weights the rows by their classes, if all rows of a label weigh the same."""
+    labels, sides = left.label[i], (left.own[i], right.own[j])
+    rows = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    known = any(len(r) > 1 for r in rows) or left.spread is not None or right.spread is not None
+    if not known or not all(_alike(own[r]) for own in sides for r in rows):
+        return None
+    mine, theirs = (_class_weights(own, labels, rows) for own in sides)
+    if mine and theirs:
+        sentence = f"the class weights differ: on the left {mine}, on the right {theirs}, but for a factor."
+        return _Reason("reduction", sentence, "Give both losses the same class weights, in the same order.")
+    name, other = ("left", "right") if mine else ("right", "left")
+    sentence = (
+        f"the {name} program weights each row by its class, and the {other} one does not. Its class weights "
+        f"are, but for a factor, {mine or theirs}."
+    )
+    return _Reason("missing_operation" if mine else "extra_operation", sentence, _CLASS_WEIGHTS)
+
+
+def _class_weights(own: Any, labels: Any, rows: list[Any]) -> str:
+    """Return the weights of the classes, as times that of the first; nothing if all are the same."""
+    if _alike(own):
+        return ""
+    first = own[rows[0][0]]
+    shown = [f"{own[r[0]] / first:.4g} for class {labels[r[0]]}" for r in rows[:_MOST_SHOWN]]
+    return ", ".join(shown if len(rows) <= _MOST_SHOWN else [*shown, "..."])
+
+
+_ROUGH = 1e-6
+_MOST_SHOWN = 8
+_WEIGHTED_MEAN = (
+    "With class weights, F.cross_entropy divides by the sum of the weights of the rows: in jax, "
+    "(w[y] * losses).sum() / w[y].sum(), not .mean()."
+)
+_CLASS_WEIGHTS = (
+    "Use the class weights on both sides: weight= of F.cross_entropy is, in jax, "
+    "(w[y] * losses).sum() / w[y].sum()."
+)
+_SMOOTH_ALIKE = (
+    "Weight alike: F.cross_entropy multiplies the log-probability of each class by its weight in the "
+    "smoothing term, too: -(w * logp).sum(-1). It divides both terms by w[y].sum()."
+)

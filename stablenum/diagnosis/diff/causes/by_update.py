@@ -1,0 +1,311 @@
+"""Name the cause of a difference between two updates from the numbers: what is the difference made of?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stablenum.diagnosis.diff.causes.by_law import cause_of_laws, cause_of_rates, is_limit
+from stablenum.diagnosis.diff.causes.update_laws import Law, law_of
+from stablenum.diagnosis.diff.places.results import Update
+
+__all__ = ["cause_of_updates", "epsilon_like"]
+
+_EXACT = 1e-6
+# So many entries tell a law from others.
+_FEWEST = 4
+# So many entries of one parameter tell the constants of its own law.
+_ENOUGH = 8
+# What an optimizer does to all parameters alike.
+_OF_ALL = {"bias_correction", "momentum_dampening", "nesterov"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of the operations of both updates; see ``cause_of_updates``."""
+
+    names: Sequence[str]
+    numbers: tuple[Collection[float], Collection[float]]
+    clips: tuple[int, int]
+
+    @property
+    def every(self) -> set[float]:
+        """The constants of both sides."""
+        return {*self.numbers[0], *self.numbers[1]}
+
+    @property
+    def clip_named(self) -> bool:
+        """Whether a side calls something that clips."""
+        return any("clip" in n or n in ("norm", "clamp") for n in self.names)
+
+    @property
+    def limited(self) -> bool:
+        """Whether a side may clip."""
+        return self.clip_named or max(self.clips) > 0
+
+
+def cause_of_updates(
+    updates: Sequence[Update],
+    names: Sequence[str],
+    numbers: tuple[Collection[float], Collection[float]] = ((), ()),
+    clips: tuple[int, int] = (0, 0),
+) -> tuple[str, str, str] | None:
+    """Return code, sentence and evidence; None if no simple rule explains the difference.
+
+    Args:
+        updates: the parameters, those included whose updates agree.
+        names: what the two sides call near the difference, such as "optax.clip_by_global_norm".
+        numbers: the constants of each side's update, among them the decay rates of the moments.
+        clips: how many factors of each side are limited, as those of clipped gradients are.
+    """
+    unlike = [u for u in updates if not _equal(u.left, u.right)]
+    known = _Known(names, numbers, clips)
+    found = _decay(updates, unlike) or _standstill(unlike) or _each_clipped(unlike, known)
+    found = found or _by_value(unlike, known)
+    return found or (_of_laws(updates, unlike, known) if unlike else None)
+
+
+def _of_laws(
+    updates: Sequence[Update], unlike: Sequence[Update], known: _Known
+) -> tuple[str, str, str] | None:
+    """Both sides follow a known law, with other constants or in another form, or differ by a factor."""
+    laws = _laws_of(updates)
+    if laws is None:
+        return _of_each(updates, known) or _factor(unlike, known)
+    told = cause_of_laws(*laws, known.numbers, _norm(updates))
+    if told is None and laws[0].name == "gradient":
+        found = _factor(unlike, known)
+        if found is not None:
+            return found
+    told = told or cause_of_rates(*laws)
+    return None if told is None else (*told, _both(laws))
+
+
+def _of_each(updates: Sequence[Update], known: _Known) -> tuple[str, str, str] | None:
+    """Each parameter follows a law, with constants of its own as in groups of parameters, and those of both
+    sides differ for one reason."""
+    norm = _norm(updates)
+    told = [u for u in updates if u.gradient.size >= _ENOUGH and np.any(u.gradient)]
+    laws = [_laws_of([u]) for u in told]
+    if None in laws:
+        return None
+    rows = [(u, pair) for u, pair in zip(told, laws, strict=True) if pair is not None]
+    if known.limited and any(a.name == "gradient" for _, (a, _) in rows):
+        return None  # a rate of its own may be a gradient that is clipped by itself
+    found = [(u, p, cause_of_laws(*p, known.numbers, norm) or cause_of_rates(*p)) for u, p in rows]
+    unlike = [(u, p, reason) for u, p, reason in found if reason is not None]
+    if not unlike or len({reason[0] for *_, reason in unlike}) > 1:
+        return None
+    (first, pair, (code, sentence)), count = unlike[0], len(unlike)
+    if code == "decay_coupling" and any(a.decay and b.decay for _, (a, b) in rows if (a, b) != pair):
+        one_sided = [a.decay == 0 or b.decay == 0 for _, (a, b), _ in unlike]
+        code = "decay_excluded" if all(one_sided) else code
+    if count == len(rows):
+        return code, sentence, _both(pair)
+    if code in _OF_ALL:
+        code, sentence = cause_of_rates(*pair) or (code, sentence)
+    return code, f"for {count} of {len(rows)} parameters, such as {first.name}, {sentence}", _both(pair)
+
+
+def _standstill(unlike: Sequence[Update]) -> tuple[str, str, str] | None:
+    """One side does not move at all: a schedule that begins with a rate of 0."""
+    for side in ("left", "right"):
+        if unlike and not any(np.any(getattr(u, side)) for u in unlike):
+            evidence = "All its updates are exactly 0."
+            return ("schedule_offset", f"the {side} side does not move in the first step.", evidence)
+    return None
+
+
+def _laws_of(updates: Sequence[Update]) -> tuple[Law, Law] | None:
+    """Return the law of each side; None if one of them follows none that is known."""
+    parameters, gradients = [u.parameter for u in updates], [u.gradient for u in updates]
+    left = law_of(parameters, gradients, [u.left for u in updates])
+    right = None if left is None else law_of(parameters, gradients, [u.right for u in updates])
+    return None if left is None or right is None else (left, right)
+
+
+def _both(laws: tuple[Law, Law]) -> str:
+    return f"The left side follows {laws[0]}; the right side {laws[1]}."
+
+
+def _each_clipped(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] | None:
+    """One side limits each gradient by itself: before an update that a factor of the gradient hardly changes,
+    each tensor has an epsilon of its own, or all have one that is off by a limit over the norm."""
+    if min(known.clips) > 1 or max(known.clips) < 2:
+        return None
+    ratios = []
+    for u in (u for u in unlike if u.gradient.size >= _FEWEST):
+        left, right = (law_of([u.parameter], [u.gradient], [made]) for made in (u.left, u.right))
+        if left is None or right is None or not left.epsilon or not right.epsilon:
+            return None
+        ratios.append(left.epsilon / right.epsilon)
+    if not ratios:
+        return None
+    apart = max(ratios) > (1 + 1e-3) * min(ratios)
+    if not apart and not is_limit(ratios[0], _norm(unlike), known.every):
+        return None
+    return (
+        "clip_per_tensor",
+        "one side clips each tensor by itself.",
+        f"The gradients on the right are {min(ratios):.4g} to {max(ratios):.4g} times those on the left.",
+    )
+
+
+def _by_value(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] | None:
+    """One side clips each entry of the gradients to a number of the program, before an update that is linear
+    in them. Gradients that one factor scales would fit any limit that is far below them."""
+    if all(_ratio(u.left - u.right, u.gradient) is not None for u in unlike):
+        return None
+    largest = max((float(np.abs(u.gradient).max()) for u in unlike if u.gradient.size), default=0.0)
+    for limit in sorted(n for n in known.every if 0.0 < n < largest) if known.clip_named else ():
+        cut = [np.clip(u.gradient, -limit, limit) - u.gradient for u in unlike]
+        factors = [_ratio(u.left - u.right, c) for u, c in zip(unlike, cut, strict=True)]
+        told = [f for f in factors if f is not None]
+        if len(told) == len(factors) and max(told) - min(told) <= 1e-6 * max(map(abs, told)):
+            side = "left" if told[0] < 0 else "right"
+            return (
+                "clip_missing",
+                f"only the {side} side clips each entry of the gradients, to {limit:.6g}.",
+                "The two updates differ by a multiple of what that cuts off.",
+            )
+    return None
+
+
+def _equal(a: Any, b: Any) -> bool:
+    scale = max(float(np.abs(a).max()), float(np.abs(b).max()), 1e-300) if a.size else 1.0
+    return bool((np.abs(a - b) <= 1e-9 * scale).all())
+
+
+def _decay(updates: Sequence[Update], unlike: Sequence[Update]) -> tuple[str, str, str] | None:
+    """The difference is a multiple of the parameters: weight decay."""
+    fits = [_ratio(u.left - u.right, u.parameter) for u in unlike]
+    if not fits or any(f is None and u.differs for u, f in zip(unlike, fits, strict=True)):
+        return None
+    rates = [f for f in fits if f is not None]
+    unlike = [u for u, f in zip(unlike, fits, strict=True) if f is not None]
+    if not rates:
+        return None
+    if min(rates) < 0 < max(rates):
+        return _decay_of_both(unlike, rates)
+    rate = float(np.median(rates))
+    evidence = f"The updates differ by {rate:.6g} times the parameter, element by element."
+    side = "left" if rate < 0 else "right"  # the one whose update takes a part of the parameter away
+    which, such, code = "the weights", "", "decay_coupling"
+    if len(unlike) < sum(bool(np.any(u.parameter)) for u in updates):  # one that is zero shows no decay
+        names = _named(unlike)
+        which, such = f"{len(unlike)} of the {len(updates)} parameters", f", such as {names}" if names else ""
+        code = "decay_excluded"
+    laws = _laws_of(unlike)
+    if laws is None:
+        which = f"{which}{such}{',' if such else ''}"
+        sentence = f"the two sides decay {which} by another amount, or only the {side} side does."
+        return code, sentence, evidence
+    if all(law.decay for law in laws):
+        return "decay_coupling", f"the two sides decay {which} by another amount{such}.", _both(laws)
+    return code, f"only the {side} side decays {which}{such}.", evidence
+
+
+def _decay_of_both(unlike: Sequence[Update], rates: Sequence[float]) -> tuple[str, str, str]:
+    """Each side decays some parameters more than the other one does, or alone."""
+    told = []
+    for side, sign in (("left", -1), ("right", 1)):  # the one whose update takes a part of the parameter away
+        more = [u for u, rate in zip(unlike, rates, strict=True) if rate * sign > 0]
+        laws = _laws_of(more)
+        alone = laws is not None and not all(law.decay for law in laws)
+        said = f"only the {side} side decays" if alone else f"the {side} side takes away more of"
+        told.append(f"{said} {_named(more) or f'{len(more)} parameters'}")
+    evidence = (
+        f"The updates differ by {min(rates):.6g} to {max(rates):.6g} times the parameter, element by element."
+    )
+    return "decay_excluded", ", and ".join(told) + ".", evidence
+
+
+def _named(updates: Sequence[Update]) -> str:
+    return ", ".join(u.name for u in updates[:3] if u.name)
+
+
+def _factor(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] | None:
+    """The update of one side is a multiple of that of the other."""
+    added = [_ratio(u.left - u.right, u.gradient) for u in unlike]
+    if known.clip_named and all(f is not None for f in added):
+        evidence = "The updates differ by a multiple of the gradient."
+        own = [f for f in added if f is not None]
+        if max(map(abs, own)) < 1e-3 * _of_gradient(unlike):
+            return ("clip_epsilon", "the two sides clip with another epsilon.", evidence)
+        if max(own) - min(own) <= 1e-3 * max(abs(f) for f in own):
+            return ("clip_missing", "only one side clips the gradients, or to another norm.", evidence)
+        return ("clip_per_tensor", "one side clips each tensor by itself.", evidence)
+    fits = [_ratio(u.left, u.right) for u in unlike]
+    if any(f is None for f in fits):
+        return None
+    factors = [f for f in fits if f is not None]
+    spread = max(factors) / min(factors) - 1 if min(factors) > 0 else math.inf
+    if spread > _EXACT:
+        return (
+            "clip_per_tensor" if known.limited else "scale",
+            f"each update differs by a factor of its own, from {min(factors):.4g} to {max(factors):.4g}.",
+            "Within each tensor the factor is the same.",
+        )
+    factor = factors[0]
+    evidence = f"Every update on the left is {factor:.9g} times that on the right."
+    power = math.log2(factor)
+    if known.clip_named and abs(factor - 1) < 1e-3:
+        return ("clip_epsilon", "the two sides clip with another epsilon.", evidence)
+    if known.clip_named or is_limit(factor, _norm(unlike), known.every):
+        return ("clip_missing", "only one side clips the gradients, or to another norm.", evidence)
+    if abs(power) >= 3 and abs(power - round(power)) < 1e-9:
+        return ("loss_scale_left_in", f"a factor of 2^{round(power)} is left in the gradients.", evidence)
+    return ("scale", "the two updates differ by one factor (rate, schedule, momentum).", evidence)
+
+
+def _of_gradient(unlike: Sequence[Update]) -> float:
+    """Return how much of the gradients the updates on the left hold, besides a multiple of the parameters."""
+    columns = [
+        np.concatenate([np.ravel(x) for x in xs]) for xs in zip(*((u.gradient, u.parameter) for u in unlike))
+    ]
+    made = np.concatenate([np.ravel(u.left) for u in unlike])
+    held, *_ = np.linalg.lstsq(np.stack(columns, axis=1), made, rcond=None)
+    return abs(float(held[0]))
+
+
+def _norm(updates: Sequence[Update]) -> float:
+    """Return the norm of all gradients."""
+    return math.sqrt(sum(float((u.gradient**2).sum()) for u in updates))
+
+
+def epsilon_like(updates: Sequence[Update]) -> tuple[str, str, str] | None:
+    """Return code, sentence and evidence if the updates differ most where the gradient is small, as they do
+    with another epsilon; None if they do not."""
+    ratios, sizes = [], []
+    for u in (u for u in updates if not _equal(u.left, u.right)):
+        kept = (np.abs(u.right) > 0) & (np.abs(u.gradient) > 0)
+        ratios.append(np.abs(u.left[kept] / u.right[kept] - 1).reshape(-1))
+        sizes.append(np.abs(u.gradient[kept]).reshape(-1))
+    ratio, size = np.concatenate(ratios or [np.zeros(0)]), np.concatenate(sizes or [np.zeros(0)])
+    if ratio.size < 8:
+        return None
+    order = np.argsort(size)
+    quarter = max(ratio.size // 4, 1)
+    small, large = float(ratio[order[:quarter]].mean()), float(ratio[order[-quarter:]].mean())
+    rises = np.diff(ratio[order]) > 1e-9 * float(ratio.max())
+    if small < 4 * large or rises.mean() > 0.1:
+        return None
+    return (
+        "adam_epsilon_placement",
+        "the updates differ most where the gradients are small, as an epsilon does.",
+        f"For the smallest quarter of the gradients by {small:.2g}, for the largest by {large:.2g}.",
+    )
+
+
+def _ratio(a: Any, b: Any) -> float | None:
+    """Return c if a is c times b, element by element."""
+    norm = float((b * b).sum())
+    if not norm:
+        return None
+    c = float((a * b).sum()) / norm
+    scale = float(np.abs(a).max())
+    return c if scale and float(np.abs(a - c * b).max()) <= _EXACT * scale else None

@@ -1,0 +1,272 @@
+"""Name the cause of a difference from the two values alone: what makes one of them the other?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
+from stablenum.diagnosis.diff.sides.play import MASKED
+
+__all__ = ["DROPS", "Reason", "Values", "factor_of", "reason_of"]
+
+DROPS = "one side drops units."
+_EXACT = 1e-8
+_FEWEST = 4
+_LARGEST_COUNT = 4096
+_LOSSES = frozenset({"cross_entropy", "gather", "log_softmax", "nll_loss", "softmax_cross_entropy"})
+
+
+class Values(NamedTuple):
+    """A value of each side, and what both were computed from.
+
+    Attributes:
+        mine, theirs: the left and the right one, laid out alike.
+        read: arrays that both sides read.
+        names: the operations that computed the two.
+        moved: whether the two sides part where they move entries.
+        flattened: whether each image is put in one row there, or values are put together.
+    """
+
+    mine: Any
+    theirs: Any
+    read: Sequence[Any]
+    names: Collection[str]
+    moved: bool = False
+    flattened: bool = False
+
+
+class Reason(NamedTuple):
+    """A cause, in a sentence, with what was measured."""
+
+    code: str
+    sentence: str
+    evidence: str
+
+
+def reason_of(values: Values) -> Reason | None:
+    """Return what makes one value the other; None if no simple rule does."""
+    if values.mine.size < _FEWEST:
+        return None
+    with np.errstate(all="ignore"):
+        return next((r for rule in _RULES if (r := rule(values)) is not None), None)
+
+
+# --- masks --------------------------------------------------------------------------------------------------
+
+
+def _masked(x: Any) -> Any:
+    return ~(np.abs(x) < MASKED)
+
+
+def _mask(v: Values) -> Reason | None:
+    """Entries that only one side fills with minus infinity."""
+    mine, theirs = _masked(v.mine), _masked(v.theirs)
+    kept = ~(mine | theirs)
+    if (mine == theirs).all() or kept.sum() < _FEWEST:
+        return None
+    if not _same(v.mine[kept], v.theirs[kept]):
+        return _added(v)
+    return _of_masks(mine, theirs, "masked")
+
+
+def _of_masks(mine: Any, theirs: Any, done: str) -> Reason:
+    counts = (
+        f"{int(mine.sum())} of {mine.size} entries are {done} on the left, {int(theirs.sum())} on the right"
+    )
+    evidence = f"{counts}; all others are equal."
+    if mine.any() and theirs.any() and _shifted(mine, theirs):
+        return Reason("mask_shifted", "the mask of one side is shifted by one.", evidence)
+    return Reason("mask_missing", "the two sides mask other entries.", evidence)
+
+
+def _shifted(a: Any, b: Any) -> bool:
+    """Return whether one mask is the other moved by one along an axis."""
+    for axis in range(a.ndim):
+        if a.shape[axis] < 2:
+            continue
+        first, last = (np.take(x, range(x.shape[axis] - 1), axis) for x in (a, b))
+        rest_a, rest_b = (np.take(x, range(1, x.shape[axis]), axis) for x in (a, b))
+        if (rest_a == last).all() or (first == rest_b).all():
+            return True
+    return False
+
+
+def _added(v: Values) -> Reason | None:
+    """One side adds a number where the other one masks."""
+    for masked, other, name in ((v.mine, v.theirs, "left"), (v.theirs, v.mine, "right")):
+        mask = _masked(masked)
+        if not mask.any() or mask.all() or _masked(other).any():
+            continue
+        for x in v.read:
+            if np.shape(x) != other.shape:
+                continue
+            gap = other - x
+            if _constant(gap[mask]) and _constant(gap[~mask]) and _same(masked[~mask], x[~mask]):
+                sentence = (
+                    f"the {name} side masks, the other one adds {gap[mask][0]:g} and {gap[~mask][0]:g}."
+                )
+                return Reason("mask_added", sentence, "All entries are as this says.")
+    return None
+
+
+def _zeros(v: Values) -> Reason | None:
+    """Entries that only one side sets to zero."""
+    mine, theirs = v.mine == 0, v.theirs == 0
+    kept = ~(mine | theirs)
+    if (mine == theirs).all() or kept.sum() < _FEWEST:
+        return None
+    factor = factor_of(v.mine[kept], v.theirs[kept])
+    if factor is None:
+        return None
+    if _LOSSES & set(v.names) and abs(abs(factor) - 1) < _EXACT:
+        reason = _of_masks(mine, theirs, "left out")
+        return reason._replace(code="ignored_labels", sentence="the two losses leave other labels out.")
+    if abs(factor - 1) < _EXACT:
+        return _of_masks(mine, theirs, "zero")
+    both = f"{int(mine.sum())} entries are zero on the left, {int(theirs.sum())} on the right"
+    return Reason("dropout", DROPS, f"{both}; the others differ by {factor:.6g}.")
+
+
+# --- factors ------------------------------------------------------------------------------------------------
+
+
+def _scale(v: Values) -> Reason | None:
+    """All entries differ by one factor."""
+    factor = factor_of(v.mine, v.theirs)
+    if factor is None or abs(factor - 1) < _EXACT:
+        return None
+    evidence = f"Every entry on the left is {factor:.9g} times that on the right."
+    zeros = float((v.mine == 0).mean())
+    if 0.02 < zeros < 0.98 and {"where", "mul", "dropout"} & set(v.names) and "relu" not in v.names:
+        rescaled = factor * (1 - zeros)
+        if 0.6 < rescaled < 1.5 or 0.6 < (1 - zeros) / factor < 1.5:
+            return Reason("dropout", "only one side divides by the share of units that are kept.", evidence)
+    return Reason("scale", f"the two sides differ by the factor {factor:.6g}.", evidence)
+
+
+def _counts(v: Values) -> Reason | None:
+    """The rows differ by the ratio of two counts: a mean over other entries."""
+    if v.mine.ndim < 2:
+        return None
+    for axes in _rows(v.mine.ndim):
+        ratio = v.mine / v.theirs
+        first = ratio[tuple(slice(0, 1) if a in axes else slice(None) for a in range(ratio.ndim))]
+        if not _same(ratio, np.broadcast_to(first, ratio.shape)) or first.size < 2:
+            continue
+        counts = [_ratio_of_counts(r) for r in first.reshape(-1)]
+        if all(counts) and sum(c != 1 for c in counts) >= 2:
+            shown = ", ".join(f"{c}" for c in dict.fromkeys(counts))
+            return Reason(
+                "reduction", "the two sides average over other numbers of entries.",
+                f"Row by row the left is so many times the right: {shown}.",
+            )  # fmt: skip
+    return None
+
+
+def _rows(ndim: int) -> list[tuple[int, ...]]:
+    """Return the axes that a mean may have been followed by: all but the first, and all but the last."""
+    return [tuple(range(1, ndim)), tuple(range(ndim - 1))]
+
+
+def _ratio_of_counts(r: float) -> Fraction | None:
+    if not 0 < r < _LARGEST_COUNT:
+        return None
+    found = Fraction(float(r)).limit_denominator(64)
+    return found if found and abs(float(found) - r) < _EXACT * r else None
+
+
+# --- arrangements -------------------------------------------------------------------------------------------
+
+
+def _rotation(v: Values) -> Reason | None:
+    """One side rotates neighbours, the other one halves: a rotation keeps the norms of the pairs."""
+    if v.mine.ndim < 2 or v.mine.shape[-1] % 2:
+        return None
+    for x in v.read:
+        if np.shape(x)[-1:] != v.mine.shape[-1:] or np.size(x) != v.mine.size:
+            continue
+        mine, theirs = _rotated(v.mine, x), _rotated(v.theirs, x)
+        if mine and theirs and not mine & theirs:
+            return Reason(
+                "rotary_layout",
+                f"the left side rotates {next(iter(mine))}, the right one {next(iter(theirs))}.",
+                "A rotation keeps the norm of each pair; these are the pairs whose norms each side keeps.",
+            )
+    return None
+
+
+def _rotated(y: Any, x: Any) -> set[str]:
+    """Return which pairs of the last axis have kept their norms."""
+    return {name for name, norms in _PAIRS.items() if _alike(norms(y), norms(x))}
+
+
+_PAIRS: dict[str, Callable[[Any], Any]] = {
+    "neighbours": lambda x: x[..., 0::2] ** 2 + x[..., 1::2] ** 2,
+    "halves": lambda x: x[..., : x.shape[-1] // 2] ** 2 + x[..., x.shape[-1] // 2 :] ** 2,
+}
+
+
+def _permutation(v: Values) -> Reason | None:
+    """The same numbers in another order."""
+    mine, theirs = np.sort(v.mine, axis=None), np.sort(v.theirs, axis=None)
+    if not v.moved or not _same(mine, theirs) or _constant(mine) or v.mine.ndim < 2:
+        return None
+    for axis in range(v.mine.ndim):
+        if _same(np.flip(v.mine, axis), v.theirs):
+            told = f"The two are equal with axis {axis} flipped."
+            return Reason("entry_order", "the same numbers lie the other way round.", told)
+    # No heads are split or merged in images, or where rows are moved whole (of four axes, one may be heads).
+    rows = range(v.mine.ndim - 1 if v.mine.ndim < 4 else 0)
+    entries = v.flattened or any(_moved_whole(v.mine, v.theirs, axis) for axis in rows)
+    return Reason(
+        "entry_order" if entries else "head_split_order",
+        "the same numbers are put in another order.",
+        "Sorted, the two are equal; as they lie, no transposition makes them so.",
+    )
+
+
+def _moved_whole(a: Any, b: Any, axis: int) -> bool:
+    """Return whether the slices of one array along an axis are those of the other one in another order."""
+    if a.shape != b.shape:
+        return False
+    first, second = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (a, b))
+    ordered = [x[np.lexsort(x.T[::-1])] for x in (first, second)]
+    return _same(*ordered)
+
+
+# --- comparisons --------------------------------------------------------------------------------------------
+
+
+def _same(a: Any, b: Any) -> bool:
+    if not np.size(a):
+        return True
+    return bool(np.abs(a - b).max() <= _EXACT * max(float(np.abs(a).max()), float(np.abs(b).max()), 1e-300))
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return distance(fingerprint(a), fingerprint(b)) < _EXACT
+
+
+def _constant(x: Any) -> bool:
+    return bool(np.size(x)) and _same(x, np.full_like(x, x.flat[0]))
+
+
+def factor_of(a: Any, b: Any, *, fewest: int = _FEWEST) -> float | None:
+    """Return c if an array is c times another one, entry by entry; None if it is not, or if that says
+    nothing, as with fewer entries than ``fewest``."""
+    kept = ~(_masked(a) | _masked(b))
+    if (_masked(a) != _masked(b)).any() or kept.sum() < fewest:
+        return None
+    x, y = a[kept], b[kept]
+    norm = float((y * y).sum())
+    if not norm or (fewest > 1 and _constant(np.abs(y))):
+        return None
+    c = float((x * y).sum()) / norm
+    return c if c and _same(x, c * y) else None
+
+
+_RULES = (_mask, _zeros, _scale, _rotation, _permutation, _counts)

@@ -1,0 +1,110 @@
+"""Name the cause by evaluating known functions on what the operation reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+
+from stablenum.diagnosis.diff.causes.scene import Scene, cause
+from stablenum.diagnosis.diff.causes.variants import Variant, code_of, elementwise_of, variants_of
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.places.frontier import Start
+from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, distance, fingerprint
+from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["by_variant"]
+
+# A formula of NumPy and an operation agree up to so much.
+_SAME = 1e-7
+_ROUNDING = 1e-13
+_MOST_ELEMENTS = 2**17
+
+
+def by_variant(scene: Scene) -> Cause | None:
+    """Find two variants of what the right side reads, one of which gives its value and one the left one's."""
+    here, there = scene.found.left, scene.found.right
+    if here is None or there is None or scene.group.kind not in ("loss", "output"):
+        return None
+    mine = _prints(scene.left, scene.found.region_left, here)
+    theirs = _prints(scene.right, scene.found.region_right, there)
+    read = [i for i in there.step.inputs if not scene.right.neutral(i) and i in scene.shared]
+    read += [j for i in here.step.inputs for j in scene.comparison.found.left.get(i, ())[:1] if j not in read]
+    if there.missing:
+        read = [] if there.value is None else [there.value]
+    for array in scene.arrays(read).values():
+        if array.size > _MOST_ELEMENTS:
+            continue
+        # Hundreds of variants: only their fingerprints are kept.
+        tried = [(v._replace(values=None), fingerprint(v.values)) for v in variants_of(array)]
+        a = [tried[0][0]] if here.missing else _recognised(tried, mine)
+        b = [tried[0][0]] if there.missing else _recognised(tried, theirs)
+        pair = _unlike(a, b)
+        if pair is not None:
+            products = "matmul" in (here.step.operation, there.step.operation)
+            sums = products and pair[0].family == pair[1].family == "reduction"
+            code = "reduction" if sums else code_of(*pair)  # no statistic begins with a product
+            return _confirmed(code, *pair)
+    pair = None if read or here.missing or there.missing else _unlike_in_parts(scene, here, there)
+    return None if pair is None else _confirmed(code_of(*pair), *pair)
+
+
+def _unlike_in_parts(scene: Scene, here: Start, there: Start) -> tuple[Variant, Variant] | None:
+    """Return a function of elements of each side, of values that one side computes at once and the other one
+    in parts."""
+    parts = scene.comparison.found.known("right")
+    for j in there.step.inputs:
+        for i in set(here.step.inputs).intersection(parts.get(j, ())):
+            found = []
+            for side, start, value in ((scene.left, here, i), (scene.right, there, j)):
+                wanted = _prints(side, _region(scene, side), start)
+                tried = [(v, fingerprint(v.values)) for v in elementwise_of(arrays_of(side, [value])[value])]
+                found.append(_recognised(tried, wanted))
+            pair = _unlike(*found)
+            if pair is not None:
+                return pair
+    return None
+
+
+def _region(scene: Scene, side: Side) -> Iterable[Step]:
+    return scene.found.region_left if side is scene.left else scene.found.region_right
+
+
+def _confirmed(code: str, left: Variant, right: Variant) -> Cause:
+    return cause(
+        code,
+        f"the left program computes {left}, the right one {right}.",
+        "Both formulas were evaluated on what the operation reads; each gives its side's value.",
+        confirmed=True,
+    )
+
+
+def _prints(side: Side, region: Iterable[Step], start: Start) -> list[Fingerprint]:
+    """Return the fingerprints of what the function that a step belongs to computes."""
+    at = start.step
+    own = at.place, at.module
+    near = [s for s in region if (s.place, s.module) == own or s.operation == at.operation][:40]
+    return [side.prints[o] for s in near for o in s.outputs if side.prints[o].entries]
+
+
+def _recognised(tried: list[tuple[Variant, Fingerprint]], wanted: list[Fingerprint]) -> list[Variant]:
+    """Return the variants that give one of the values, the last value first, and the nearest of each first:
+    an epsilon may be too small to be told from none but by the last digits."""
+    found = list[Variant]()
+    for mark in reversed(wanted):
+        gaps = [(v, distance(own, mark)) for v, own in tried[1:] if own.entries and not own.simple]
+        near = sorted(((v, max(gap, _ROUNDING)) for v, gap in gaps if gap < _SAME), key=itemgetter(1))
+        found += [v for v, _ in near]
+    return found
+
+
+def _unlike(a: Sequence[Variant], b: Sequence[Variant]) -> tuple[Variant, Variant] | None:
+    """Return a variant of each side: of one family with other settings, else functions of elements."""
+    for here in a:
+        for there in b:
+            if here.family == there.family and here.setting != there.setting:
+                return here, there
+    simple = [[v for v in side if not any(k == "axis" for k, _ in v.setting)] for side in (a, b)]
+    if simple[0] and simple[1] and simple[0][0].family != simple[1][0].family:
+        return simple[0][0], simple[1][0]
+    return None

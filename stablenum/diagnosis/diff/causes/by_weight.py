@@ -1,0 +1,66 @@
+"""Name the cause of a difference where programs that keep their own parameters hold other ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from stablenum.diagnosis.diff.causes.scene import Scene, cause
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.places.comparison import Comparison
+from stablenum.diagnosis.diff.places.frontier import same_line
+
+__all__ = ["by_weight", "held_otherwise"]
+
+_MOST_TRIALS = 4
+_SAME = 1e-6
+_OTHER = "Give both programs the same numbers there."
+_ORDER = "Lay the axes out as the report's map of the weights says."
+
+
+def held_otherwise(comparison: Comparison) -> list[str]:
+    """Name the right parameters that hold other numbers than what corresponds to them on the left."""
+    mine, theirs = comparison.left.program.parameters(), comparison.right.program.parameters()
+    return [
+        name
+        for name, origin in comparison.weights.origins.items()
+        if name in theirs
+        and all(n in mine for n in origin.names)
+        and not _close(np.ravel(origin.of(mine)), np.ravel(theirs[name]))
+    ]
+
+
+def _close(x: Any, y: Any) -> bool:
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    return x.size == y.size and bool(np.abs(x - y).max(initial=0.0) <= _SAME * np.abs(y).max(initial=0.0))
+
+
+def by_weight(scene: Scene) -> Cause | None:
+    """Give the right program's line the left one's parameters, where each side keeps its own."""
+    for value, name in _read(scene):
+        origin = scene.comparison.weights.origins[name]
+        own = np.asarray(scene.right.program.parameters()[name])
+        array = np.reshape(origin.of(scene.left.program.parameters()), own.shape)
+        if not scene.mends("right", {value: array}):
+            continue
+        evidence = f"With {origin} in its place, the two sides agree."
+        if _close(np.sort(np.ravel(own)), np.sort(np.ravel(array))):
+            said = f"{name} holds the numbers of {' and '.join(origin.names)} in another order."
+            return cause("transposed_weight", said, evidence, confirmed=True, remedy=_ORDER)
+        said = f"{name} holds other numbers than {' and '.join(origin.names)}."
+        return cause("other_input", said, evidence, confirmed=True, remedy=_OTHER)
+    return None
+
+
+def _read(scene: Scene) -> Iterator[tuple[int, str]]:
+    """Yield the parameters that the right line reads and that hold other numbers than the left ones."""
+    begun = next((s for s in scene.forward_starts() if s[0] == "right"), None)
+    if scene.comparison.weights.carried or begun is None:
+        return
+    _, side, start, region = begun
+    values, other = side.trace.values, set(held_otherwise(scene.comparison))
+    read = dict.fromkeys(i for step in same_line(start, region) for i in step.inputs)
+    found = [v for v in read if values[v].role == "parameter" and values[v].name in other]
+    yield from ((v, values[v].name) for v in found[:_MOST_TRIALS])

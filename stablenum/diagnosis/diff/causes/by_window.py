@@ -1,0 +1,133 @@
+"""Name the cause by evaluating convolutions, pooling and resizing with other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from stablenum.diagnosis.diff.causes.scene import Scene, cause
+from stablenum.diagnosis.diff.causes.variants import Variant
+from stablenum.diagnosis.diff.causes.window_variants import (
+    convolutions_of,
+    pools_of,
+    resizes_of,
+    transposed_convolutions_of,
+)
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.places.arrangement import chain_of
+from stablenum.diagnosis.diff.places.frontier import Start
+from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
+from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["by_window"]
+
+_SAME = 1e-7
+_NEAR = 24
+_MOST_ELEMENTS = 2**18
+_CONVOLUTIONS = ("conv", "convolution")
+_POOLS = ("avg_pool", "max_pool", "pool", "reduce_window")
+_RESIZES = ("upsample", "resize", "interpolate", "image")
+
+
+def by_window(scene: Scene) -> Cause | None:
+    """Find the settings of each side with which a formula gives its value."""
+    here, there = scene.found.left, scene.found.right
+    if here is None or there is None or scene.group.kind not in ("loss", "output"):
+        return None
+    names = " ".join(n for s in (here.step, there.step) for n in (s.operation, s.library, s.primitive))
+    if not any(word in names for word in (*_CONVOLUTIONS, *_POOLS, *_RESIZES)):
+        return None
+    mine = _outputs(scene.left, here, scene.found.region_left)
+    theirs = _outputs(scene.right, there, scene.found.region_right)
+    # PyTorch has the spatial axes last, as the formulas have them.
+    side, start = (scene.left, here) if scene.left.program.framework == "torch" else (scene.right, there)
+    a, b = ([s.prints[v] for v in values] for s, values in ((scene.left, mine), (scene.right, theirs)))
+    sizes = dict.fromkeys((*_sizes(scene.left, mine), *_sizes(scene.right, theirs)))
+    found_of = dict[str, tuple[list[Variant], list[Variant]]]()
+    for code, variants in _families(side, start, sizes, names):
+        left, right = found_of.setdefault(code, ([], []))
+        for variant in variants:
+            mark = fingerprint(variant.values)
+            for found, prints in ((left, a), (right, b)):
+                if any(p.entries and distance(mark, p) < _SAME for p in prints):
+                    found.append(variant._replace(values=None))
+        if left and right and not {v[:2] for v in left} & {v[:2] for v in right}:
+            likely = min(left, key=_uneven), min(right, key=_uneven)
+            return _cause(_code_of(code, *likely), *likely)
+    return None
+
+
+def _uneven(variant: Variant) -> bool:
+    """Return whether a variant pads one side of an axis more than the other: with strides, the last entries
+    may have no part in the result, so that a program that pads both alike gives the same."""
+    low, high = dict(variant.setting).get("padding", (0, 0))
+    return bool(low != high)
+
+
+def _code_of(code: str, left: Variant, right: Variant) -> str:
+    """Return the code for two convolutions that do not differ in what is put beside the entries."""
+    if code != "padding":
+        return code
+    unlike = {key for key, _ in {*left.setting} ^ {*right.setting}}
+    if unlike == {"kernel flipped"}:
+        return "flipped_kernel"
+    return code if unlike & {"padding", "filled with"} else "other_function"
+
+
+def _cause(code: str, left: Variant, right: Variant) -> Cause:
+    return cause(
+        code,
+        f"the left program computes {left}, the right one {right}.",
+        "Both were evaluated on what the operation reads; each gives its side's value.",
+        confirmed=True,
+    )
+
+
+def _sizes(side: Side, values: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    """Return the spatial sizes of arrays, whose channels PyTorch has first and JAX mostly last."""
+    for x in arrays_of(side, values).values():
+        if x.ndim > 2:
+            yield x.shape[2:]
+            if side.program.framework != "torch":
+                yield x.shape[1:-1]
+
+
+def _outputs(side: Side, start: Start, region: Iterable[Step]) -> list[int]:
+    near = [s for s in region if s.index >= start.step.index][:_NEAR]
+    return [o for s in near for o in s.outputs if side.prints[o].entries and side.prints[o].floating]
+
+
+def _families(
+    side: Side, start: Start, sizes: Iterable[tuple[int, ...]], names: str
+) -> Iterator[tuple[str, Iterator[Variant]]]:
+    """Return the functions that may be meant, evaluated on what a step reads, with the code of each."""
+    inputs = start.step.outputs if start.missing else start.step.inputs
+    # One side may add entries before, and the other one within its convolution.
+    arrays = arrays_of(side, {v for i in inputs for v in chain_of(side.trace, i)})
+    read = [x for x in arrays.values() if x.dtype.kind == "f" and x.ndim > 2 and x.size <= _MOST_ELEMENTS]
+    for size in sizes:
+        for x in (o for y in read for o in _orientations(y)):
+            if any(n in names for n in _CONVOLUTIONS):
+                for kernel in (k for y in read for k in _kernels(y)):
+                    yield "padding", convolutions_of(x, kernel, size)
+                    yield "padding", transposed_convolutions_of(x, kernel, size)
+            elif len(size) == x.ndim - 2:
+                if any(n in names for n in _POOLS):
+                    yield "pooling_count", pools_of(x, size)
+                if any(n in names for n in _RESIZES):
+                    yield "resize_mode", resizes_of(x, size)
+
+
+def _orientations(x: Any) -> list[Any]:
+    """Return an array with its channels first, whether they are first or last now."""
+    return [x, np.moveaxis(x, -1, 1)]
+
+
+def _kernels(k: Any) -> list[Any]:
+    """Return a kernel with the output channels first, which a transposed convolution has second or last but
+    one."""
+    first = [k, np.moveaxis(k, (-1, -2), (0, 1))]
+    return [*first, *(x.swapaxes(0, 1) for x in first)]

@@ -1,0 +1,217 @@
+"""Stop a difference where it begins: put a value of the left program in place of the right one's.
+
+What follows then reads equal values again, so that a second difference, which is independent of the first,
+shows. Which value corresponds to which is found by trying: after the right pair, the two programs agree, or
+share what they compute next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stablenum.diagnosis.diff.places.comparison import Comparison
+from stablenum.diagnosis.diff.places.frontier import Frontier, Start, last_of_line
+from stablenum.diagnosis.diff.places.results import Group
+from stablenum.diagnosis.diff.sides.kinds import quiet
+from stablenum.diagnosis.diff.sides.play import MASKED
+from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
+from stablenum.diagnosis.diff.weights.layouts import layouts
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["Pair", "Patch", "candidates", "laid_out", "patched", "tried_with"]
+
+_NEAR = 24  # so many steps of each side are looked at
+_MOST_TRIALS = 6
+_LEAST_SHARED = 3
+_MOST_LAYOUTS = 24
+_MOST_ROWS = 128
+_CLOSE = 1e-16  # of squares
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A pair of values, of which one takes the place of the other.
+
+    Attributes:
+        left, right: the values.
+        side: the side whose values are replaced.
+        values: the arrays that take their place.
+        agrees: whether the results agree then.
+        shared: how many computed values are shared only then.
+    """
+
+    left: int
+    right: int
+    side: str
+    values: Mapping[int, Any]
+    agrees: bool
+    shared: int
+
+
+class Pair(NamedTuple):
+    """Two values that may correspond.
+
+    Attributes:
+        unlike: 0 for what the two lines give in the end, 1 for values that are near, 2 for others.
+        depth: how many steps lie before them.
+        left, right: the values.
+        mine, theirs: their arrays, in the layout of the right one.
+        ends: whether the two are near, and one of them is what its line gives in the end.
+    """
+
+    unlike: int
+    depth: int
+    left: int
+    right: int
+    mine: Any
+    theirs: Any
+    ends: bool = False
+
+
+def patched(comparison: Comparison, found: Frontier, group: Group, pairs: Sequence[Pair]) -> Patch | None:
+    """Return the pair of values at a frontier after which the programs agree, and of several the one after
+    which they share most; None if no pair makes them share what follows.
+
+    Sharing most, rather than the results alone, leaves equal what the derivatives read later.
+    """
+    # One line may do what several lines of the other side do.
+    ends = [p for p in pairs[_MOST_TRIALS:] if p.ends]
+    for some in (pairs[:_MOST_TRIALS], ends[:_MOST_TRIALS]):
+        trials = [tried_with(comparison, found, group, [p]) for p in some]
+        useful = [patch for patch in trials if patch is not None]
+        if useful:
+            return max(useful, key=lambda patch: (patch.agrees, patch.shared))
+    return None
+
+
+def tried_with(comparison: Comparison, found: Frontier, group: Group, pairs: Sequence[Pair]) -> Patch | None:
+    """Return what follows with the left values of pairs in place of the right ones; None if the two sides do
+    not go on alike then."""
+    values = {p.right: p.mine for p in pairs}
+    after = comparison.with_values("right", values, until=group)
+    last = max(pairs, key=lambda p: p.right)
+    shared = _shared(comparison, after, found.region_right, last.right)
+    agrees = after.agrees(group)
+    if not agrees and shared < _LEAST_SHARED:
+        return None
+    return Patch(last.left, last.right, "right", values, agrees, shared)
+
+
+def _shared(before: Comparison, after: Comparison, region: Iterable[Step], value: int) -> int:
+    """Return how many computed values of the region are shared only now."""
+    return sum(
+        o in after.found.right and o not in before.found.right
+        for step in region
+        if not quiet(step)
+        for o in step.outputs
+        if o > value
+    )
+
+
+def candidates(comparison: Comparison, found: Frontier) -> list[Pair]:
+    """Return the values near a frontier that may correspond, the most likely pair first."""
+    if found.left is None or found.right is None:
+        return []
+    mine = list(_values(comparison.left, found.left, found.region_left))
+    theirs = list(_values(comparison.right, found.right, found.region_right))
+    a = arrays_of(comparison.left, [v for v, _ in mine])
+    b = arrays_of(comparison.right, [v for v, _ in theirs])
+    ends = (_end(comparison.left, found.left, found.region_left),
+            _end(comparison.right, found.right, found.region_right))  # fmt: skip
+    order = _order_of_rows(comparison, found.left.step, found.right.step)
+    pairs = []
+    for i, depth in mine:
+        same = a[i][order] if order is not None and a[i].shape[:1] == order.shape else a[i]
+        for j, further in theirs:
+            array = laid_out(same, b[j]) if a[i].dtype.kind == b[j].dtype.kind == "f" else None
+            if array is None:
+                continue
+            near = _near(array, b[j])
+            unlike = 0 if (i, j) == ends else 1 if near else 2
+            one = near and (i == ends[0] or j == ends[1])
+            pairs.append(Pair(unlike, depth + further, i, j, array, b[j], one))
+    return sorted(pairs, key=lambda p: p[:4])
+
+
+def _values(side: Side, start: Start, region: Sequence[Step]) -> Iterator[tuple[int, int]]:
+    """Return the values of a region from its start on, with the number of steps before each."""
+    if start.missing and start.value is not None:
+        yield start.value, 0
+    elif all(s.index != start.step.index for s in region):
+        yield from ((o, 0) for o in start.step.outputs)
+    later = [s for s in region if s.index >= start.step.index][:_NEAR]
+    for depth, step in enumerate(later):
+        for o in step.outputs:
+            if not side.neutral(o):
+                yield o, depth
+
+
+def _order_of_rows(comparison: Comparison, here: Step, there: Step) -> Any:
+    """Return which row of the left side each row of the right one is, as a value tells that both steps read;
+    None if the rows are in the same order, or are not the same. A batch is sorted by the lengths of its
+    sequences to pack them, for example."""
+    known = comparison.found.right
+    shared = [(i, j) for j in there.inputs for i in known.get(j, ()) if i in here.inputs]
+    for i, j in shared:
+        a, b = arrays_of(comparison.left, [i])[i], arrays_of(comparison.right, [j])[j]
+        if a.ndim == 0 or a.shape != b.shape or len(a) > _MOST_ROWS:
+            continue
+        gaps = [[_gap(row, other) for row in a] for other in b]
+        order = np.argmin(gaps, axis=1)
+        if len({*order.tolist()}) == len(b) and (order != np.arange(len(b))).any() and _equal(a[order], b):
+            return order
+    return None
+
+
+def _end(side: Side, start: Start, region: Iterable[Step]) -> int | None:
+    if start.value is not None:
+        return start.value
+    return last_of_line(side, start, region)
+
+
+def laid_out(mine: Any, theirs: Any) -> Any:
+    """Return an array in the layout of another one that it may stand for; None if no transposition and
+    reshape leads there.
+
+    Of several layouts that fit, the one that comes nearest is taken.
+    """
+    if mine.size != theirs.size:
+        return None
+    if mine.shape == theirs.shape and (mine.ndim < 2 or _near(mine, theirs)):
+        return mine
+    ways = layouts(tuple(mine.shape), tuple(theirs.shape), "other")[:_MOST_LAYOUTS]
+    turned = [mine.transpose(w).reshape(theirs.shape) for w in ways]
+    return min(turned, key=lambda x: _unlike(x, theirs), default=None)
+
+
+def _unlike(mine: Any, theirs: Any) -> tuple[float, int]:
+    """Return how far two arrays are apart, and how many entries only one of them masks: with few entries
+    left, also an array that is turned may agree in these."""
+    gap = _gap(mine, theirs)
+    return (gap if gap > _CLOSE else 0.0), int((_kept(mine) != _kept(theirs)).sum())
+
+
+def _kept(x: Any) -> Any:
+    with np.errstate(invalid="ignore"):
+        return np.abs(np.asarray(x, float)) < MASKED
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return _gap(a, b) < _CLOSE
+
+
+def _near(a: Any, b: Any) -> bool:
+    return _gap(a, b) < 0.5
+
+
+def _gap(a: Any, b: Any) -> float:
+    """Return the distance of two arrays relative to their sizes, without entries that are masked."""
+    x, y = np.asarray(a, float).reshape(-1), np.asarray(b, float).reshape(-1)
+    kept = _kept(x) & _kept(y)
+    x, y = x[kept], y[kept]
+    size = float((x * x).sum() + (y * y).sum())
+    return float(((x - y) ** 2).sum()) / size if size else 1.0

@@ -1,0 +1,106 @@
+"""Describe a value by numbers that do not depend on its layout, and compare two such descriptions."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stablenum.diagnosis.diff.sides.play import MASKED
+
+__all__ = ["Fingerprint", "distance", "fingerprint"]
+
+# Entries this much smaller than the largest are the rounding errors of zeros.
+_NOTHING = 1e-13
+
+
+class Fingerprint(NamedTuple):
+    """Sums over the entries of an array that are neither zero nor masked.
+
+    They are the same for a transposed, reshaped, padded or broadcast-free copy of the array.
+
+    Attributes:
+        entries: how many there are.
+        total, absolute, squares, signed: the sums of x, |x|, x^2 and x |x|.
+        least, greatest: the extremes, with 0 among the entries.
+        floating: whether the array holds floating-point numbers.
+        bad: whether any entry is NaN.
+    """
+
+    entries: int
+    total: float = 0.0
+    absolute: float = 0.0
+    squares: float = 0.0
+    signed: float = 0.0
+    least: float = 0.0
+    greatest: float = 0.0
+    floating: bool = True
+    bad: bool = False
+
+    @property
+    def simple(self) -> bool:
+        """Whether the array has no entries, or only copies of one round number, by which nothing is known."""
+        if not self.entries:
+            return True
+        mean = self.total / self.entries
+        equal = abs(self.squares - mean * mean * self.entries) <= 1e-15 * self.squares
+        return equal and abs(mean * 5040 - round(mean * 5040)) < 1e-9
+
+
+def fingerprint(array: Any) -> Fingerprint:
+    """Return the fingerprint of an array of any shape and dtype.
+
+    Example:
+        >>> a = np.asarray([[1.0, -2.0], [0.0, 3.0]])
+        >>> fingerprint(a) == fingerprint(a.T.reshape(-1))
+        True
+    """
+    x = np.asarray(array)
+    floating = x.dtype.kind not in "iub"
+    if np.iscomplexobj(x):
+        x = x.reshape(-1).view(x.real.dtype)
+    x = x.astype(np.float64, copy=False).reshape(-1)
+    size = np.abs(x)
+    most = float(size.max()) if x.size else 0.0
+    bad = floating and most != most
+    if not (most < MASKED and size.min(initial=most) > _NOTHING * most):
+        kept = size < MASKED
+        kept &= size > _NOTHING * np.max(size, where=kept, initial=0.0)
+        x, size = x[kept], size[kept]
+    if not x.size:
+        return Fingerprint(0, floating=floating, bad=bad)
+    return Fingerprint(
+        int(x.size),
+        float(x.sum()),
+        float(size.sum()),
+        float((x * x).sum()),
+        float((x * size).sum()),
+        min(float(x.min()), 0.0),
+        max(float(x.max()), 0.0),
+        floating,
+        bad,
+    )
+
+
+def distance(a: Fingerprint, b: Fingerprint) -> float:
+    """Return the largest relative difference of two fingerprints, infinite if only one has entries or a NaN.
+
+    All that is compared is continuous: a zero that became a rounding error changes nothing, so the number of
+    entries is left out.
+    """
+    if a.bad != b.bad or bool(a.entries) != bool(b.entries):
+        return float("inf")
+    if not a.entries:
+        return 0.0
+    first, second = max(a.absolute, b.absolute), max(a.squares, b.squares)
+    extreme = max(abs(a.least), abs(a.greatest), abs(b.least), abs(b.greatest))
+    if not second:  # squares that vanish
+        second = extreme * extreme or 1.0
+    return max(
+        abs(a.total - b.total) / first,
+        abs(a.absolute - b.absolute) / first,
+        abs(a.squares - b.squares) / second,
+        abs(a.signed - b.signed) / second,
+        abs(a.least - b.least) / extreme,
+        abs(a.greatest - b.greatest) / extreme,
+    )

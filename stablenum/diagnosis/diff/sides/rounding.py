@@ -1,0 +1,102 @@
+"""How far a program is off its own float64 twin, and which operation adds most of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stablenum.diagnosis.diff.sides.sides import Side, host
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["Rounding", "relative_error", "rounding_of"]
+
+# The entries that are kept of all values together, and the least that are kept of each value.
+_MOST, _LEAST = 2**26, 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """The rounding errors of one program.
+
+    Attributes:
+        error: the largest relative error of a loss or output.
+        step: the operation of the forward pass whose result is farthest off compared with what it read.
+        added: by how much.
+        errors: the relative error of each value; at most 1 for what is 0 but for rounding.
+    """
+
+    error: float
+    step: Step | None
+    added: float
+    errors: Mapping[int, float] = field(default_factory=dict)
+
+
+def rounding_of(side: Side) -> Rounding:
+    """Return the rounding errors: the program as it is, compared with the program in float64.
+
+    Of a value with very many entries some are compared, so that the memory this takes is bounded.
+    """
+    samples = _samples(side, max(_LEAST, _MOST // max(len(side.trace.values), 1)))
+    keys, errors = side.play.keys, dict[int, float]()
+
+    def compare(index: int, data: Any) -> None:
+        narrow = samples.get(keys.get(index))
+        if narrow is not None:
+            wide = host(data)
+            if wide.dtype.kind == "f" and wide.shape == narrow[0]:
+                error = relative_error(narrow[1], wide)
+                errors[index] = min(error, 1.0) if side.noise(index) else error
+
+    wide = side.program.play(compare, weights=side.weights, steps=side.steps)
+    ends = [r.value for r in wide.results if r.kind in ("loss", "output")]
+    telling = {v for v in errors if not side.noise(v)}
+    step, added = _worst(wide.trace.steps, errors, telling)
+    return Rounding(max((errors.get(v, 0.0) for v in ends), default=0.0), step, added, errors)
+
+
+def _samples(side: Side, most: int) -> dict[Hashable, tuple[tuple[int, ...], Any]]:
+    """Return the shape and some entries of each value of the program as it is, by the value's key."""
+    kept: dict[int, tuple[tuple[int, ...], Any]] = {}
+
+    def keep(index: int, data: Any) -> None:
+        array = host(data)
+        if array.dtype.kind == "f":
+            kept[index] = array.shape, _sampled(array, most)
+
+    narrow = side.program.play(keep, wide=False, weights=side.weights, steps=side.steps)
+    return {key: kept[index] for index, key in narrow.keys.items() if index in kept}
+
+
+def _sampled(array: Any, most: int) -> Any:
+    """Return a copy of all entries, or of so many that are spread over the array."""
+    flat = array.reshape(-1)
+    return flat.copy() if flat.size <= most else flat[np.linspace(0, flat.size - 1, most, dtype=np.int64)]
+
+
+def _worst(
+    steps: list[Step], errors: Mapping[int, float], telling: Collection[int]
+) -> tuple[Step | None, float]:
+    worst, most = None, 0.0
+    for step in steps:
+        if step.phase != "forward":
+            continue
+        out = max((errors[o] for o in step.outputs if o in telling), default=0.0)
+        read = max((errors[i] for i in step.inputs if i in errors), default=0.0)
+        if out - read > most:
+            worst, most = step, out - read
+    return worst, most
+
+
+def relative_error(narrow: Any, wide: Any) -> float:
+    """Return the largest difference of the entries of a sample, relative to the largest of all entries."""
+    if not wide.size:
+        return 0.0
+    there = _sampled(wide, narrow.size)
+    finite = np.isfinite(there) & np.isfinite(narrow)
+    if not finite.any():
+        return 0.0
+    scale = float(np.max(np.abs(wide), where=np.isfinite(wide), initial=0.0)) or 1.0
+    return float(np.abs(narrow[finite].astype(np.float64) - there[finite]).max()) / scale

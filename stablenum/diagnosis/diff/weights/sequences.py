@@ -1,0 +1,236 @@
+"""Align the parameters of two programs in the order of their uses: one with one, one with several."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from stablenum.diagnosis.diff.weights.layouts import layouts
+from stablenum.diagnosis.diff.weights.origins import Cut, Joined, Origin, Piece, Source
+from stablenum.diagnosis.diff.weights.parameter_uses import Use
+
+__all__ = ["aligned", "any_of", "cut_from", "likeness"]
+
+_MOST_PARTS = 16
+_SKIP = 8.0
+# Among matrices that multiply one value, names count for more than order.
+_CROSSED = 0.1
+_EXCHANGED = 0.5
+_MOST_IN_GROUP = 4
+_APART = [{a, b} for a in ("matmul", "conv") for b in ("mul", "add")]
+_Pair: TypeAlias = "tuple[Sequence[Use], Sequence[Use]]"
+_Offer: TypeAlias = "Callable[[int, int, int, int, float, list[_Pair]], None]"
+
+
+def aligned(left: Sequence[Use], right: Sequence[Use]) -> dict[str, Source]:
+    """Return the origins of the parameters that have a counterpart in this order."""
+    found = dict[str, Source]()
+    for ours, theirs in _pairs(left, right)[1]:
+        if len(ours) == len(theirs) == 1:
+            found[theirs[0].name] = _whole(ours[0], theirs[0])
+        elif len(ours) == 1:
+            found.update(cut_from(ours[0], theirs))
+        elif ours:
+            found[theirs[0].name] = _joined(ours, theirs[0])
+    return found
+
+
+def any_of(use: Use, rest: Sequence[Use], all_of_them: Sequence[Use]) -> Source | None:
+    """Return an origin out of order: the most alike of what is left over, else of all (tied weights)."""
+    for candidates in (rest, all_of_them):
+        fitting = [u for u in candidates if u.kind == use.kind and np.isfinite(_cost(u, use))]
+        if fitting:
+            return _whole(min(fitting, key=lambda u: _cost(u, use)), use)
+    return None
+
+
+def cut_from(whole: Use, parts: Sequence[Use | None], axis: int | None = None) -> dict[str, Source]:
+    """Return the origins of parameters that are the parts of another one, one after another; None among
+    them is a part that nothing takes, as large as the others."""
+    known = [u for u in parts if u is not None]
+    cuts = (
+        _cuts(whole, known, axis) if len(known) == len(parts) else _equal_cuts(whole, len(parts), axis or 0)
+    )
+    found = dict[str, Source]()
+    for use, cut in zip(parts, cuts or (), strict=False):
+        shape = _cut_shape(whole.shape, cut)
+        ways = layouts(shape, use.shape, use.kind) if use is not None else ()
+        if use is not None and ways:
+            piece = Piece(whole.piece.name, (*whole.piece.cuts, cut))
+            found[use.name] = Origin(piece, use.shape, ways[0], ways[1:])
+    return found
+
+
+def _whole(mine: Use, use: Use) -> Origin:
+    first, *others = layouts(mine.shape, use.shape, mine.kind)
+    return Origin(mine.piece, use.shape, first, tuple(others))
+
+
+def _joined(parts: Sequence[Use], whole: Use) -> Joined:
+    cuts = _cuts(whole, parts) or []
+    origins = []
+    for use, cut in zip(parts, cuts, strict=True):
+        shape = _cut_shape(whole.shape, cut)
+        first, *others = layouts(use.shape, shape, whole.kind)
+        origins.append(Origin(use.piece, shape, first, tuple(others)))
+    return Joined(tuple(origins), whole.shape, cuts[0].axis)
+
+
+def _pairs(left: Sequence[Use], right: Sequence[Use], *, teams: bool = True) -> tuple[float, list[_Pair]]:
+    """Align two sequences at the least cost, which is returned, too: one with one, one with several, several
+    with one, and with ``teams`` the matrices that multiply one value in any order."""
+    n, m = len(left), len(right)
+    best = np.full((n + 1, m + 1), np.inf)
+    best[0, 0] = 0.0
+    came: dict[tuple[int, int], tuple[int, int, list[_Pair] | None]] = {}
+
+    def offer(i: int, j: int, a: int, b: int, cost: float, pairs: list[_Pair] | None = None) -> None:
+        if best[i, j] + cost < best[i + a, j + b]:
+            best[i + a, j + b] = best[i, j] + cost
+            came[i + a, j + b] = (i, j, pairs)
+
+    for i in range(n + 1):
+        for j in range(m + 1):
+            if i < n:
+                offer(i, j, 1, 0, _SKIP)
+            if j < m:
+                offer(i, j, 0, 1, _SKIP)
+            if i < n and j < m:
+                offer(i, j, 1, 1, _cost(left[i], right[j]))
+                for count in _counts(left[i], right[j:]):
+                    offer(i, j, 1, count, _cost_parts(left[i], right[j : j + count]))
+                for count in _counts(right[j], left[i:]):
+                    offer(i, j, count, 1, _cost_parts(right[j], left[i : i + count]))
+                if teams:
+                    a, b = _group_size(left, i), _group_size(right, j)
+                    offer(i, j, a, b, *_in_any_order(left[i : i + a], right[j : j + b]))
+                    _offer_exchanged(left, right, i, j, offer)
+    found, at = list[_Pair](), (n, m)
+    while at != (0, 0):
+        i, j, pairs = came[at]
+        found += reversed(pairs or [(left[i : at[0]], right[j : at[1]])])
+        at = (i, j)
+    return float(best[n, m]), found[::-1]
+
+
+def _group_size(uses: Sequence[Use], at: int) -> int:
+    """Return how many uses from here on belong to a group; 0 within a group."""
+    group = uses[at].group
+    if at and uses[at - 1].group == group:
+        return 0
+    return next((k for k in range(1, len(uses) - at) if uses[at + k].group != group), len(uses) - at)
+
+
+def _team_ends(uses: Sequence[Use], at: int) -> tuple[int, int] | None:
+    """Return where the team that begins here ends, and the next one; None within a team or at the last."""
+    if at and uses[at - 1].team == uses[at].team:
+        return None
+    ends = [k for k in range(at + 1, len(uses) + 1) if k == len(uses) or uses[k].team != uses[k - 1].team]
+    return (ends[0], ends[1]) if len(ends) > 1 else None
+
+
+def _in_any_order(left: Sequence[Use], right: Sequence[Use]) -> tuple[float, list[_Pair] | None]:
+    """Return the least cost of the uses of a group in any order, and the pairs."""
+    if (
+        not left
+        or not 1 < len(right) <= _MOST_IN_GROUP
+        or sum(u.size for u in left) != sum(u.size for u in right)
+    ):
+        return float("inf"), None
+    found = []
+    for order in itertools.permutations(range(len(right))):
+        cost, pairs = _pairs(left, [right[k] for k in order], teams=False)
+        crossed = sum(a > b for a, b in itertools.combinations(order, 2))
+        found.append((cost + _CROSSED * crossed, pairs))
+    return min(found, key=lambda f: f[0])
+
+
+def _offer_exchanged(left: Sequence[Use], right: Sequence[Use], i: int, j: int, offer: _Offer) -> None:
+    """Offer that two teams are computed in another order: the queries before the keys, or after them."""
+    a, b = _team_ends(left, i), _team_ends(right, j)
+    if a is None or b is None or _size(left[i : a[0]]) != _size(right[b[0] : b[1]]):
+        return
+    if _size(left[a[0] : a[1]]) == _size(right[j : b[0]]):
+        first, pairs = _pairs(left[i : a[0]], right[b[0] : b[1]], teams=False)
+        second, more = _pairs(left[a[0] : a[1]], right[j : b[0]], teams=False)
+        offer(i, j, a[1] - i, b[1] - j, first + second + _EXCHANGED, [*pairs, *more])
+
+
+def _size(uses: Sequence[Use]) -> int:
+    return sum(u.size for u in uses)
+
+
+def _counts(whole: Use, parts: Sequence[Use]) -> Iterator[int]:
+    """Yield how many parts have the size of the whole."""
+    size = 0
+    for count, use in enumerate(parts[:_MOST_PARTS], 1):
+        size += use.size
+        if size == whole.size and count > 1:
+            yield count
+        if size >= whole.size or use.kind != whole.kind:
+            return
+
+
+def _cost(a: Use, b: Use) -> float:
+    if a.size != b.size or not layouts(a.shape, b.shape, a.kind) or _is_other(a, b):
+        return float("inf")
+    return 1.0 * (a.kind != b.kind) + 2.0 * (1 - likeness(a.words, b.words)) + 3.0 * a.unlike(b)
+
+
+def _is_other(a: Use, b: Use) -> bool:
+    """Return whether one is a matrix, and the other a gain or a bias that happens to be as large."""
+    shapes = [sorted(n for n in use.shape if n != 1) for use in (a, b)]
+    return {a.kind, b.kind} in _APART and shapes[0] != shapes[1]
+
+
+def _cost_parts(whole: Use, parts: Sequence[Use]) -> float:
+    if any(p.kind != whole.kind for p in parts) or _cuts(whole, parts) is None:
+        return float("inf")
+    unequal = len({p.size for p in parts}) > 1
+    return 1.0 + 1.0 * unequal + 0.5 * len(parts) + 3.0 * max(whole.unlike(p) for p in parts)
+
+
+def likeness(a: Sequence[str], b: Sequence[str]) -> float:
+    """Return how much two names resemble each other, given their words, from 0 to 1."""
+    first, second = set(a), set(b)
+    return len(first & second) / max(len(first | second), 1)
+
+
+def _cuts(whole: Use, parts: Sequence[Use], axis: int | None = None) -> list[Cut] | None:
+    """Return how a parameter is cut into parts of these sizes; None if it cannot be."""
+    shape = whole.shape
+    for i in _axes(shape, parts) if axis is None else [axis]:
+        across = whole.size // max(shape[i], 1)
+        lengths = [p.size // max(across, 1) for p in parts]
+        if sum(lengths) != shape[i] or not all(lengths) or (len(shape) > 2 and len(set(lengths)) > 1):
+            continue
+        ends = np.cumsum(lengths).tolist()
+        count = len(parts)
+        cuts = [Cut(ends[k] - n, ends[k], i, k, count) for k, n in enumerate(lengths)]
+        if all(
+            layouts(_cut_shape(shape, c), p.shape, p.kind) and layouts(p.shape, _cut_shape(shape, c), p.kind)
+            for c, p in zip(cuts, parts, strict=True)
+        ):
+            return cuts
+    return None
+
+
+def _equal_cuts(whole: Use, count: int, axis: int) -> list[Cut] | None:
+    length, rest = divmod(whole.shape[axis], max(count, 1))
+    return None if rest else [Cut(i * length, (i + 1) * length, axis, i, count) for i in range(count)]
+
+
+def _cut_shape(shape: Sequence[int], cut: Cut) -> tuple[int, ...]:
+    return tuple(cut.end - cut.begin if i == cut.axis else n for i, n in enumerate(shape))
+
+
+def _axes(shape: Sequence[int], parts: Sequence[Use]) -> list[int]:
+    """Return the axes along which an array may be put together, the most likely one first: one that counts
+    the parts, if it is not one of theirs."""
+    own = len(shape) <= 2 and any(len(p.shape) == len(shape) for p in parts)
+    exact = [i for i, n in enumerate(shape) if n == len(parts) and len(shape) > 1 and not own]
+    ends = [0, len(shape) - 1] if shape and (len(shape) < 2 or shape[0] >= shape[-1]) else [len(shape) - 1, 0]
+    return list(dict.fromkeys([*exact, *(ends if shape else []), *range(len(shape))]))
