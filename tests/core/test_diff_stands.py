@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stablenum.diagnosis.diff.sides.sides import stands
+from stablenum.diagnosis.diff.sides import stands
 from stablenum.diagnosis.diff.sides.stands import Given, Stand, Stands
 
 WEIGHTS = {"w": np.ones(2)}

@@ -22,7 +22,7 @@ import stablenum
 import stablenum_jax
 import stablenum_torch
 from stablenum.commands.diff.pair import load_pair
-from stablenum.diagnosis.diff.report.report import reproduction
+from stablenum.diagnosis.diff.report import reproduction
 from tests.parity.test_diff import PAIR, jax_program, run, torch_program
 
 X = np.random.default_rng(3).normal(size=(4, 6)).astype(np.float32)
