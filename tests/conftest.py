@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from jax.experimental.compilation_cache import compilation_cache
 
 from stablenum_jax._trees.scale_reads import note_scale_read
+from tests import forking
 from tests.backends import BACKENDS, Backend
 from tests.selection import REPEATS, covering
 
@@ -28,15 +30,27 @@ for name, value in COMPILED.items():
     os.environ[name.upper()] = str(value)
     jax.config.update(name, value)
 
+# Four workers of this size fit into 16 GiB beside what they start.
+_LARGE = 3 * 2**30
+
 # Many tests give made-up gradients to a guard with a loss scale. The one that tests the warning resets this.
 note_scale_read()
 
 # Programs that tests run in separate processes, not test modules.
 collect_ignore = [
-    "pairs/blind", "pairs/eighth", "pairs/eleventh", "pairs/fifth", "pairs/fourth", "pairs/ninth",
+    "forking", "pairs/blind", "pairs/eighth", "pairs/eleventh", "pairs/fifth", "pairs/fourth", "pairs/ninth",
     "pairs/second", "pairs/seventh", "pairs/sixth", "pairs/tenth", "pairs/third", "pairs/tuned",
     "pairs/within", "scripts",
 ]  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In a run with workers, the programs that tests start are forked from a server."""
+    if hasattr(config, "workerinput"):
+        forking.use()
+    elif config.getoption("numprocesses", None) and (server := forking.start()) is not None:
+        config.add_cleanup(lambda: forking.stop(server))
+
 
 hypothesis.settings.register_profile(
     "ci", derandomize=True, database=None, deadline=None, max_examples=25, stateful_step_count=25
@@ -65,14 +79,24 @@ def compiling_warns_in_each_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def little_to_collect() -> Iterator[None]:
-    """Release what a module compiled, and leave what remains out of garbage collection.
+    """Leave what a module leaves behind out of garbage collection, which takes a tenth of the time otherwise.
 
-    Otherwise collecting takes a tenth of the time, and each worker several GB.
+    What JAX has compiled is released only when this process has become large, since others may use it again.
     """
     yield
-    jax.clear_caches()
+    if _resident() > _LARGE:
+        jax.clear_caches()
     gc.collect()
     gc.freeze()
+
+
+def _resident() -> int:
+    """Return the bytes of memory that this process holds now, or at most held where only that is known."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * resource.getpagesize()
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forking import FRESH
+
 ROOT = Path(__file__).resolve().parents[1]
 TORCH, JAX = ("torch",), ("jax", "jaxlib", "optax", "flax")
 EVERY_LIBRARY = ("numpy", "array_api_compat", "scipy", *TORCH, *JAX)
@@ -29,7 +31,7 @@ sys.meta_path.insert(0, Block())
 def run(statement: str, blocked: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     """``statement`` in a fresh interpreter without the ``blocked`` packages."""
     program = f"{BLOCK.format(blocked=blocked)}\nsys.path.insert(0, {str(ROOT)!r})\n{statement}\n"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    return subprocess.run([FRESH, "-c", program], capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize(

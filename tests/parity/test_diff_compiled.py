@@ -147,7 +147,7 @@ def test_attention_is_the_same_by_each_implementation(backend: SDPBackend) -> No
 
 
 def test_few_entries_tell_how_far_a_value_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stablenum.diagnosis.diff.sides.sides import rounding
+    from stablenum.diagnosis.diff.sides import rounding
 
     whole = stablenum.diff(program(), program()).right_off
     kept: list[int] = []
