@@ -13,12 +13,12 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
 
 # xdist workers share the cores; each keeps to one thread. The tests of a file compile much the same, so they
-# run in one worker.
+# run in one worker; the files that take longest come first (tests/order.txt).
 export OMP_NUM_THREADS ?= 1
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all test-gpu mutants lint docs docs-site stories wheel-test release-check bench bench-gpu bench-all clean
+.PHONY: help demo check test test-changed test-slow test-all test-gpu mutants lint docs docs-site stories wheel-test release-check bench bench-gpu bench-all clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,16 +27,24 @@ demo: $(PACKAGE) ## Run unstable trainings on every backend and show that they a
 	$(BIN)/stablenum compare --jobs 2 --json demo-results.json --html demo-results.html
 	@echo "demo-results.html"
 
-# One after the other even under `make -j`; the first failure ends it.
-check: ## Check style, types and import contracts, then run the tests (what CI runs)
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory test
+# The linters use one core and take less time than the tests, so they run beside them and are heard at the end.
+check: $(STAMP) ## Check style, types and import contracts, and run the tests (what CI runs)
+	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; \
+	  $(MAKE) --no-print-directory test; tests=$$?; \
+	  wait $$lint; lint=$$?; cat $(VENV)/lint.log; exit $$((tests + lint))
 
 test: $(STAMP) ## Run the tests that CI runs (some minutes)
 	JAX_PLATFORMS=cpu $(PYTEST)
 
-test-all: $(STAMP) ## Run every test, the slow and the repeated ones too
-	JAX_PLATFORMS=cpu $(PYTEST) -m "not gpu"
+test-changed: $(STAMP) ## Run the tests that reach the lines changed since the last recording (see CONTRIBUTING)
+	$(BIN)/python -m tests.changed
+
+# PART=all runs every part, for hours. Without a part, the table says when each last ran whole.
+test-slow: $(STAMP) ## Run a part of what `make test` leaves out: PART=..., each at most an hour on two cores
+	JAX_PLATFORMS=cpu $(BIN)/python -m tests.parts $(PART)
+
+test-all: $(STAMP) ## Run every test, the slow and the repeated ones too (hours)
+	JAX_PLATFORMS=cpu $(PYTEST) -m "not gpu" tests stablenum stablenum_jax stablenum_torch
 
 test-gpu: $(STAMP) ## Run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu
@@ -51,7 +59,8 @@ lint: $(STAMP) ## Check style, types and import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: $(STAMP) ## Build the documentation into docs/_build/html
+docs: $(STAMP) ## Check figures against their pages, and build the documentation
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -n auto --maxprocesses 4 tests/documents
 	JAX_PLATFORMS=cpu $(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 

@@ -1,13 +1,19 @@
-"""The selections omit no pair of values, never change, and mark the rest as slow."""
+"""The selections omit no pair of values, never change, and leave nothing out of every run."""
 
 from __future__ import annotations
 
 import itertools
+import tomllib
+from pathlib import Path
 
 import pytest
 
+from tests import parts
+from tests.changed import changed_lines, reached
+from tests.mutants.recording import TestMap
 from tests.selection import covering, one_in_three, only, pairwise, slow_but_for, slow_unless, thinned
 
+ROOT = Path(__file__).parents[1]
 FACTORS = [
     ("ab", "xyz"),
     ("abcdef", "xy", "12345"),
@@ -77,3 +83,51 @@ def test_every_value_occurs_in_a_chosen_case():
     }
     assert 8 <= len(chosen) <= 10
     assert covering(dict(reversed(cases.items()))) == chosen
+
+
+def test_every_folder_of_tests_belongs_to_a_part():
+    """So no slow test is in none of them."""
+    paths = {path for part in parts.PARTS.values() for path in part if path.startswith("tests/")}
+    folders = {file.parent.relative_to(ROOT).as_posix() for file in ROOT.glob("tests/*/**/test_*.py")}
+    assert len(folders) > 10
+    for folder in folders:
+        assert any(
+            f"{folder}/".startswith(f"{path}/") or path.startswith(f"{folder}/test_") for path in paths
+        )
+
+
+def test_what_the_fast_run_collects_is_there():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert all(any(ROOT.glob(path)) for path in settings["tool"]["pytest"]["ini_options"]["testpaths"])
+
+
+def test_a_row_of_the_table_of_parts_is_read_as_it_was_written():
+    rows = {"core": ["2026-11-28", "0123abcd", "12", "900", "0", "3"]}
+    text = parts.written(rows)
+    assert {name: row for name, row in parts.rows_of(text).items() if row[0] != "never"} == rows
+    assert [*parts.rows_of(text)] == [*parts.PARTS]
+
+
+DIFF = """\
+diff --git a/stablenum/a.py b/stablenum/a.py
+--- a/stablenum/a.py
++++ b/stablenum/a.py
+@@ -3,2 +3 @@ def f():
+@@ -10,0 +10,4 @@ def g():
+diff --git a/stablenum/b.py b/stablenum/b.py
+--- a/stablenum/b.py
++++ b/stablenum/b.py
+@@ -1 +1 @@
+"""
+
+
+def test_the_tests_that_a_change_reaches_are_those_of_its_lines_or_of_its_file():
+    changes = changed_lines(DIFF)
+    assert changes == {"stablenum/a.py": {3, 4, 10, 11}, "stablenum/b.py": {1}}
+    lines = {
+        "stablenum/a.py": {4: ["t::of f"], 11: ["t::of g"], 20: ["t::of h"]},
+        "stablenum/b.py": {7: ["t::of a function"]},
+    }
+    tests = TestMap({}, lines, {})
+    assert reached(changes, tests) == {"t::of f", "t::of g", "t::of a function"}
+    assert reached({"stablenum/a.py": {20}, "docs/conf.py": {1}}, tests) == {"t::of h"}

@@ -36,27 +36,6 @@ def test_some_cells_are_run_each_time(name: str) -> None:
         assert table.verdicts(name, variant, ["nan_batch"]) == {"nan_batch": expected}
 
 
-def test_the_table_has_every_partner_variant_and_fault() -> None:
-    found = measured()
-    assert [(n, v, f) for n, variants in found.items() for v, row in variants.items() for f in row] == RUNS
-
-
-def test_with_a_guard_no_partner_is_left_with_anything_of_the_bad_batch() -> None:
-    left = [
-        (name, fault, column)
-        for name, variants in measured().items()
-        for fault, row in variants["guarded"].items()
-        for column, mark in row.items()
-        if mark is False
-    ]
-    assert left == []
-
-
-def test_each_partner_alone_is_left_with_something() -> None:
-    for name, variants in measured().items():
-        assert any(mark is False for row in variants["alone"].values() for mark in row.values()), name
-
-
 def test_a_run_that_does_not_end_counts_as_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "_PATIENCE_S", 0.1)
     assert table.verdicts("optax", "alone", ["nan_batch"]) == {"nan_batch": {"ends": False}}

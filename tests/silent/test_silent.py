@@ -20,10 +20,6 @@ from tests.selection import of_kind
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "corpus" / "silent"
-NUMBERS = ["first", "second", "third", "fourth", "fifth"]
-ROUNDS = [(letter, f"{word} round") for letter, word in zip("bcdef", NUMBERS, strict=True)]
-PAGE = ROOT / "docs" / "checkup.md"
-FIRST_RUN = ROOT / "corpus" / "results" / "stablenum-checkup-first-run.json"
 MISSED = json.loads((Path(__file__).parent / "missed.json").read_text(encoding="utf-8"))
 PROGRAMS: dict[str, dict[str, Any]] = {
     name: answer | MISSED.get(name, {})
@@ -54,22 +50,6 @@ def test_a_healthy_program_is_not_blamed(name: str, tmp_path: Path) -> None:
     result, report = checked(name, tmp_path / "report.json")
     assert report["ok"], result.stdout
     assert result.returncode == 0
-
-
-@pytest.mark.parametrize(("letter", "round_"), ROUNDS)
-@pytest.mark.parametrize(("framework", "title"), [("torch", "PyTorch"), ("jax", "JAX")])
-def test_the_page_gives_the_figures_as_they_were_found(
-    framework: str, title: str, letter: str, round_: str
-) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    records = json.loads(FIRST_RUN.read_text(encoding="utf-8"))["programs"]
-    names = [name for name in PROGRAMS if name.startswith(f"{framework}/{letter}")]
-    assert {PROGRAMS[name]["set"] for name in names} == {"held_out"}
-    found = {name: records[name.replace("/", "/silent/")]["judged"] for name in names}
-    broken = [found[name] for name in names if PROGRAMS[name]["kind"] == "failing"]
-    healthy = [found[name]["detected"] for name in names if PROGRAMS[name]["kind"] == "healthy"]
-    right = [f"{sum(p[what] for p in broken)} of {len(broken)}" for what in ("cause", "line")]
-    assert f"| {title}, {round_} | {' | '.join(right)} | {sum(healthy)} of {len(healthy)} |" in page
 
 
 def test_what_is_missed_is_a_failing_program() -> None:

@@ -16,8 +16,9 @@ import stablenum
 from tests.pairs.real import layers, optimizers
 from tests.pairs.real.formulas import distance, trained
 
-HERE = Path(__file__).parent
-PAGE = (HERE.parents[2] / "docs" / "porting.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "tests" / "pairs" / "real"
+PAGE = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8")
 TABLES = [
     [cell.strip() for cell in line.strip("|").split(" | ")] for line in PAGE.splitlines() if line[:2] == "| "
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import nbformat
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STORIES = ROOT / "docs" / "stories"
 NAMES = ["port-differs", "run-dies"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 RECIPE = (ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8")
 # The names in conda's channels where they differ.
