@@ -1,9 +1,9 @@
 """Run the tests that the changed lines reach: ``python -m tests.changed [pytest's arguments]``.
 
 Which test runs which line is recorded once, by coverage.py, while all of ``make test`` runs, as for the
-mutants: ``python -m tests.changed --record``. What has changed since that commit, uncommitted changes included,
-is then looked up. A change outside the functions of a module runs every test that reaches the module; changed
-tests run too. It is a choice for the time between two commits; ``make test`` runs everything.
+mutants: ``python -m tests.changed --record``. What has changed since that commit, uncommitted changes
+included, is then looked up. A change outside the functions of a module runs every test that reaches the
+module; changed tests run too. It is a choice for the time between two commits; ``make test`` runs everything.
 """
 
 from __future__ import annotations

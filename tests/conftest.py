@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import resource
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +132,41 @@ def _values_of(item: pytest.Function) -> set[Any]:
     }
 
 
+# The files that take longest, longest first, so that no worker begins one when the others have ended: made
+# from a run by `python -m pytest --record-order`.
+ORDER = Path(__file__).with_name("order.txt")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that writes the order."""
+    parser.addoption("--record-order", action="store_true", help="write tests/order.txt from this run")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Write the files that took 3 s or more, if asked to."""
+    if not config.getoption("--record-order"):
+        return
+    seconds: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.split("::")[0]] += report.duration
+    long = sorted((file for file, s in seconds.items() if s >= 3), key=lambda file: -seconds[file])
+    ORDER.write_text("".join(f"{file}\n" for file in long), encoding="utf-8")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """The examples in docstrings are tests in the packages, and not in the tests themselves."""
+    found = yield
+    return [collector for collector in found if type(collector).__name__ != "DoctestModule"]
+
+
 @pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Most cases of a ``sampled`` test are slow; ``gpu`` tests are skipped on machines without a GPU."""
+    place = {file: i for i, file in enumerate(ORDER.read_text(encoding="utf-8").splitlines())}
+    items.sort(key=lambda item: place.get(item.nodeid.split("::")[0], len(place)))
     cases: dict[str, dict[pytest.Item, set[Any]]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and "sampled" in item.keywords and "slow" not in item.keywords:
