@@ -37,7 +37,9 @@ def request(open_files):
 
 
 def main():
-    arguments = [a for a in sys.argv[1:] if a != "-u"]
+    arguments = sys.argv[1:]
+    while arguments and arguments[0] in ("-u", "-W"):
+        arguments = arguments[1:] if arguments[0] == "-u" else arguments[2:]
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-c", "-m")):
         become_python()
     server = socket.socket(socket.AF_UNIX)

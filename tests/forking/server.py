@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Mapping
 from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
@@ -178,14 +179,14 @@ def _stream(number: int, name: str, mode: str, arguments: list[str]) -> io.TextI
         raw = io.FileIO(number, mode, closefd=False)
     except OSError:
         return None
-    at_once = number == 2 or arguments[:1] == ["-u"]
+    unbuffered = "-u" in arguments[: 1 + 2 * arguments.count("-W")]
     buffered = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
     made = io.TextIOWrapper(
         buffered,
         encoding=sys.getdefaultencoding(),
         errors="backslashreplace" if number == 2 else "strict",
-        line_buffering=at_once or raw.isatty(),
-        write_through=arguments[:1] == ["-u"],
+        line_buffering=number == 2 or unbuffered or raw.isatty(),
+        write_through=unbuffered,
     )
     made.mode = mode
     raw.name = f"<{name}>"
@@ -198,7 +199,11 @@ def run(arguments: list[str]) -> None:
     main.__builtins__ = __builtins__
     sys.modules["__main__"] = main
     sys.orig_argv = [sys.executable, *arguments]
-    arguments = arguments[1:] if arguments[0] == "-u" else arguments
+    while arguments[0] in ("-u", "-W"):
+        if arguments[0] == "-W":
+            sys.warnoptions.append(arguments.pop(1))
+            warnings._processoptions(sys.warnoptions[-1:])
+        arguments = arguments[1:]
     if arguments[0] == "-c":
         sys.argv = ["-c", *arguments[2:]]
         sys.path[0] = ""

@@ -231,7 +231,17 @@ def mixed(make: Maker, mesh: DeviceMesh) -> Layout:
     return Layout(opt, backward, ONE_AND_TWO)
 
 
+# The layouts to try, and those of them on which each rule is tried; None for all.
+wanted: set[str] | None = None
+with_rules: set[str] | None = None
+
+
 def layouts() -> dict[str, Callable[[Maker], Layout]]:
+    made = every_layout()
+    return {name: build for name, build in made.items() if wanted is None or name in wanted}
+
+
+def every_layout() -> dict[str, Callable[[Maker], Layout]]:
     line = init_device_mesh("cpu", (WORLD,))
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
     return {
@@ -487,6 +497,8 @@ def rules() -> dict[str, Any]:
     for name, build in layouts().items():
         if name.startswith("ddp ") or name == "cpu offload":
             continue
+        if with_rules is not None and name not in with_rules:
+            continue
         for rule in RULES:
             if "AdaptiveGradClip" in rule and name in WITHOUT_UNITS:
                 continue
@@ -701,7 +713,9 @@ def late() -> dict[str, Any]:
     return {"error": None}
 
 
-def main(rank: int, store: str, path: str) -> None:
+def main(rank: int, store: str, path: str, *names: str) -> None:
+    global wanted, with_rules
+    wanted, with_rules = (set(given.split(",")) if given else None for given in names)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
     result: dict[str, Any] = {}
     with on_device_path() if path == "device" else contextlib.nullcontext():
@@ -722,4 +736,4 @@ def main(rank: int, store: str, path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(int(sys.argv[1]), *sys.argv[2:6])

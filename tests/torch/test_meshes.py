@@ -7,11 +7,12 @@ each step with it on the spot.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
-from tests.selection import only
+from tests.selection import only, slow_unless
 from tests.torch.launching import results_of_ranks
 
 RANKS = 4
@@ -46,17 +47,35 @@ REASONS = {
 SKIPPED = ("INF_GRADIENT", "NAN_GRADIENT", "NONFINITE_LOSS", "SPIKE_LOSS")
 
 
-@pytest.fixture(scope="module", params=only(["host"], ["host", "device"]))
-def told(request, tmp_path_factory) -> dict[str, dict[str, Any]]:
+NO_RULES = {"ddp static graph", "ddp hook", "cpu offload"}  # where rules are as in "ddp" and "fsdp2"
+# One of each kind: copies, uneven shards, shards of two kinds, and stages.
+SOME = {"ddp", "fsdp2 uneven", "fsdp2 tp", "pipeline"}
+WITH_RULES = {"fsdp2 uneven", "pipeline"}
+RUNS = {"some": SOME, "host": LAYOUTS, "device": LAYOUTS}
+
+
+@pytest.fixture(scope="module", params=only(["some"], RUNS))
+def told(request, tmp_path_factory) -> dict[str, Any]:
     """What the ranks told; "device": on the path of accelerators, with CPU tensors."""
+    layouts = RUNS[request.param]
+    path = "device" if request.param == "device" else "host"
+    names = ["", ""] if layouts == LAYOUTS else [",".join(SOME), ",".join(WITH_RULES)]
     store = tmp_path_factory.mktemp("meshes") / "store"
-    printed = results_of_ranks("mesh_program", store, request.param, world=RANKS, timeout=900)
+    printed = results_of_ranks("mesh_program", store, path, *names, world=RANKS, timeout=900)
     told = [result.split("\nLATE ") for result in printed]
     results = [json.loads(result) for result, _ in told]
     assert all(result["faults"] == results[0]["faults"] for result in results), "ranks tell different stories"
     assert all(result["rules"] == results[0]["rules"] for result in results), "ranks tell different stories"
     each = [result["setups"] for result in results]
-    return results[0] | {"setups": each, "late": [json.loads(late) for _, late in told]}
+    late = [json.loads(late) for _, late in told]
+    return results[0] | {"layouts": layouts, "setups": each, "late": late}
+
+
+def for_each_layout(but_for: Collection[str] = ()) -> pytest.MarkDecorator:
+    """A test of one layout, in every run that has it."""
+    cases = [(run, layout) for run, layouts in RUNS.items() for layout in sorted({*layouts} - {*but_for})]
+    rows = slow_unless(lambda run, layout: run == "some", cases)
+    return pytest.mark.parametrize(("told", "layout"), rows, indirect=["told"])
 
 
 @pytest.fixture
@@ -65,15 +84,14 @@ def found(told) -> dict[str, Any]:
     return told["faults"]
 
 
-def test_every_layout_was_tried_with_both_kinds_of_optimizer(found):
-    assert {name.rpartition(", ")[0] for name in found} == LAYOUTS
-    assert {name for name in found if name.endswith("fused")} == {
-        f"{name}, fused" for name in LAYOUTS - {"mixed"}
-    }
+def test_every_layout_was_tried_with_both_kinds_of_optimizer(told, found):
+    layouts = told["layouts"]
+    assert {name.rpartition(", ")[0] for name in found} == layouts
+    assert {n for n in found if n.endswith("fused")} == {f"{name}, fused" for name in layouts - {"mixed"}}
 
 
 @pytest.mark.parametrize("fault", REASONS)
-@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@for_each_layout()
 def test_all_ranks_decide_alike_and_as_one_process_would(found, layout, fault):
     for kind in ("foreach", "fused"):
         if (layout, kind) == ("mixed", "fused"):
@@ -90,14 +108,14 @@ def test_all_ranks_decide_alike_and_as_one_process_would(found, layout, fault):
             assert row["reason"] in ("OK", "CLIPPED")
 
 
-@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@for_each_layout()
 def test_training_goes_on_after_each_fault(found, layout):
     for kind in ("foreach", "fused"):
         rows = found.get(f"{layout}, {kind}", {})
         assert not [name for name in rows if name.startswith("after")]
 
 
-@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@for_each_layout()
 def test_the_bad_rank_is_named(found, layout):
     rows = found[f"{layout}, foreach"]
     assert rows["NaN loss on one rank"]["worst_rank"] == 2
@@ -111,10 +129,11 @@ def test_rules_follow_one_process_on_every_layout(told):
     apart = {name: row for name, row in told["rules"].items() if row["apart"] or row["parameters apart"]}
     assert apart == {}
     assert not [name for name, row in told["rules"].items() if not row["acts"]], "each rule has an effect"
-    assert len(told["rules"]) == 11 * 8 - 3 * 2
+    layouts = WITH_RULES if told["layouts"] == SOME else LAYOUTS - NO_RULES
+    assert len(told["rules"]) == 8 * len(layouts) - 2 * len({"pipeline", "experts", "fsdp1"} & layouts)
 
 
-@pytest.mark.parametrize("layout", sorted(LAYOUTS - {"zero", "mixed"}))
+@for_each_layout(but_for={"zero", "mixed"})
 def test_a_step_makes_one_collective_of_a_few_bytes(told, layout):
     for rank in told["setups"]:
         seen = rank["collectives"][layout]
