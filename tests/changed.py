@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.choosing import EVERYTHING
 from tests.mutants.recording import TestMap, record
 from tests.mutants.running import copy_tree
 from tests.mutants.sampling import packages_of
@@ -61,6 +62,7 @@ def _record() -> None:
     commit = _git("rev-parse", "HEAD").strip()
     packages = packages_of(ROOT)
     copy_tree(ROOT, WORK / "tree-of-map")
+    os.environ[EVERYTHING] = "1"
     record(WORK / "tree-of-map", packages, WORK / "recording-of-map", [], processes=2).save(MAP)
     OF_COMMIT.write_text(commit, encoding="utf-8")
 
@@ -85,9 +87,9 @@ def main(arguments: Sequence[str]) -> int:
     if not files:
         return 0
     CHOSEN.write_text(json.dumps({"tests": sorted(tests), "files": sorted(own)}), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-p", "tests.changed", "-n", "auto", "--maxprocesses", "4"]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.changed", "-m", "not gpu", "-n", "auto"]
     environment = {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"} | os.environ
-    command += ["--dist", "loadfile", *sorted(files), *arguments]
+    command += ["--maxprocesses", "4", "--dist", "loadfile", *sorted(files), *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 

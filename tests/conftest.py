@@ -19,6 +19,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from stablenum_jax._trees.scale_reads import note_scale_read
 from tests import forking
 from tests.backends import BACKENDS, Backend
+from tests.choosing import names_left_out
 from tests.selection import REPEATS, covering
 
 # JAX's compilations are cached across processes and runs; tests that run programs pass the settings on.
@@ -164,9 +165,13 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Most cases of a ``sampled`` test are slow; ``gpu`` tests are skipped on machines without a GPU."""
+    """Most cases of a ``sampled`` test are slow, and all of ``left_out.txt``; ``gpu`` tests need a GPU."""
     place = {file: i for i, file in enumerate(ORDER.read_text(encoding="utf-8").splitlines())}
     items.sort(key=lambda item: place.get(item.nodeid.split("::")[0], len(place)))
+    others = names_left_out()
+    for item in items:
+        if item.nodeid in others:
+            item.add_marker(REPEATS)
     cases: dict[str, dict[pytest.Item, set[Any]]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and "sampled" in item.keywords and "slow" not in item.keywords:

@@ -10,6 +10,7 @@ import pytest
 
 from tests import parts
 from tests.changed import changed_lines, reached
+from tests.choosing import left_out
 from tests.mutants.recording import TestMap
 from tests.selection import covering, one_in_three, only, pairwise, slow_but_for, slow_unless, thinned
 
@@ -131,3 +132,15 @@ def test_the_tests_that_a_change_reaches_are_those_of_its_lines_or_of_its_file()
     tests = TestMap({}, lines, {})
     assert reached(changes, tests) == {"t::of f", "t::of g", "t::of a function"}
     assert reached({"stablenum/a.py": {20}, "docs/conf.py": {1}}, tests) == {"t::of h"}
+
+
+def test_what_is_left_out_is_run_by_tests_that_stay():
+    """Cheap tests stay, then what runs other lines, then one case of a function while there is time."""
+    seconds = {"t::cheap": 0.1, "t::a[1]": 1.0, "t::a[2]": 2.0, "t::b[1]": 3.0, "t::b[2]": 4.0, "t::c": 9.0}
+    lines = {
+        "a.py": {1: [*seconds], 2: ["t::a[2]"], 3: ["t::a[2]", "t::b[2]"], 4: ["t::cheap", "t::b[1]"]},
+    }
+    tests = TestMap(seconds, lines, {})
+    assert left_out(tests, 2.0) == ["t::a[1]", "t::b[1]", "t::b[2]", "t::c"]
+    assert left_out(tests, 5.0) == ["t::a[1]", "t::b[2]", "t::c"]
+    assert left_out(tests, 99.0, ["t::not recorded"]) == ["t::a[1]", "t::b[2]", "t::not recorded"]

@@ -52,7 +52,7 @@ PACKAGES = {
 # What Python and the frameworks read from the environment when they start: with other values, a new
 # interpreter is needed.
 READ_AT_START = (
-    "COVERAGE_", "CUDA", "JAX_", "LANG", "LC_", "LD_", "MALLOC", "MKL_", "OMP_", "PYTHON", "PYTORCH", "TF_",
+    "CUDA", "JAX_", "LANG", "LC_", "LD_", "MALLOC", "MKL_", "OMP_", "PYTHON", "PYTORCH", "TF_",
     "TORCH",
 )  # fmt: skip
 HASH_SEED = "0"  # of this process; programs that ask for no other one have it too
@@ -169,6 +169,8 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     sys.path[:] = [sys.path[0], *given, *known]
     sys.executable = os.path.join(os.environ["STABLENUM_TESTS_FORKS"], "python")
     importlib.invalidate_caches()
+    if "COVERAGE_PROCESS_START" in os.environ:  # as the sitecustomize of a recording does
+        importlib.import_module("coverage").process_startup()
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         setattr(sys, name, _stream(number, name, mode, request["arguments"]))
         setattr(sys, f"__{name}__", getattr(sys, name))
