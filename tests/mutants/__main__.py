@@ -70,7 +70,8 @@ def _run(
     for i in range(options.workers):
         copy_tree(ROOT, work / f"tree-{i}")
         trees.append(Tree(work / f"tree-{i}", packages, work / f"of-tree-{i}"))
-    digest = _digest(ROOT, _python_files(trees[0].root), repr(sorted(options.tests)))
+    left_out = (ROOT / "tests" / "left_out.txt").read_text(encoding="utf-8")
+    digest = _digest(ROOT, _python_files(trees[0].root), repr(sorted(options.tests)) + left_out)
     tests = _tests(options, packages, trees[0], work, digest)
     kept = work / "results.jsonl"
     if options.again:

@@ -1,4 +1,4 @@
-"""Which mutants are tried: a sample of equal density per line in each package, less the excluded code."""
+"""Which mutants are tried: a sample of equal density per line in each wing, less the excluded code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from typing import Any
 
 from tests.mutants.mutations import Mutant, mutants_of
 
-__all__ = ["Judged", "LeftOut", "Survivor", "all_mutants", "packages_of", "read_judged", "sample"]
+__all__ = [
+    "Judged", "LeftOut", "Survivor", "all_mutants", "packages_of", "read_judged", "sample", "wing_of",
+]  # fmt: skip
 
 _WHYS = ("equivalent", "not on a CPU")
 
@@ -117,20 +119,25 @@ def all_mutants(root: Path, packages: Iterable[str]) -> list[Mutant]:
 
 
 def sample(mutants: Iterable[Mutant], n: int, seed: int, root: Path) -> list[Mutant]:
-    """About ``n`` mutants, equally many per line in each package, at most one on a line.
+    """About ``n`` mutants, equally many per line in each wing, at most one on a line.
 
     A hash of its text and the seed decides on each: a change of the code affects few other mutants.
     """
     lines: dict[str, dict[tuple[str, int], list[Mutant]]] = defaultdict(lambda: defaultdict(list))
     for mutant in mutants:
-        lines[mutant.file.split("/")[0]][mutant.file, mutant.line].append(mutant)
+        lines[wing_of(mutant.file)][mutant.file, mutant.line].append(mutant)
     total = sum(map(len, lines.values()))
     chosen = []
     for _, of_lines in sorted(lines.items()):
-        share = round(n * len(of_lines) / total)
+        share = max(1, round(n * len(of_lines) / total))
         order = sorted((_rank(m, seed), m) for line in of_lines.values() for m in line)
         chosen += _first(order, share, root)
     return chosen
+
+
+def wing_of(file: str) -> str:
+    """The folder of a file, at most three deep: no wing, such as that of checkpoints, is left to chance."""
+    return "/".join(file.split("/")[:-1][:3])
 
 
 def _rank(mutant: Mutant, seed: int) -> str:

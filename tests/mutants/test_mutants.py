@@ -25,7 +25,16 @@ from tests.mutants.running import (
     try_all,
     verdict,
 )
-from tests.mutants.sampling import Judged, LeftOut, Survivor, all_mutants, packages_of, read_judged, sample
+from tests.mutants.sampling import (
+    Judged,
+    LeftOut,
+    Survivor,
+    all_mutants,
+    packages_of,
+    read_judged,
+    sample,
+    wing_of,
+)
 
 LIBRARY = '''
 """A library."""
@@ -213,7 +222,13 @@ def test_mutants_of_this_library_are_valid_programs(of_this_library):
         compile(mutant.apply(source), mutant.file, "exec")
 
 
-def test_a_sample_is_equally_dense_in_each_package_and_unaffected_by_changes_elsewhere(tmp_path):
+def test_a_sample_has_mutants_of_every_wing(of_this_library):
+    wings = {wing_of(mutant.file) for mutant in of_this_library}
+    assert {"stablenum/guard", "stablenum/diagnosis/diff", "stablenum_torch/_recovery"} <= wings
+    assert {wing_of(mutant.file) for mutant in sample(of_this_library, 60, seed=0, root=ROOT)} == wings
+
+
+def test_a_sample_is_equally_dense_in_each_wing_and_unaffected_by_changes_elsewhere(tmp_path):
     for name, n in (("one", 60), ("two", 30)):
         (tmp_path / name).mkdir()
         lines = "".join(f"x{i} = a < b\n" for i in range(n))
