@@ -729,6 +729,15 @@ def test_no_good_snapshot_is_near_the_origin(steps: list[int], origin: int, good
     assert good == (expected or steps[:1])
 
 
+def test_a_snapshot_is_not_good_yet_at_its_last_step_of_waiting_nor_at_the_origin() -> None:
+    held = _snapshots(0, 5, 9, good_after=10)
+    assert [s.step for s in held.good_before(15)] == [0]
+    assert [s.step for s in held.good_before(16)] == [5, 0]
+    held.confirm_before(16)  # 5 need not wait any more
+    assert [s.step for s in held.good_before(5)] == [0]
+    assert [s.step for s in held.good_before(6)] == [5, 0]
+
+
 @given(st.data())
 def test_no_stream_of_faults_makes_a_run_endless(data: st.DataObject) -> None:
     """Whatever shows at whatever step: a run ends, or stops after its budget."""

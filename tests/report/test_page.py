@@ -269,6 +269,16 @@ def test_a_run_without_skips_says_so(tmp_path):
     assert skips_table([run_of(tmp_path, [record(0)])]) == "<p>No step was skipped.</p>"
 
 
+@pytest.mark.parametrize("table", [skips_table, rewinds_table])
+def test_a_table_has_a_column_for_the_run_only_if_there_are_several(tmp_path, table):
+    file = begun(tmp_path / "run.jsonl")
+    file.write([record(i, reason=Reason.NAN_GRADIENT, applied=False) for i in range(9)])
+    file.go_back(WHY, [record(i) for i in range(6)])
+    run = read_run(tmp_path / "run.jsonl")
+    assert "<th>run</th>" not in table([run])
+    assert "<th>run</th>" in table([run, run])
+
+
 def test_worst_parameters_are_shares_of_the_applied_steps(tmp_path):
     (tmp_path / "d").mkdir()
     rows = [record(i, worst=Worst(0, "a") if i % 4 else Worst(1, "b")) for i in range(8)]
