@@ -44,8 +44,8 @@ class _Counting(TorchDispatchMode):
 def _steady() -> dict[str, Any]:
     """The cost of a guarded step with and without keeping an explanation available."""
     size = 1_000_003
-    module = importlib.import_module("stablenum_torch._step.optimizer")
-    kept = module._generators
+    module = importlib.import_module("stablenum_torch._devices.generators")
+    kept = module._states_now
     steps: dict[str, Callable[[], object]] = {}
     counts: dict[str, dict[str, int]] = {}
     for name, generators in (("explain at hand", kept), ("taken out", lambda: None)):
@@ -54,11 +54,11 @@ def _steady() -> dict[str, Any]:
         optimizer = stablenum_torch.wrap(torch.optim.AdamW([parameter], fused=True), clip=1.0)
 
         def step(optimizer: Any = optimizer, generators: Any = generators) -> None:
-            module._generators = generators
+            module._states_now = generators
             try:
                 optimizer.step()
             finally:
-                module._generators = kept
+                module._states_now = kept
 
         step()
         with _Counting(size) as counting:

@@ -1,4 +1,4 @@
-"""Read and restore the states of random number generators."""
+"""Read, restore and remember the states of random number generators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stablenum.errors import bad_type
 
-__all__ = ["RngState", "check_rng_state", "rng_state", "set_rng_state"]
+__all__ = ["Beginnings", "RngState", "check_rng_state", "rng_state", "set_rng_state"]
 
 
 class RngState(NamedTuple):
@@ -72,3 +72,34 @@ def set_rng_state(state: RngState | Tensor) -> None:
         sys.modules["numpy"].random.set_state(state.numpy)
     if state.python is not None:
         random.setstate(state.python)
+
+
+class Beginnings:
+    """The generators' states at the moments at which a step may have begun, for ``explain``.
+
+    A step begins when the gradients are cleared or when the step before ends; which of the two comes last
+    depends on the training loop. In compiled code no states are read, because that would break the graph.
+
+    Attributes:
+        of_last_step: the states at the beginning of the last step.
+    """
+
+    def __init__(self) -> None:
+        self._cleared: RngState | None = None
+        self._ended = _states_now()
+        self.of_last_step: tuple[RngState, ...] = ()
+
+    def gradients_cleared(self) -> None:
+        """Remember the states of this moment for the step that follows."""
+        self._cleared = _states_now()
+
+    def step_ended(self) -> None:
+        """Give the step that ends what was remembered, and remember this moment for the next."""
+        now = _states_now()
+        if now is not None:
+            self.of_last_step = tuple(s for s in (self._cleared, self._ended) if s is not None)
+            self._cleared, self._ended = None, now
+
+
+def _states_now() -> RngState | None:
+    return None if torch.compiler.is_compiling() else rng_state(torch_only=True)

@@ -24,8 +24,7 @@ from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import Metrics, StepRecord, history, scalars
 from stablenum.precision.policy import Policy
 from stablenum.runlog.writing import LogFile
-from stablenum_torch._devices.generators import RngState
-from stablenum_torch._devices.generators import rng_state as read_generators
+from stablenum_torch._devices.generators import Beginnings, RngState
 from stablenum_torch._devices.groups import Groups, check_not_copies, groups_of, restored_group, saved_group
 from stablenum_torch._devices.joint import check_groups
 from stablenum_torch._devices.state import to_device
@@ -223,12 +222,7 @@ class GuardedOptimizer(Optimizer):
             state.get("_state"),
             state.get("_buffers"),
         )
-        # For `explain`: the states of the random generators at the beginning of the last step. A step begins
-        # when the gradients are cleared or when the step before ends; which of the two comes last depends on
-        # the training loop.
-        self._cleared: RngState | None = None
-        self._ended: RngState | None = _generators()
-        self._began: tuple[RngState, ...] = ()
+        self._beginnings = Beginnings()
         super().__setstate__({})
         remember(self)
 
@@ -324,7 +318,7 @@ class GuardedOptimizer(Optimizer):
         """
         self._guard.loss = self._guard.found_inf = self._guard.versions = None
         self.inner.zero_grad(*args, **kwargs)
-        self._cleared = _generators()
+        self._beginnings.gradients_cleared()
 
     # --- the training step ---------------------------------------------------------------------
 
@@ -465,7 +459,7 @@ class GuardedOptimizer(Optimizer):
             return result
         finally:
             self._guard.loss = None
-            self._remember_generators()
+            self._beginnings.step_ended()
             if not torch.compiler.is_compiling():
                 self._tell_schedulers()
 
@@ -514,13 +508,6 @@ class GuardedOptimizer(Optimizer):
             [0.25]
         """
         return hold(self, scheduler)
-
-    def _remember_generators(self) -> None:
-        """Keep the generators' states at the beginning of this step, for `explain`, and of the next step."""
-        now = _generators()
-        if now is not None:
-            self._began = tuple(s for s in (self._cleared, self._ended) if s is not None)
-            self._cleared, self._ended = None, now
 
     def _run(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
@@ -579,7 +566,7 @@ class GuardedOptimizer(Optimizer):
             ('log', 'domain')
         """
         check_callable("closure", closure, "a function that runs the forward pass and returns the loss")
-        beginnings = (rng_state,) if rng_state is not None else self._began or (None,)
+        beginnings = (rng_state,) if rng_state is not None else self._beginnings.of_last_step or (None,)
         return self._explain_step(beginnings, functools.partial(closure, *args, **kwargs), model)
 
     # --- reading -------------------------------------------------------------------------------
@@ -748,8 +735,3 @@ def _defines(optimizer: Optimizer, name: str) -> bool:
         return False
     classes = (cls for cls in type(optimizer).__mro__ if cls.__module__.partition(".")[0] != "torch")
     return any(name in vars(cls) for cls in classes)
-
-
-def _generators() -> RngState | None:
-    """Return the states of torch's generators; None in a compiled step, whose graph they would break."""
-    return None if torch.compiler.is_compiling() else read_generators(torch_only=True)
