@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["uncompiled"]
+__all__ = ["uncompiled", "uncompiled_before_2_12"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,3 +28,11 @@ def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
         return run(*args, **kwargs)
 
     return called
+
+
+def uncompiled_before_2_12(method: Callable[P, T]) -> Callable[P, T]:
+    """Return ``method``, in earlier versions of torch as :func:`uncompiled` does.
+
+    In some of them ``torch.compile`` fails on code that assigns an attribute of an optimizer.
+    """
+    return method if torch.__version__ >= (2, 12) else uncompiled(method)

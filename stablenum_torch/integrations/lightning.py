@@ -18,12 +18,8 @@ from stablenum._support.user_warnings import warn
 from stablenum.guard.config import GuardConfig, Settings, make_config
 from stablenum.rules.clipping import ClipByGlobalNorm, ClipByValue
 from stablenum_torch._devices.groups import Groups, groups_of
-from stablenum_torch._step.optimizer import (
-    GuardedOptimizer,
-    put_in_place_of_scaler,
-    take_lost_rules,
-    wrap,
-)
+from stablenum_torch._step.inner_protocol import put_in_place_of_scaler, take_lost_rules
+from stablenum_torch._step.optimizer import GuardedOptimizer, wrap
 
 __all__ = ["GuardCallback"]
 
