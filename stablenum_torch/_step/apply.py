@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision
 from stablenum_torch._devices.ranks import local_part
+from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure import dense_values
 from stablenum_torch._step.measure_units import unit_factor
 
@@ -97,8 +97,7 @@ def _stored_values(grad: Tensor) -> Tensor:
 
 def transform(
     grads: Sequence[Tensor | None],
-    config: GuardConfig,
-    params: Sequence[Tensor],
+    inputs: StepInputs,
     multiplier: Tensor,
     of_units: Sequence[Tensor],
     *,
@@ -109,13 +108,13 @@ def transform(
 
     Args:
         grads: what :func:`gradients_to_change` returned; a second call would make copies afresh.
-        config: the settings.
-        params: all parameters of the optimizer.
+        inputs: the settings and the parameters.
         multiplier: () or (n,), as in :class:`stablenum.Decision`.
         of_units: the factors of units, as ``unit_multipliers`` in that class.
         unchanged: which gradients are known to have a factor of 1.
         clamp: whether to clamp.
     """
+    config, params = inputs.config, inputs.params
     max_value = config.max_value if clamp else None
     # Unbound rather than indexed, because an index made on the host would have to be copied to the device.
     each = list(multiplier.unbind()) if config.per_tensor else [multiplier] * len(params)
@@ -130,20 +129,18 @@ def transform(
     transform_gradients([g for g, _ in chosen], [factor for _, factor in chosen], max_value)
 
 
-def shift_gradients(
-    grads: Sequence[Tensor | None], config: GuardConfig, params: Sequence[Tensor], decision: Decision
-) -> None:
+def shift_gradients(grads: Sequence[Tensor | None], inputs: StepInputs, decision: Decision) -> None:
     """Multiply the gradients in place by the decision's powers of two, if one of them is not 1.
 
     Args:
-        grads, config, params: as for :func:`transform`.
+        grads, inputs: as for :func:`transform`.
         decision: its arrays are in the host's memory.
     """
     shifts = [np.asarray(decision.shift), *map(np.asarray, decision.unit_shifts)]
     if not any(shift.any() for shift in shifts):
         return
-    unchanged = [False] * len(params)
+    unchanged = [False] * len(grads)
     # In two halves, because float32 does not hold the powers below -126.
     for part in ([s // 2 for s in shifts], [s - s // 2 for s in shifts]):
         whole, *of_units = (torch.from_numpy(np.asarray(np.ldexp(1.0, half))) for half in part)
-        transform(grads, config, params, whole, of_units, unchanged=unchanged, clamp=False)
+        transform(grads, inputs, whole, of_units, unchanged=unchanged, clamp=False)

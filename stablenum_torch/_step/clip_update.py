@@ -23,6 +23,7 @@ from stablenum_torch._devices.joint import Joint
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.scalar_namespace import scalars
 from stablenum_torch._devices.state import to_device
+from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure import dense_values, norms_on_host, squares_of, wide_norms_without_wait
 
 __all__ = ["Before", "before_update", "clip_update_on_host", "clip_update_without_wait"]
@@ -116,43 +117,27 @@ def _scaled_norm(update: Tensor) -> Tensor:
     return torch.where(torch.isfinite(largest), norm.clamp(max=torch.finfo(torch.float64).max), largest)
 
 
-def clip_update_without_wait(
-    rule: ClipUpdateRMS, before: Before, params: Sequence[Tensor], device: torch.device, joint: Joint | None
-) -> None:
+def clip_update_without_wait(rule: ClipUpdateRMS, before: Before, inputs: StepInputs) -> None:
     """Do what :func:`clip_update_on_host` does, on any device; for a shard, the RMS of the whole parameter
-    counts.
-
-    Args:
-        rule: the rule.
-        before: the values before the step.
-        params: all parameters of the optimizer.
-        device: where to compute.
-        joint: the ranks that decide together; None if this process decides alone.
-    """
+    counts."""
     after = _values(before.params)
-    for i, factor in _left(
-        before, after, lambda: _factors_without_wait(rule, before, params, after, device, joint)
-    ):
+    for i, factor in _left(before, after, lambda: _factors_without_wait(rule, before, after, inputs)):
         factors = [to_device(f, after[i].device) for f in factor]
         moved = _shortened(after[i], before.values[i], factors).to(after[i].dtype)
         after[i].copy_(torch.where(factors[0] == 1, after[i], moved))
 
 
 def _factors_without_wait(
-    rule: ClipUpdateRMS,
-    before: Before,
-    params: Sequence[Tensor],
-    after: Sequence[Tensor],
-    device: torch.device,
-    joint: Joint | None,
+    rule: ClipUpdateRMS, before: Before, after: Sequence[Tensor], inputs: StepInputs
 ) -> list[Any]:
+    device, joint = inputs.device, inputs.joint
     parts = [_wide_norms_without_wait(updates, device) for updates in _updates(after, before.values)]
     if not parts:
         parts = [torch.zeros(0, dtype=torch.float64, device=device)]
     norms: Sequence[Tensor] = torch.cat(parts).unbind()
     roots: Sequence[float | Tensor] = [math.sqrt(max(v.numel(), 1)) for v in after]
     if joint is not None:
-        norms, roots = _of_all_ranks(torch.cat(parts), before.params, params, after, joint)
+        norms, roots = _of_all_ranks(torch.cat(parts), before.params, inputs.params, after, joint)
     found: list[Any] = []
     for members, rate in before.rates:
         rms = torch.stack([norms[i] / roots[i] for i in members])

@@ -46,8 +46,8 @@ from stablenum_torch._step.checks import (
     check_unscaled,
     warn_of_forgotten_elements,
 )
+from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure import gradient_norms_without_wait
-from stablenum_torch._step.observe import Noted
 from stablenum_torch._step.on_device import apply_on_device, decided_on_device
 from stablenum_torch._step.on_host import step_on_host
 from stablenum_torch._step.parameters import TrackedParameters
@@ -218,8 +218,9 @@ class Guard:
         # In a pipeline of ranks, only the last one has a loss to scale.
         if self.config.loss_scale is not None and not self.scaled and self.groups.parts is None:
             check_unscaled(params)
-        if self.state.step.device != params[0].device:  # the model was moved after it was wrapped
-            self.state = moved_to(self.state, params[0].device)
+        device = params[0].device
+        if self.state.step.device != device:  # the model was moved after it was wrapped
+            self.state = moved_to(self.state, device)
         if self.versions is not None and not torch.compiler.is_compiling():
             self._look_closer(params)
         # Each rank has its own loss, and only the gradients are the same on all ranks, so one bad loss would
@@ -227,22 +228,21 @@ class Guard:
         apart = joint is None and several_ranks()
         if apart and self.loss is not None:
             self._tell_of_lost_loss()
-        noted = Noted(None if apart else self.loss, self._found_elsewhere(params[0].device, apart=apart))
+        loss, found_inf = None if apart else self.loss, self._found_elsewhere(device, apart=apart)
+        inputs = StepInputs(self.config, params, self.parameters.included, device, joint, loss, found_inf)
         if self.found_inf is not None:
-            self.found_inf = (
-                None  # first, so that an interrupt leaves nothing to the gradients of a later step
-            )
+            # First, so that an interrupt leaves nothing to the gradients of a later step.
+            self.found_inf = None
             multiply_gradients(params, self.state.loss_scale.scale)  # rules compare the scaled gradients
-        arguments = params, noted, joint, self.parameters.included
         on_host = self._in_host_memory(params) if self.on_host is None else self.on_host
         if on_host:
             host = self._host_guard()
-            step_on_host(self.optimizer, host, *arguments, functools.partial(self._commit, host.write))
+            step_on_host(self.optimizer, host, inputs, functools.partial(self._commit, host.write))
         else:
             write = functools.partial(copy_into, self.state)
             commit = functools.partial(self._commit, write)
-            decided = decided_on_device(self.optimizer, self.config, self.state, *arguments)
-            apply_on_device(self.optimizer, self.config, params, joint, decided, commit)
+            decided = decided_on_device(self.optimizer, self.state, inputs)
+            apply_on_device(self.optimizer, inputs, decided, commit)
         if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
             self._watch.after_step(self.state, self.names, decided_on_host=on_host)
         if self._log is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.state import to_device
+from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure import dense_values, saturated, stacked
 
 __all__ = ["Extremes", "extremes_on_host", "extremes_without_wait"]
@@ -80,10 +81,13 @@ class Extremes(NamedTuple):
         return amax, (filled - self.above.sum()).float() / filled.clamp(min=1).float()
 
 
-def extremes_without_wait(params: Sequence[Tensor], device: torch.device, needs: frozenset[str]) -> Extremes:
-    """Measure as :func:`extremes_on_host` does, for gradients on any device. The result is on ``device``. Of
-    a DTensor, this rank's part is measured."""
-    parts = [None if p.grad is None else dense_values(local_part(p.grad)) for p in params]
+def extremes_without_wait(inputs: StepInputs) -> Extremes:
+    """Measure as :func:`extremes_on_host` does, for gradients on any device.
+
+    Of a DTensor, this rank's part is measured.
+    """
+    device, needs = inputs.device, inputs.config.needs
+    parts = [None if p.grad is None else dense_values(local_part(p.grad)) for p in inputs.params]
     present = [(i, v) for i, v in enumerate(parts) if v is not None and v.numel()]
     tensors = [v for _, v in present]
 

@@ -18,6 +18,7 @@ from stablenum.formats import FLOAT32_MAX
 from stablenum.rules.clipping import AdaptiveGradClip, Units
 from stablenum_torch._devices.ranks import is_sharded, local_part, local_window
 from stablenum_torch._devices.state import to_device
+from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure import (
     BLOCK,
     NARROW_BLOCK,
@@ -75,12 +76,12 @@ def parts_of_units(
     return _unit_norms(tensor, axes, device)
 
 
-def unit_axes(rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool]) -> list[Axes]:
+def unit_axes(rule: AdaptiveGradClip, inputs: StepInputs) -> list[Axes]:
     """Return, for each parameter, the axes over which its units extend; None where there is nothing to
     measure."""
     return [
         rule.unit_axes(p.shape, default="first") if use and p.grad is not None and p.numel() else None
-        for p, use in zip(params, included, strict=True)
+        for p, use in zip(inputs.params, inputs.included, strict=True)
     ]
 
 
@@ -100,17 +101,14 @@ def real_values(tensor: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[in
 # --- on the host -----------------------------------------------------------------------------
 
 
-def units_on_host(
-    rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool]
-) -> tuple[np.ndarray, Units]:
+def units_on_host(rule: AdaptiveGradClip, inputs: StepInputs) -> tuple[np.ndarray, Units]:
     """Return (n,) float32 norms of CPU gradients as :func:`norms_on_host` gives them, and the units' norms.
 
     Args:
         rule: defines what a unit is.
-        params: the parameters; sparse gradients are converted to dense ones.
-        included: whether the rule applies to each of them.
+        inputs: has the parameters; sparse gradients are converted to dense ones.
     """
-    axes = unit_axes(rule, params, included)
+    params, axes = inputs.params, unit_axes(rule, inputs)
     norms, of_gradients = _norms_and_units([p.grad for p in params], axes)
     _, of_weights = _norms_and_units(
         [None if a is None else p.detach() for p, a in zip(params, axes, strict=True)], axes
@@ -196,12 +194,9 @@ def _careful_row_norms(rows: Tensor) -> np.ndarray:
 # --- without a wait --------------------------------------------------------------------------
 
 
-def units_without_wait(
-    rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool], device: torch.device
-) -> tuple[Tensor, Units]:
-    """Measure as :func:`units_on_host` does, for unsharded gradients on any device; the results are on
-    ``device``."""
-    axes = unit_axes(rule, params, included)
+def units_without_wait(rule: AdaptiveGradClip, inputs: StepInputs) -> tuple[Tensor, Units]:
+    """Measure as :func:`units_on_host` does, for unsharded gradients on any device."""
+    params, device, axes = inputs.params, inputs.device, unit_axes(rule, inputs)
     grads = [p.grad for p in params]
     split = [a is not None and not _whole(a, p) for p, a in zip(params, axes, strict=True)]
     of_gradients = [

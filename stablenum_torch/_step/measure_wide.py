@@ -15,6 +15,7 @@ from torch import Tensor
 from stablenum.norms.wide import STEP, Wide, narrow
 from stablenum.rules.clipping import AdaptiveGradClip, Units
 from stablenum_torch._devices.scalar_namespace import scalars
+from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure import dense_values
 from stablenum_torch._step.measure_units import as_rows, real_values, unit_axes, units_on_host
 
@@ -30,19 +31,17 @@ def wide_norms_on_host(params: Sequence[Tensor]) -> Wide:
     return _joined(found)
 
 
-def wide_units_on_host(
-    rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool]
-) -> tuple[Wide, Units]:
+def wide_units_on_host(rule: AdaptiveGradClip, inputs: StepInputs) -> tuple[Wide, Units]:
     """Return the norms of :func:`wide_norms_on_host`, and the units' norms with their exponents."""
-    _, units = units_on_host(rule, params, included)
+    _, units = units_on_host(rule, inputs)
     wide = []
-    for param, axes in zip(params, unit_axes(rule, params, included), strict=True):
+    for param, axes in zip(inputs.params, unit_axes(rule, inputs), strict=True):
         if param.grad is None or axes is None:
             wide.append(_joined([]))
         else:
             wide.append(_joined([_norms_of_rows(as_rows(*real_values(param.grad, axes)))]))
     values, exponents = tuple(one.value for one in wide), tuple(one.power for one in wide)
-    return wide_norms_on_host(params), Units(values, units.weights, exponents)
+    return wide_norms_on_host(inputs.params), Units(values, units.weights, exponents)
 
 
 _NOTHING = np.zeros(1), np.zeros(1, np.int32)

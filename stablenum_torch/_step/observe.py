@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import array_api_compat.torch as torch_namespace
@@ -11,15 +10,14 @@ import torch
 from torch import Tensor
 
 from stablenum.arrays import map_leaves
-from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Observation
 from stablenum.guard.ranks import Ranks
 from stablenum.norms.wide import Wide, narrow, recorded
 from stablenum.rules.clipping import Units
 from stablenum_torch._devices.host_decide import HostGuard
-from stablenum_torch._devices.joint import Joint
 from stablenum_torch._devices.scalar_namespace import as_scalar, scalars
 from stablenum_torch._devices.state import to_device
+from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure import (
     gradient_norms_without_wait,
     in_float32,
@@ -34,51 +32,28 @@ from stablenum_torch._step.together import measured_together
 
 __all__ = [
     "Measured",
-    "Noted",
     "measured_without_wait",
     "observation",
     "observed_beyond_float32",
     "observed_on_host",
 ]
 
-_CPU = torch.device("cpu")
 
-
-class Noted(NamedTuple):
-    """What was seen of a step before it began.
-
-    Attributes:
-        loss: () the unscaled loss, if known.
-        found_inf: () bool, whether a gradient was not finite before it was unscaled for the user to change;
-            None if the gradients are as the backward pass left them.
-    """
-
-    loss: Tensor | None = None
-    found_inf: Tensor | None = None
-
-
-def observed_on_host(
-    host: HostGuard,
-    params: Sequence[Tensor],
-    noted: Noted,
-    joint: Joint | None,
-    included: Sequence[bool],
-) -> Observation:
+def observed_on_host(host: HostGuard, inputs: StepInputs) -> Observation:
     """Return the observation of CPU gradients as NumPy arrays and scalars."""
-    if joint is not None or host.config.exact_norms:
-        measured = measured_without_wait(host.config, params, noted, _CPU, joint, included)
-        return _on_host(observation(measured))
+    if inputs.joint is not None or inputs.config.exact_norms:
+        return _on_host(observation(measured_without_wait(inputs)))
     units = amax = tiny = None
     if host.unit_rule is None:
-        norms = norms_on_host([p.grad for p in params])
+        norms = norms_on_host([p.grad for p in inputs.params])
     else:
-        norms, units = units_on_host(host.unit_rule, params, included)
+        norms, units = units_on_host(host.unit_rule, inputs)
     if host.needs:
-        amax, tiny = extremes_on_host([p.grad for p in params], host.needs)
+        amax, tiny = extremes_on_host([p.grad for p in inputs.params], host.needs)
     return Observation(
         norms=norms,
-        loss=None if noted.loss is None else np.float32(float(in_float32(noted.loss))),
-        found_inf=None if noted.found_inf is None else noted.found_inf.numpy()[()],
+        loss=None if inputs.loss is None else np.float32(float(in_float32(inputs.loss))),
+        found_inf=None if inputs.found_inf is None else inputs.found_inf.numpy()[()],
         units=units,
         amax=None if amax is None else as_scalar(amax),
         tiny=None if tiny is None else as_scalar(tiny),
@@ -89,34 +64,21 @@ def _on_host(values: Any) -> Any:
     return map_leaves(lambda v: None if v is None else as_scalar(v.numpy()), values)
 
 
-def observed_beyond_float32(
-    host: HostGuard,
-    seen: Observation,
-    params: Sequence[Tensor],
-    noted: Noted,
-    joint: Joint | None,
-    included: Sequence[bool],
-) -> Observation:
+def observed_beyond_float32(seen: Observation, inputs: StepInputs) -> Observation:
     """Return the observation with norms that do not saturate, for the rare step that needs them."""
-    if joint is not None or host.config.exact_norms:
-        return _again_beyond_float32(host, seen, params, noted, joint, included)
-    if host.unit_rule is None:
-        norms, units = wide_norms_on_host(params), None
+    if inputs.joint is not None or inputs.config.exact_norms:
+        return _again_beyond_float32(seen, inputs)
+    rule = inputs.config.unit_rule
+    if rule is None:
+        norms, units = wide_norms_on_host(inputs.params), None
     else:
-        norms, units = wide_units_on_host(host.unit_rule, params, included)
+        norms, units = wide_units_on_host(rule, inputs)
     return seen._replace(norms=norms.value, units=units, exponents=norms.power)
 
 
-def _again_beyond_float32(
-    host: HostGuard,
-    seen: Observation,
-    params: Sequence[Tensor],
-    noted: Noted,
-    joint: Joint | None,
-    included: Sequence[bool],
-) -> Observation:
+def _again_beyond_float32(seen: Observation, inputs: StepInputs) -> Observation:
     # All ranks come here in the same step, because they have decided alike so far.
-    wide = measured_without_wait(host.config, params, noted, _CPU, joint, included, wide=True)
+    wide = measured_without_wait(inputs, wide=True)
 
     def narrowed(values: Tensor) -> tuple[Any, Any]:
         found = values.numpy()
@@ -141,7 +103,7 @@ class Measured(NamedTuple):
 
     Attributes:
         norms: (n,) float64, see ``wide_norms_without_wait``; float32 with units.
-        noted: what was seen before the step, on the device of the results.
+        loss, found_inf: as in ``StepInputs``, but on its device; None if they are in the rows.
         units: as in ``Observation``.
         extremes: what the loss-scale rule asks for.
         rows: what each rank measured, see ``together.py``; None if this process decides alone.
@@ -149,53 +111,40 @@ class Measured(NamedTuple):
     """
 
     norms: Tensor
-    noted: Noted
+    loss: Tensor | None
+    found_inf: Tensor | None
     units: Units | None
     extremes: Extremes
     rows: Tensor | None = None
     total: Wide | None = None
 
 
-def measured_without_wait(
-    config: GuardConfig,
-    params: Sequence[Tensor],
-    noted: Noted,
-    device: torch.device,
-    joint: Joint | None,
-    included: Sequence[bool],
-    *,
-    wide: bool = False,
-) -> Measured:
+def measured_without_wait(inputs: StepInputs, *, wide: bool = False) -> Measured:
     """Measure gradients on any device, whole or sharded; no value is read on the host.
 
     Args:
-        config: says what is needed.
-        params: the parameters; a missing gradient counts as zero.
-        noted: what was seen before the step.
-        device: the device of the results.
-        joint: the ranks that decide together; None if this process decides alone.
-        included: whether the rule for units, if there is one, applies to each parameter.
+        inputs: what is measured, and where the results are put.
         wide: whether ranks exchange norms beyond float32's range.
     """
-    if joint is not None:
-        rows, norms, units, extremes, total = measured_together(
-            config, params, *noted, device, joint, included, wide=wide
-        )
-        return Measured(norms, Noted(), units, extremes, rows, total)
+    if inputs.joint is not None:
+        rows, norms, units, extremes, total = measured_together(inputs, inputs.joint, wide=wide)
+        return Measured(norms, None, None, units, extremes, rows, total)
+    config, params, device = inputs.config, inputs.params, inputs.device
     units = total = None
     if config.unit_rule is None:
         norms = gradient_norms_without_wait(params, device)
     else:
-        norms, units = units_without_wait(config.unit_rule, params, included, device)
+        norms, units = units_without_wait(config.unit_rule, inputs)
     if config.exact_norms and params:
         sums = exact_sums([p.grad for p in params], device)
         exact, total = exact_norms(sums), exact_norms(total_of(sums))
         norms = torch.ldexp(exact.value.double(), exact.power)
     return Measured(
         norms=norms,
-        noted=Noted(*(None if part is None else to_device(part, device) for part in noted)),
+        loss=None if inputs.loss is None else to_device(inputs.loss, device),
+        found_inf=None if inputs.found_inf is None else to_device(inputs.found_inf, device),
         units=units,
-        extremes=extremes_without_wait(params, device, config.needs),
+        extremes=extremes_without_wait(inputs),
         total=total,
     )
 
@@ -207,8 +156,8 @@ def observation(measured: Measured) -> Observation:
     # Norms beyond float32 saturate here: with exponents, compiling the decision would take minutes.
     return Observation(
         norms=saturated(measured.norms),
-        loss=None if measured.noted.loss is None else in_float32(measured.noted.loss),
-        found_inf=measured.noted.found_inf,
+        loss=None if measured.loss is None else in_float32(measured.loss),
+        found_inf=measured.found_inf,
         units=units if rows is None else map_leaves(lambda v: v if v is None else saturated(v), units),
         amax=amax,
         tiny=tiny,

@@ -6,7 +6,7 @@ The host waits only if the optimizer itself cannot skip a step on the device.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
 import array_api_compat.torch as torch_namespace
@@ -19,11 +19,11 @@ from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, decide, select
 from stablenum_torch._devices.compiled_decide import fewer_kernels
 from stablenum_torch._devices.fused_optimizers import can_skip_on_device, is_fused, moves_nothing, step_folded
-from stablenum_torch._devices.joint import Joint
 from stablenum_torch._devices.waits import wait_for_bool
 from stablenum_torch._step.apply import gradients_to_change, transform
 from stablenum_torch._step.clip_update import before_update, clip_update_without_wait
-from stablenum_torch._step.observe import Measured, Noted, measured_without_wait, observation
+from stablenum_torch._step.inputs import StepInputs
+from stablenum_torch._step.observe import Measured, measured_without_wait, observation
 
 __all__ = ["apply_on_device", "decided_on_device", "decided_without_wait"]
 
@@ -31,36 +31,23 @@ __all__ = ["apply_on_device", "decided_on_device", "decided_without_wait"]
 Decided: TypeAlias = tuple[Decision, GuardState, Tensor, Tensor]
 
 
-def decided_on_device(
-    optimizer: Optimizer,
-    config: GuardConfig,
-    state: GuardState,
-    params: Sequence[Tensor],
-    noted: Noted,
-    joint: Joint | None,
-    included: Sequence[bool],
-) -> Decided:
-    """Measure the gradients and decide; arguments as for ``measured_without_wait``.
+def decided_on_device(optimizer: Optimizer, state: GuardState, inputs: StepInputs) -> Decided:
+    """Measure the gradients and decide.
 
     This is a function of its own, apart from :func:`apply_on_device`, for ``torch.compile``: it traces the
     latter twice, because torch breaks the graph in ``optimizer.step()``, and once more when the optimizer has
     created its state. Measuring and deciding are most of what there is to trace.
     """
-    measured = measured_without_wait(config, params, noted, state.step.device, joint, included)
-    still = moves_nothing(optimizer)
+    measured = measured_without_wait(inputs)
+    config, still = inputs.config, moves_nothing(optimizer)
     if config.unit_rule is not None:  # each unit adds further operations: compiling them would take minutes
         return decided_without_wait(config, still, state, measured)
-    decide_fast = fewer_kernels(decided_without_wait, config, still, on=state.step, shape=len(params))
+    decide_fast = fewer_kernels(decided_without_wait, config, still, on=state.step, shape=len(inputs.params))
     return decide_fast(state, measured)
 
 
 def apply_on_device(
-    optimizer: Optimizer,
-    config: GuardConfig,
-    params: Sequence[Tensor],
-    joint: Joint | None,
-    decided: Decided,
-    commit: Callable[[GuardState], None],
+    optimizer: Optimizer, inputs: StepInputs, decided: Decided, commit: Callable[[GuardState], None]
 ) -> None:
     """Step ``optimizer`` as :func:`decided_on_device` has decided.
 
@@ -75,6 +62,7 @@ def apply_on_device(
             finish(functools.partial(commit, after))
             return
         found_inf = None
+    config, params = inputs.config, inputs.params
     rule = config.update_rule
     copied = None if rule is None else before_update(rule, optimizer)
     if not (config.changes_gradients and is_fused(optimizer) and config.one_factor):
@@ -82,11 +70,11 @@ def apply_on_device(
     if config.changes_gradients and divisor is None:
         unchanged, of_units = [False] * len(params), decision.unit_multipliers
         grads = gradients_to_change(optimizer, params)
-        transform(grads, config, params, decision.multiplier, of_units, unchanged=unchanged)
+        transform(grads, inputs, decision.multiplier, of_units, unchanged=unchanged)
 
     def complete() -> None:
         if rule is not None and copied is not None:
-            clip_update_without_wait(rule, copied, params, after.step.device, joint)
+            clip_update_without_wait(rule, copied, inputs)
         commit(after)
 
     step_folded(optimizer, divisor=divisor, found_inf=found_inf, then=complete)

@@ -18,6 +18,7 @@ from stablenum.rules.clipping import AdaptiveGradClip, Units
 from stablenum_torch._devices.joint import Joint
 from stablenum_torch._devices.ranks import local_part, local_window
 from stablenum_torch._devices.state import to_device
+from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure import (
     dense_values,
     gradient_norms_without_wait,
@@ -72,43 +73,26 @@ def len_of_units(rule: AdaptiveGradClip | None, param: Tensor, included: bool) -
     return int(np.prod(rule.unit_shape(param.shape, axes)))
 
 
-def measured_together(
-    config: GuardConfig,
-    params: Sequence[Tensor],
-    loss: Tensor | None,
-    found_inf: Tensor | None,
-    device: torch.device,
-    joint: Joint,
-    included: Sequence[bool],
-    *,
-    wide: bool = False,
-) -> Together:
+def measured_together(inputs: StepInputs, joint: Joint, *, wide: bool = False) -> Together:
     """Measure this rank's parts of the gradients, and exchange the results with the other ranks.
 
     Args:
-        config: says what is needed.
-        params: the parameters; a missing gradient counts as zero.
-        loss: () this rank's unscaled loss, or None.
-        found_inf: () bool, whether something else on this rank is not finite, or None.
-        device: the device of the results.
-        joint: the ranks that decide together.
-        included: whether the rule for units, if there is one, applies to each parameter.
+        inputs: what this rank measures, and where the results are put.
+        joint: the ranks that decide together, which are ``inputs.joint``.
         wide: whether norms are exchanged in float64, as those beyond float32's range have to be.
     """
+    config, params, device = inputs.config, inputs.params, inputs.device
     norms = gradient_norms_without_wait(params, device)
     norms = _beyond_roots(params, norms) if wide else norms
-    squares = squares_of(norms)
-    extremes = extremes_without_wait(params, device, config.needs)
-    part = (squares * joint.shares(device)).sum().sqrt()
-    if wide:
-        part = _beyond_squares(norms, joint.shares(device))
+    extremes, shares = extremes_without_wait(inputs), joint.shares(device)
+    part = _beyond_squares(norms, shares) if wide else (squares_of(norms) * shares).sum().sqrt()
     rows = needs_rows(config)
     dtype = torch.float64 if wide or rows or config.needs else torch.float32
     columns = [
         part,
         _worst(params, norms),
-        *_noted(loss, found_inf, part),
-        *_of_rank(extremes, joint, device),
+        *_noted(inputs, part),
+        *_of_rank(extremes, shares),
     ]
     columns[0] = part if dtype == torch.float64 else saturated(part)
     row = torch.stack([column.to(dtype) for column in columns])
@@ -118,11 +102,11 @@ def measured_together(
         sums = counted_once(own, joint.first(device), xp=torch_namespace)
         row = torch.cat([row, as_row(sums).to(dtype)])
     if rows:
-        table, found = _joined_norms(config, params, norms, row, joint, included, wide=wide)
+        table, found = _joined_norms(inputs, joint, norms, row, wide=wide)
         norms = torch.stack([found[start] for start in joint.starts])
     else:
         table, found = joint.exchange(row)
-    units = _units(config, params, found, joint, included)
+    units = _units(inputs, joint, found)
     extremes = _of_ranks(table[:, _COLUMNS : len(columns)], config.needs)
     if sums is None:
         return Together(table, norms, units, extremes)
@@ -164,17 +148,18 @@ def _worst(params: Sequence[Tensor], norms: Tensor) -> Tensor:
     return torch.where(torch.isfinite(norms), norms, torch.inf).argmax()
 
 
-def _noted(loss: Tensor | None, found_inf: Tensor | None, like: Tensor) -> list[Tensor]:
+def _noted(inputs: StepInputs, like: Tensor) -> list[Tensor]:
+    loss, found_inf = inputs.loss, inputs.found_inf
     own = None if loss is None else to_device(in_float32(loss), like.device)
     found = torch.zeros_like(like) if found_inf is None else to_device(found_inf, like.device)
     return [recorded_loss(own, like.float(), xp=torch_namespace), found]
 
 
-def _of_rank(extremes: Extremes, joint: Joint, device: torch.device) -> list[Tensor]:
+def _of_rank(extremes: Extremes, shares: Tensor) -> list[Tensor]:
     """Return the extremes of this rank's gradients; those that other ranks have too count in part."""
     largest, filled, above = extremes
     found = [] if largest is None else [largest.amax()]
-    return found + [(n.double() * joint.shares(device)).sum() for n in (filled, above) if n is not None]
+    return found + [(n.double() * shares).sum() for n in (filled, above) if n is not None]
 
 
 def _of_ranks(table: Tensor, needs: frozenset[str]) -> Extremes:
@@ -188,19 +173,12 @@ def _of_ranks(table: Tensor, needs: frozenset[str]) -> Extremes:
 
 
 def _joined_norms(
-    config: GuardConfig,
-    params: Sequence[Tensor],
-    norms: Tensor,
-    row: Tensor,
-    joint: Joint,
-    included: Sequence[bool],
-    *,
-    wide: bool,
+    inputs: StepInputs, joint: Joint, norms: Tensor, row: Tensor, *, wide: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the rows of all ranks, and the norms of whole parameters and units in one vector."""
 
     def joined(squares: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        values, places = _values(config, params, norms, squares, joint, included)
+        values, places = _values(inputs, joint, norms, squares)
         return joint.exchange(row, values, places)
 
     if not wide:
@@ -225,19 +203,14 @@ def _is_huge(norms: Tensor) -> Tensor:
 
 
 def _values(
-    config: GuardConfig,
-    params: Sequence[Tensor],
-    norms: Tensor,
-    squares: Callable[[Tensor], Tensor],
-    joint: Joint,
-    included: Sequence[bool],
+    inputs: StepInputs, joint: Joint, norms: Tensor, squares: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return what this rank adds to the joined vector, and where."""
-    device, rule = norms.device, config.unit_rule
+    params, device, rule = inputs.params, inputs.device, inputs.config.unit_rule
     shares = joint.row_shares(device)
     if rule is None:
         return squares(norms) * shares, _places(joint, device, lambda: [np.asarray(joint.starts)])
-    used = [len_of_units(rule, p, use) for p, use in zip(params, included, strict=True)]
+    used = [len_of_units(rule, p, use) for p, use in zip(params, inputs.included, strict=True)]
     values, each = [squares(norms) * shares], shares.unbind()
     for which in ([p.grad for p in params], [p.detach() for p in params]):
         for i, (p, tensor, n) in enumerate(zip(params, which, used, strict=True)):
@@ -267,14 +240,13 @@ def _own_units(rule: AdaptiveGradClip, param: Tensor) -> np.ndarray:
     return np.zeros(0, np.int64) if empty else own.reshape(-1)
 
 
-def _units(
-    config: GuardConfig, params: Sequence[Tensor], found: Tensor, joint: Joint, included: Sequence[bool]
-) -> Units | None:
-    if config.unit_rule is None:
+def _units(inputs: StepInputs, joint: Joint, found: Tensor) -> Units | None:
+    rule = inputs.config.unit_rule
+    if rule is None:
         return None
     norms, weights = [], []
-    for start, p, use in zip(joint.starts, params, included, strict=True):
-        n = len_of_units(config.unit_rule, p, use)
+    for start, p, use in zip(joint.starts, inputs.params, inputs.included, strict=True):
+        n = len_of_units(rule, p, use)
         norms.append(found[start + 1 : start + 1 + n])
         weights.append(found[start + 1 + n : start + 1 + 2 * n])
     return Units(tuple(norms), tuple(weights))

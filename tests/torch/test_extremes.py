@@ -11,6 +11,7 @@ import torch
 import stablenum
 import stablenum_torch as st
 from stablenum.formats import FLOAT32_MAX
+from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure_elements import extremes_on_host, extremes_without_wait
 
 BOTH = frozenset({"amax", "tiny"})
@@ -22,7 +23,8 @@ def on_host(grads, needs=BOTH):
 
 def on_device(grads, needs=BOTH):
     params = [SimpleNamespace(grad=g) for g in grads]
-    return extremes_without_wait(params, torch.device("cpu"), needs).joined()
+    inputs = StepInputs(SimpleNamespace(needs=needs), params, (), torch.device("cpu"))
+    return extremes_without_wait(inputs).joined()
 
 
 @pytest.fixture(params=[on_host, on_device])

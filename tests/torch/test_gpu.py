@@ -20,7 +20,8 @@ import stablenum_torch._devices.compiled_decide as compiled
 import stablenum_torch._step.on_device as device_step
 from stablenum.arrays import leaves
 from stablenum_torch._step.guard import on_device_path
-from stablenum_torch._step.observe import Noted, measured_without_wait
+from stablenum_torch._step.inputs import StepInputs
+from stablenum_torch._step.observe import measured_without_wait
 from tests.selection import slow_but_for
 from tests.torch.fake_cuda import CUDA, Operations, fake_cuda
 
@@ -269,7 +270,7 @@ def test_kernels_launched_besides_the_decision(monkeypatch: pytest.MonkeyPatch) 
             opt.config,
             False,
             opt.guard_state,
-            measured_without_wait(opt.config, params, Noted(), CUDA, None, ()),
+            measured_without_wait(StepInputs(opt.config, params, (), CUDA)),
         )
         monkeypatch.setattr(device_step, "fewer_kernels", lambda *_, **__: lambda *args: known)
         with Operations() as theirs:

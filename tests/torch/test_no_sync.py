@@ -142,7 +142,8 @@ def test_on_meta_tensors_measuring_and_deciding_need_no_value():
     import array_api_compat.torch as xp
 
     from stablenum import GuardConfig, init_guard
-    from stablenum_torch._step.observe import Noted, measured_without_wait
+    from stablenum_torch._step.inputs import StepInputs
+    from stablenum_torch._step.observe import measured_without_wait
     from stablenum_torch._step.on_device import decided_without_wait
 
     meta = torch.device("meta")
@@ -153,9 +154,8 @@ def test_on_meta_tensors_measuring_and_deciding_need_no_value():
     ]
     for p in params:
         p.grad = torch.empty_like(p)
-    seen = measured_without_wait(
-        config, params, Noted(torch.empty((), device=meta)), meta, None, (True, False)
-    )
+    loss = torch.empty((), device=meta)
+    seen = measured_without_wait(StepInputs(config, params, (True, False), meta, loss=loss))
     decision, after, divisor, found_inf = decided_without_wait(config, False, state, seen)
     assert decision.multiplier.shape == (2,)
     assert [part.shape[0] for part in decision.unit_multipliers] == [3, 0]

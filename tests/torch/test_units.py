@@ -12,19 +12,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import stablenum
 import stablenum_torch as st
 from stablenum.formats import FLOAT32_MAX
+from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure_units import units_on_host, units_without_wait
 
 CPU = torch.device("cpu")
 
 
+def inputs_of(rule, params, included):
+    return StepInputs(stablenum.GuardConfig(clip=rule), params, included, CPU)
+
+
 def on_host(rule, params, included):
     with np.errstate(all="ignore"):
-        norms, units = units_on_host(rule, params, included)
+        norms, units = units_on_host(rule, inputs_of(rule, params, included))
     return norms.tolist(), [u.tolist() for u in units.norms], [u.tolist() for u in units.weights]
 
 
 def on_device(rule, params, included):
-    norms, units = units_without_wait(rule, params, included, CPU)
+    norms, units = units_without_wait(rule, inputs_of(rule, params, included))
     return norms.tolist(), [u.tolist() for u in units.norms], [u.tolist() for u in units.weights]
 
 
