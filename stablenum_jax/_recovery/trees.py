@@ -142,17 +142,17 @@ def _restored(name: str, like: Any, saved: Any) -> Any:
         saved = np.zeros(saved[_EMPTY], jnp.dtype(saved["dtype"]))
     if not is_array(like):
         if is_array(saved) or isinstance(saved, Mapping):
-            raise CheckpointError(f"{name} is not the plain value there that it is here")
+            raise CheckpointError(f"{name} is a plain value here but not in the checkpoint")
         return saved
     if not is_array(saved):
-        raise CheckpointError(f"{name} is not the array there that it is here")
+        raise CheckpointError(f"{name} is an array here but not in the checkpoint")
     _check_fit(name, like, saved)
     return _placed(saved, like)
 
 
 def _restored_guard(name: str, like: Any, saved: Any) -> Any:
     if not isinstance(saved, Mapping):
-        raise CheckpointError(f"{name} is not the guard's state there that it is here")
+        raise CheckpointError(f"{name} is a guard's state here but not in the checkpoint")
     try:
         loaded = load_guard_state_dict(like, saved)
     except ValueError as error:
@@ -162,7 +162,7 @@ def _restored_guard(name: str, like: Any, saved: Any) -> Any:
 
 def _restored_key(name: str, like: Any, saved: Any) -> Any:
     if not isinstance(saved, Mapping) or set(saved) != {_KEY_DATA, _KEY_IMPL}:
-        raise CheckpointError(f"{name} is not the random key there that it is here")
+        raise CheckpointError(f"{name} is a random key here but not in the checkpoint")
     key = jax.random.wrap_key_data(jnp.asarray(saved[_KEY_DATA]), impl=saved[_KEY_IMPL])
     if key.dtype != like.dtype or key.shape != like.shape:
         raise CheckpointError(f"{name} is {key.dtype}{key.shape} there and {like.dtype}{like.shape} here")

@@ -148,7 +148,7 @@ _DECAYS = {
 
 
 def _problem(kind: type[Optimizer], name: str, value: Any) -> str:
-    """Say what is wrong with a setting; "" if nothing is known to be."""
+    """Return what is wrong with a setting; "" if nothing is known to be."""
     numbers = value if name == "betas" and isinstance(value, list | tuple) else (value,)
     for x in (float(n) for n in numbers if isinstance(n, float | Tensor) and torch.as_tensor(n).numel() == 1):
         if math.isnan(x):

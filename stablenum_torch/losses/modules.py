@@ -276,7 +276,7 @@ class NegativeBinomialNLLLoss(_Loss):
         total_count: Tensor,
         **options: Any,
     ) -> Tensor:
-        """Return the loss of the (log-)mean ``input`` and of ``total_count`` for the counts ``target``."""
+        """Return the loss of the counts ``target``, given their (log-)mean ``input`` and ``total_count``."""
         return functions.negative_binomial_nll(input, target, total_count, **self._options(), **options)
 
 

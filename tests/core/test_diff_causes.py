@@ -350,7 +350,7 @@ def in_groups(*settings: tuple[float, float], clip: float, exact: bool) -> list[
 @pytest.mark.parametrize(
     ("right", "code", "words"),
     [
-        ([(1e-3, 1e-4), (1e-3, 0.0), (5e-4, 1e-4), (1e-3, 0.0)], "decay_coupling", "another amount"),
+        ([(1e-3, 1e-4), (1e-3, 0.0), (5e-4, 1e-4), (1e-3, 0.0)], "decay_coupling", "different amounts"),
         ([(1e-3, 0.1), (1e-3, 0.1), (5e-4, 0.1), (1e-3, 0.1)], "decay_excluded", "only the right side"),
         ([(1e-3, 0.1), (1e-3, 0.0), (1e-3, 0.1), (1e-3, 0.0)], "scale", "for 1 of 4 parameters, such as c"),
     ],
@@ -399,7 +399,7 @@ def test_a_decay_beside_an_unknown_formula_is_not_said_to_be_one_sided() -> None
     found = cause_of_updates(unknown, ())
     assert found is not None
     assert found[0] == "decay_excluded"
-    assert found[1].endswith("by another amount, or only the left side does.")
+    assert found[1].endswith("by different amounts, or only the left side does.")
 
 
 def test_gradients_multiplied_before_adam_show_in_its_epsilon() -> None:

@@ -298,10 +298,10 @@ MISFITS = [
     ({"w": jnp.ones(3)}, r"w is float32\(2,\) there and float32\(3,\) here"),
     ({"w": jnp.ones(2, jnp.int32)}, r"w is float32\(2,\) there and int32\(2,\) here"),
     ({"w": {"inside": jnp.ones(2)}}, r"w.inside is not in it"),
-    ({"n": jnp.ones(2)}, "n is not the array there that it is here"),
-    ({"w": 3}, "w is not the plain value there that it is here"),
+    ({"n": jnp.ones(2)}, "n is an array here but not in the checkpoint"),
+    ({"w": 3}, "w is a plain value here but not in the checkpoint"),
     ({"key": jax.random.key(0, impl="rbg")}, "key is key<fry>.* there and key<rbg>.* here"),
-    ({"w": jax.random.key(0)}, "w is not the random key there that it is here"),
+    ({"w": jax.random.key(0)}, "w is a random key here but not in the checkpoint"),
     ({"w": optimizer().init(make_params())}, "w.0 is not in it"),
 ]
 

@@ -179,7 +179,7 @@ def test_a_scale_that_was_not_carried_over_is_named() -> None:
     )
     cause = report.causes[0]
     assert report.notes[0] == (
-        "These parameters of the right program hold other numbers than what corresponds to them on the left: "
+        "These parameters of the right program hold other numbers than their counterparts on the left: "
         "norm.scale."
     )
     assert (cause.code, cause.confirmed) == ("other_input", True), cause
@@ -207,7 +207,7 @@ def test_other_entries_of_the_same_table() -> None:
         stablenum_jax.program(of_jax, {"w": table, "v": head}, jnp.asarray(ids)),
     )
     assert (cause.code, cause.confirmed) == ("other_input", True), cause
-    assert "look up other entries of the same table" in cause.sentence
+    assert "look up different entries of the same table" in cause.sentence
 
 
 def test_a_sum_divided_by_its_weights_and_by_its_count() -> None:

@@ -365,7 +365,7 @@ def test_what_is_set_right_in_the_forward_pass_alone_is_said_to_be() -> None:
     parameters = {k: jnp.zeros((4, 5)) for k in "qkv"}
     report = stablenum.diff(left, stablenum_jax.program(masked_by(0, -np.inf, 5.0), parameters, data))
     assert report.causes[0].code == "scale"
-    assert "the two sides go on alike" in report.causes[0].evidence
+    assert "the two sides agree in what follows" in report.causes[0].evidence
     (note,) = report.notes
     assert note.startswith("The first difference could be set right in the forward pass, but not in the grad")
 

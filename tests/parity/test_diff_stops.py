@@ -239,7 +239,7 @@ def test_what_autograd_detaches_to_keep_it_is_no_stop() -> None:
 
     assert report.first.left.operation is None
     assert report.first.right.operation == "stop_gradient"
-    assert "the right program passes no gradient on here" in report.causes[0].sentence
+    assert "the right program blocks the gradient here" in report.causes[0].sentence
 
 
 def test_two_stops_that_are_missing_are_both_named() -> None:

@@ -91,7 +91,7 @@ def test_the_same_optimizer_agrees() -> None:
     assert stablenum.diff(in_torch(), stablenum_jax.program(*IN_JAX, optimizer=adamw()), steps=2).ok
 
 
-FEWER = "the two sides decay 4 of the 8 parameters by another amount"
+FEWER = "the two sides decay 4 of the 8 parameters by different amounts"
 
 
 @pytest.mark.parametrize(

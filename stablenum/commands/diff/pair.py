@@ -44,10 +44,10 @@ def load_pair(path: Path) -> Pair:
 
 def _module(path: Path) -> Any:
     if not path.is_file():
-        raise typer.BadParameter(f"{path} is no file.", param_hint="PAIR.py")
+        raise typer.BadParameter(f"{path} is not a file.", param_hint="PAIR.py")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise typer.BadParameter(f"{path} is no Python file.", param_hint="PAIR.py")
+        raise typer.BadParameter(f"{path} is not a Python file.", param_hint="PAIR.py")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))  # as if the file were run
     sys.modules[path.stem] = module

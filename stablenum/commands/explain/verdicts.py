@@ -106,7 +106,7 @@ def _of_the_sum(report: Report) -> Report:
 
 
 def _path(verdicts: Sequence[_Verdict], chosen: _Verdict) -> Iterable[str]:
-    """Say which other ranks made such a value too, and through what it came to the others."""
+    """Return which other ranks made such a value too, and through what it came to the others."""
     same, received = list[int](), dict[str, list[int]]()
     for v in verdicts:
         first = next(iter(v.report.findings), None)

@@ -253,7 +253,7 @@ class Course:
         captured: names of the parameters that a compiled step has as constants.
         unchanged_state: the number of measured steps, if all began with the same optimizer state, else 0.
         constructed: name of a parameter -> where the script made the outermost module that has it.
-        initialisers: where it made initialisers, if it is not known of which parameters.
+        initialisers: where it made initialisers, if it is not known for which parameters.
     """
 
     framework: str

@@ -125,8 +125,8 @@ class Reading:
 
     @cached_property
     def chain(self) -> list[Layer]:
-        """The longest sequence of layers of which each reads what came of the one before, and that
-        gradients pass."""
+        """The longest sequence of layers, each of which reads what came of the one before, that gradients
+        pass."""
         layers = [layer for layer in self.layers if layer.step.index in self.differentiated]
         at = {layer.step.index: i for i, layer in enumerate(layers)}
         last: dict[int, int] = {}  # value -> the last layer that it comes from

@@ -16,7 +16,7 @@ __all__ = ["RULES"]
 
 # A loss that has fallen by less than this part of its first value has not come down.
 _FALLEN = 0.1
-# Units whose weights and gradients differ by less than this part of their size are alike.
+# Units whose weights and gradients differ by less than this part of their size count as the same.
 _ALIKE = 1e-3
 # Operations that read rows of a table.
 _TABLES = frozenset({"embedding", "gather", "index", "index_select", "take"})
@@ -248,7 +248,7 @@ def _alike(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         Level.FAULT,
         f"{joined(names)}: "
         + ("all units are" if inside else "these arrays are")
-        + f" still alike in step {since}, as are their gradients",
+        + f" still equal in step {since}, as are their gradients",
         parameters=tuple(names),
         place=next(iter(given), step.place if step else None),
         places=(*given[1:], *places_of(step.place if step else None)),

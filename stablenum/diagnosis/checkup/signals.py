@@ -62,7 +62,7 @@ class Signal(NamedTuple):
 
     @classmethod
     def of(cls, shape: Sequence[int], dtype: str, numbers: Sequence[float]) -> Signal:
-        """Return the signal of a tensor, of which :func:`measure_signal` returned ``numbers``."""
+        """Return the signal of a tensor, for which :func:`measure_signal` returned ``numbers``."""
         return cls(tuple(shape), dtype, *map(float, numbers))
 
 

@@ -134,8 +134,8 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
     ),
     S.UPHILL_UPDATES: SymptomText(
         "the updates have the sign of the gradients, so each step makes the loss larger",
-        "turn the sign of the update: end the chain with optax.scale_by_learning_rate or optax.scale(-1); in "
-        "PyTorch leave out maximize=True; right as it is only if the script is to maximise this number",
+        "turn the sign of the update, unless the script is meant to maximise this number: end the chain with "
+        "optax.scale_by_learning_rate or optax.scale(-1); in PyTorch leave out maximize=True",
         "a loss that falls",
     ),
     S.FLUSHED_GRADIENTS: SymptomText(
@@ -233,7 +233,7 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
     ),
     S.DETACHED: SymptomText(
         "gradients stop inside a loop, so only its last rounds are trained",
-        "do not detach what one round hands to the next, or only every so many rounds",
+        "do not detach what one round hands to the next, or do so only every few rounds",
         "gradients over all rounds",
     ),
     S.DEAD_UNITS: SymptomText(
@@ -243,7 +243,7 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
     ),
     S.SATURATED: SymptomText(
         "an activation is at the edge of its range, where its derivative is 0",
-        "make what goes in smaller: scale the inputs, initialise with a smaller gain, normalise before the "
+        "reduce its input: scale the data, initialise with a smaller gain, normalise before the "
         "activation, or divide the logits by a temperature",
         "gradients pass",
     ),

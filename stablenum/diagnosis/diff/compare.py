@@ -222,8 +222,8 @@ def _hidden(differences: Sequence[Difference], stuck: Stuck | None) -> tuple[str
 
 
 def _in_order(found: Sequence[Found], alone: Sequence[OneSided]) -> tuple[Difference, ...]:
-    """Return all differences, those of what only one side trains where they come in the order of training,
-    but after the stop that explains them."""
+    """Return all differences in the order of training. What only one side trains comes after the stop that
+    explains it."""
     rows = [(*_when(a.difference), _explained(a, found), a.difference) for a in alone]
     rows += [(*_when(f.difference), False, f.difference) for f in found]
     return tuple(row[-1] for row in sorted(rows, key=itemgetter(0, 1, 2)))
@@ -259,8 +259,8 @@ _ASTRAY = (
     "a fault of the compiler or of what it assumes."
 )
 _TRIED = (
-    "Names and order do not tell which weights correspond: those were taken under which the programs share "
-    "most values. See in the map whether the order of the parts and the transpositions are meant."
+    "Names and order do not tell which weights correspond: the map is the one with which the programs share "
+    "most values. Check in it whether the order of the parts and the transpositions are what you mean."
 )
 _OWN = "Both programs keep their own weights, and the forward passes differ: the updates are not compared."
 _REST = "{} {} {}, so that others may be hidden behind it."

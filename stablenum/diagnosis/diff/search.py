@@ -35,7 +35,7 @@ class Found:
     Attributes:
         difference: what is reported.
         place: where it begins.
-        patch: the values after which the programs go on alike, if such were found.
+        patch: the values that make the programs agree in what follows, if there are any.
         left, right: the lines.
         without: the comparison without the gradient that only one side passes on there; None if that is not
             the difference.

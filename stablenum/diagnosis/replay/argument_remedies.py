@@ -134,7 +134,7 @@ def on_underflowed(f: Finding) -> str:
 
 
 def lost_squares(f: Finding) -> str:
-    """Say that a divisor is 0 in a narrow format although what it divides is not; "" elsewhere."""
+    """Return a note that a divisor is 0 in a narrow format although what it divides is not; "" elsewhere."""
     if f.operation != "div" or f.derivative or len(f.inputs) != 2 or not f.inputs[0].amax > 0.0:
         return ""
     divisor = f.inputs[1]

@@ -110,7 +110,7 @@ class Growth:
         return not others or max(others) >= _COMPANY
 
     def _why(self, begin: int, name: str) -> list[str]:
-        """Say with what the parameters were updated in the step, and what was unusual in it."""
+        """Return with what the parameters were updated in the step, and what was unusual in it."""
         first, earlier = self._starts[begin], list(self._starts)[:begin]
         found = []
         if first.gradient is not None:

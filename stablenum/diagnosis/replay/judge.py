@@ -220,7 +220,7 @@ def _is_rising(f: Finding) -> bool:
 
 
 def _beyond(e: Evidence) -> str:
-    """Say that a function whose edges are not known has one, if it gave NaN or inf for small numbers."""
+    """Return a note that a function whose edges are not known has one, if small numbers gave NaN or inf."""
     f = e.first
     if f is None or not f.primitive.startswith("aten.") or f.derivative or f.phase != "forward":
         return ""

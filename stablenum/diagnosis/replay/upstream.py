@@ -82,7 +82,7 @@ def upstream_of(trace: Trace, step: Step) -> Upstream:
 
 
 def outlier_before(trace: Trace, step: Step) -> str:
-    """Say which input of the program, or else of the step, holds entries far from the rest; "" if the step
+    """Return which input of the program, or else of the step, holds entries far from the rest; "" if the step
     reads none."""
     own = [v for v in trace.inputs_of(step) if v.outliers is not None and v.role in ("", "input")]
     if step.phase != "forward" or not own:

@@ -306,7 +306,7 @@ def numbers_of(traced: Traced) -> frozenset[float]:
 
 
 def _as_written(data: Any, numbers: Collection[float]) -> Any:
-    """Return the numbers, in float64, of which a small array of a program holds the roundings."""
+    """Return the numbers, in float64, that a small array of a program holds rounded."""
     dtype = getattr(data, "dtype", None)
     if dtype is None or np.iscomplexobj(data) or dtype == np.float64:
         return data

@@ -20,7 +20,7 @@ _MOST_PAIRS = 8
 
 
 def by_rows(scene: Scene) -> Cause | None:
-    """Say which side keeps one gradient of each row of a table, and not their sum."""
+    """Return the cause where one side keeps one gradient of each row of a table instead of their sum."""
     if scene.group.kind != "gradient":
         return None
     for pair in scene.pairs[:_MOST_PAIRS]:
@@ -39,8 +39,8 @@ def _overwritten(scene: Scene, mine: Any, theirs: Any) -> Cause | None:
             ):
                 return cause(
                     "accumulation",
-                    f"where an index occurs several times, the {name} program keeps one gradient and not "
-                    "their sum.",
+                    f"where an index occurs several times, the {name} program keeps one gradient instead "
+                    "of their sum.",
                     f"{len(mine) - len(differing)} of {len(mine)} rows agree; each of the others is the "
                     f"gradient of one occurrence on the {name}.",
                     confirmed=True,
@@ -61,7 +61,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def by_hand(scene: Scene) -> Cause | None:
-    """Say which side writes a derivative by hand that is not that of its loss."""
+    """Return the cause where one side defines a derivative by hand that is not the derivative of its loss."""
     if scene.group.kind != "gradient":
         return None
     written = [name for name in ("right", "left") if _by_hand(scene, name)]
@@ -73,8 +73,8 @@ def by_hand(scene: Scene) -> Cause | None:
     confirmed = slopes is not None and _agree(*slopes[:2]) and not _agree(*slopes[::2])
     return cause(
         "other_function",
-        f"the {name} program writes this derivative by hand, and the {other} one has another.",
-        f"By finite differences, the gradients of the {other} program are right, those of the {name} one not."
+        f"the {name} program defines this derivative by hand, and the {other} one has a different one.",
+        f"Finite differences agree with the gradients of the {other} program, not with the {name} one's."
         if confirmed
         else "",
         confirmed=confirmed,
@@ -94,7 +94,7 @@ def _agree(a: float, b: float) -> bool:
 
 
 def by_gradient(scene: Scene) -> Cause | None:
-    """Say which side has no gradient, or only a part of it."""
+    """Return the cause where one side has no gradient, or only a part of it."""
     if scene.group.kind != "gradient":
         return None
     pairs = scene.group.differing
@@ -104,13 +104,13 @@ def by_gradient(scene: Scene) -> Cause | None:
             zero[name] += not np.any(side.arrays[result.value])
     who = next((n for n, count in zero.items() if count), None)
     said = (
-        f"the {who} program gives no gradient at all to {zero[who]} of them."
+        f"the {who} program gives no gradient at all for {zero[who]} of them."
         if who
         else "a part of the gradient is missing or added on one side."
     )
     return cause(
         "stopped_gradient",
         f"the losses agree, and {len(pairs)} gradients do not: {said}",
-        "The same loss with other gradients: something is detached, or a derivative is written by hand.",
+        "The same loss with different gradients: something is detached, or a derivative is defined by hand.",
         confirmed=bool(who),
     )

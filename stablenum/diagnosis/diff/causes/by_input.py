@@ -25,8 +25,8 @@ _COMBINES = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.di
 
 
 def by_input(scene: Scene) -> Cause | None:
-    """Say which other values one side reads in the same operation, or in the same function of the user's: one
-    that reads another common value beside."""
+    """Return the cause where the same operation reads different values on the two sides, or the same function
+    of the user's does, which also reads a value that both have."""
     starts = {name: (side, start.step) for name, side, start, _ in scene.forward_starts()}
     for inner in product((True, False), repeat=2) if len(starts) == 2 else ():
         calls = dict(zip(_SIDES, inner, strict=True))
@@ -45,8 +45,8 @@ def by_input(scene: Scene) -> Cause | None:
 
 
 def _given(scene: Scene, mine: int, theirs: int) -> bool:
-    """Return whether the line of the right program gives what that of the left one does, once it reads its
-    own counterpart of what that reads."""
+    """Return whether the right program's line gives the result of the left one's once it reads its own
+    counterpart of what that one reads."""
     for value in scene.comparison.found.known("left").get(mine, ()):
         if scene.right.shapes[value] != scene.right.shapes[theirs]:
             continue
@@ -79,13 +79,13 @@ def _of_inputs(scene: Scene, name: str, here: str, there: str, *, tried: bool) -
     return cause(
         "other_input",
         f"{name} reads {here} in the left program, and {there} in the right one.",
-        "With the value that the left program reads, the two lines give the same." if tried else told,
+        "With the value that the left program reads, the two lines give the same result." if tried else told,
         confirmed=agrees or tried,
     )
 
 
 def by_entries(scene: Scene) -> Cause | None:
-    """Say that both sides look up other entries of the same table."""
+    """Return the cause where the two sides look up different entries of the same table."""
     starts = {name: (side, start.step) for name, side, start, _ in scene.forward_starts()}
     if len(starts) < 2 or any(kind(step) not in LOOKUPS for _, step in starts.values()):
         return None
@@ -98,7 +98,7 @@ def by_entries(scene: Scene) -> Cause | None:
     count, agrees = int((indices[0] != indices[1]).sum()), scene.patch is not None and scene.patch.agrees
     return None if not count else cause(
         "other_input",
-        f"the two sides look up other entries of the same table, at {count} of {indices[0].size} places.",
+        f"the two sides look up different entries of the same table, at {count} of {indices[0].size} places.",
         "With the entries of the left program, the results agree." if agrees else "",
         confirmed=agrees,
     )  # fmt: skip

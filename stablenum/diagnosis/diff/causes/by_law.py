@@ -33,7 +33,7 @@ def cause_of_laws(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | No
     if {a.name, b.name} == {"inside", "outside"}:
         return "adam_epsilon_placement", "only one side has the epsilon inside the root."
     if a.name != b.name:
-        return "other_function", "the two sides update by another formula."
+        return "other_function", "the two sides update by different formulas."
     if _is_sign(a, numbers[0]) != _is_sign(b, numbers[1]):
         side = "left" if _is_sign(a, numbers[0]) else "right"
         return "other_function", f"only the {side} side takes the sign of the gradient."
@@ -51,7 +51,7 @@ def cause_of_rates(a: Law, b: Law) -> _Found | None:
     if not near(a.rate, b.rate):
         return "scale", f"the rate is {a.rate:.6g} on the left and {b.rate:.6g} on the right."
     if not near(a.decay, b.decay):
-        return "decay_coupling", "the two sides decay the weights by another amount."
+        return "decay_coupling", "the two sides decay the weights by different amounts."
     return None
 
 
@@ -97,7 +97,7 @@ def _of_factor(a: Law, b: Law, numbers: _Numbers) -> _Found | None:
     known = {*_USUAL, *numbers[0], *numbers[1]}
     rates = [x for n in known for x in (n, 1 - n) if _SMALLEST_RATE <= x <= _LARGEST_RATE]
     if any(near(size, 1 + x if a.name == "gradient" else 1 + x / (1 + x)) for x in rates):
-        return "nesterov", f"the two updates differ by the factor {size:.6g}, as Nesterov's form does."
+        return "nesterov", f"the two updates differ by the factor {size:.6g}, as with Nesterov's form."
     if a.name == "gradient":
         dampened = any(near(size, 1 / (1 - x)) for x in rates if x > _SMALLEST_RATE)
         sentence = f"only one side multiplies the gradient by {1 / size:.6g}."
@@ -115,8 +115,8 @@ def _of_factor(a: Law, b: Law, numbers: _Numbers) -> _Found | None:
 
 
 def _of_betas(a: Law, b: Law, numbers: _Numbers) -> _Found | None:
-    """Name the decay rates of two means of squares of which neither is corrected for its start at zero, where
-    each side's own numbers give them."""
+    """Return the decay rates of two means of squares, neither corrected for its start at zero, where each
+    side's own numbers give them."""
     mine, theirs = (_uncorrected(law, own) for law, own in zip((a, b), numbers, strict=True))
     for rate, beta in mine:
         for other, further in theirs:
@@ -144,7 +144,7 @@ def _of_epsilons(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | Non
         return "epsilon_value", told
     every = {*numbers[0], *numbers[1]}
     if is_limit(ratio, norm, every):
-        return "clip_missing", "only one side clips the gradients, or to another norm."
+        return "clip_missing", "only one side clips the gradients, or the norms differ."
     scale = _left_in(max(ratio, 1 / ratio))
     if scale is not None:
         return scale

@@ -26,7 +26,7 @@ def cause_of_moments(
     numbers: tuple[Collection[float], Collection[float]],
     clips: tuple[int, int] = (0, 0),
 ) -> tuple[str, str, str] | None:
-    """Return code, sentence and evidence; None if the moments of both sides are not known, or decay alike.
+    """Return code, sentence and evidence; None if the moments of both sides are unknown, or decay equally.
 
     Args:
         steps: the updates of each training step up to the one that differs.

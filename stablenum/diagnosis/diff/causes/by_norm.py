@@ -1,8 +1,7 @@
-"""Name the cause where two layers normalise by other statistics, whatever scale and shift follow.
+"""Name the cause where two layers normalise by different statistics, whatever scale and shift follow.
 
-What a layer gives is, channel by channel, a straight line of the normalised values. So the statistics that a
-layer took are known without its weights: of all formulas evaluated on what it reads, only the right one lies
-on such lines.
+A layer's output is affine in the normalised values, channel by channel. So the statistics that a layer took
+are known without its weights: of all formulas evaluated on what it reads, its output is affine in one alone.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def _compared(scene: Scene, x: Any, mine: list[Any], theirs: list[Any], axis: in
 
 
 def _layers(scene: Scene) -> Iterator[tuple[_Layer, _Layer]]:
-    """Yield what the two calls read alike, with what they give."""
+    """Yield what both calls read, with what each gives."""
     here, there, known = scene.found.left, scene.found.right, scene.shared
     if here is None or there is None:
         return
@@ -114,7 +113,7 @@ def is_of_batch(scene: Scene) -> bool:
 
 
 def _by_formula(tried: Sequence[Variant], mine: list[Any], theirs: list[Any], axis: int) -> Cause | None:
-    """Return two formulas of one family, of which each gives its side's value up to scale and shift."""
+    """Return the cause where two formulas of one family give each side's value up to scale and shift."""
     here = list(_fitting(tried, mine, axis))
     there = list(_fitting(tried, theirs, axis)) if here else []
     if {str(v) for v in here} & {str(v) for v in there}:
@@ -123,7 +122,7 @@ def _by_formula(tried: Sequence[Variant], mine: list[Any], theirs: list[Any], ax
         return cause(
             code_of(a, b),
             f"the left program computes {a}, the right one {b}.",
-            "Both formulas were evaluated on what the layer reads; each gives its side's value, but for one "
+            "Both formulas were evaluated on what the layer reads; each gives its side's value, up to one "
             "scale and shift for each channel.",
             confirmed=True,
         )
@@ -131,7 +130,7 @@ def _by_formula(tried: Sequence[Variant], mine: list[Any], theirs: list[Any], ax
 
 
 def _fitting(tried: Sequence[Variant], values: list[Any], axis: int) -> Iterator[Variant]:
-    """Yield the formulas of which a value is a straight line, channel by channel."""
+    """Yield the formulas in which a value is affine, channel by channel."""
     for v in tried:
         shaped = [y for y in values if y.shape == v.values.shape]
         if any(_is_line(v.values, y, axis) for y in shaped):
@@ -139,8 +138,8 @@ def _fitting(tried: Sequence[Variant], values: list[Any], axis: int) -> Iterator
 
 
 def _by_batch(x: Any, values: tuple[list[Any], list[Any]], axis: int, shifts: Sequence[Any]) -> Cause | None:
-    """Say that one side normalises by the statistics of the batch and the other one by others: only then is
-    the mean of a channel its shift."""
+    """Return the cause where one side normalises by the statistics of the batch and the other by others: only
+    by those of the batch is the mean of a channel its shift."""
     others = tuple(k for k in range(x.ndim) if k != axis)
     ends = [[y for y in ys if _is_line(x, y, axis)][-1:] for ys in values]
     if not all(ends):
@@ -152,8 +151,8 @@ def _by_batch(x: Any, values: tuple[list[Any], list[Any]], axis: int, shifts: Se
     return cause(
         "running_statistics",
         f"the {of_batch} program normalises by the batch, the {other} one by running statistics.",
-        f"On the {of_batch}, the mean of each channel is its shift, as that of the batch makes it; on the "
-        f"{other}, each channel is a straight line of what the layer reads, with another mean.",
+        f"On the {of_batch}, the mean of each channel is its shift, as normalising by the batch makes it; on "
+        f"the {other}, each channel is affine in what the layer reads, with a different mean.",
         confirmed=True,
     )
 
@@ -167,7 +166,7 @@ def _shifts(scene: Scene, channels: int) -> list[Any]:
 
 
 def _is_line(x: Any, y: Any, axis: int) -> bool:
-    """Return whether one array is, in each channel, a straight line of another one."""
+    """Return whether one array is affine in another one, channel by channel."""
     others = tuple(k for k in range(x.ndim) if k != axis)
     if x.size <= 2 * x.shape[axis]:  # two points lie on every line
         return False

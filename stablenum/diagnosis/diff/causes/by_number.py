@@ -38,7 +38,7 @@ def by_number(scene: Scene) -> Cause | None:
             return cause(
                 "other_input",
                 f"{called(here.step)} reads {told[0]} in the left program, and {told[1]} in the right one.",
-                "With the number that the left program reads, the two sides give the same.",
+                "With the number that the left program reads, the two sides agree.",
                 confirmed=True,
             )
     return None

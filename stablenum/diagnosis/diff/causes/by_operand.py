@@ -37,7 +37,7 @@ def by_transposition(scene: Scene) -> Cause | None:
             if scene.mends(name, {value: array.T.copy()}):
                 return cause(
                     "transposed_weight",
-                    f"the {name} program multiplies by the transposed of what the other one does.",
+                    f"the {name} program multiplies by the transpose of what the other one multiplies by.",
                     f"With {list(array.shape)} transposed on the {name}, the two sides agree.",
                     confirmed=True,
                 )
@@ -60,7 +60,7 @@ def by_flip(scene: Scene) -> Cause | None:
             if scene.mends(name, {value: np.flip(array, tuple(window)).copy()}):
                 return cause(
                     "flipped_kernel",
-                    f"the {name} program convolves with the flipped kernel of the other one.",
+                    f"the {name} program convolves with the other one's kernel, flipped.",
                     f"With the kernel {list(array.shape)} flipped on the {name}, the two sides agree.",
                     confirmed=True,
                 )

@@ -19,7 +19,7 @@ _MOST_ELEMENTS = 2**22
 
 
 def by_pair(scene: Scene) -> Cause | None:
-    """Find the first pair of values of which a simple rule makes the one the other."""
+    """Find the first pair of values where a simple rule turns one into the other."""
     reasons = _reasons(scene)
     if not reasons:
         return None
@@ -29,10 +29,10 @@ def by_pair(scene: Scene) -> Cause | None:
     # Two values side by side, such as queries and keys, may have the same fault.
     alike = [p for p, r in reasons if r.code == reason.code]
     confirmed = scene.stops_at([pair]) or (len(alike) > 1 and scene.stops_at(alike))
-    told = " With the left value in its place, the two sides go on alike." if confirmed else ""
+    told = " With the left value in its place, the two sides agree in what follows." if confirmed else ""
     number = follows_number(scene, pair, _factor(pair)) if reason.code == "scale" else ""
     if number:
-        sentence = f"the two sides multiply by other numbers: {number}."
+        sentence = f"the two sides multiply by different numbers: {number}."
         return cause(reason.code, sentence, reason.evidence, confirmed=False)
     return cause(reason.code, reason.sentence, reason.evidence + told, confirmed=confirmed)
 
@@ -88,7 +88,7 @@ def by_loss(scene: Scene) -> Cause | None:
         return None
     return cause(
         "reduction",
-        f"the loss on the left is {known[0]:.9g} times that on the right, as a mean over other entries is.",
+        f"the loss on the left is {known[0]:.9g} times that on the right, as for a mean over other entries.",
         f"With this factor, the loss and all {len(known) - 1} gradients agree.",
         confirmed=True,
     )

@@ -30,8 +30,8 @@ def by_structure(scene: Scene) -> Cause | None:
     if scene.found.readers is not None and not {here.step.primitive, there.step.primitive} & _MOVING:
         return cause(
             "entry_order",
-            "the same numbers lie in another order beside what they are combined with.",
-            "Sorted, they are equal; as they lie, no permutation of the axes makes all operands equal.",
+            "the same numbers are in another order relative to what they are combined with.",
+            "Sorted, they are equal; unsorted, no permutation of the axes makes all operands equal.",
             confirmed=scene.patch is not None and scene.patch.agrees,
         )
     names = {here.step.operation, there.step.operation}
@@ -39,7 +39,7 @@ def by_structure(scene: Scene) -> Cause | None:
         return cause(
             "head_split_order",
             "the same numbers are put in another order.",
-            "Both sides read equal numbers; afterwards no axis of the one corresponds to one of the other.",
+            "Both sides read equal numbers; afterwards no axis of one corresponds to an axis of the other.",
             confirmed=False,
         )
     for words, code in _BY_OPERATION:
@@ -49,14 +49,14 @@ def by_structure(scene: Scene) -> Cause | None:
 
 
 def _other(scene: Scene) -> Cause | None:
-    """Say that the two lines compute something else, if that is all that is known of a forward pass."""
+    """Return a cause for two lines that differ in a forward pass, if no more is known of them."""
     if scene.group.kind in ("updated", "gradient"):
         return None
     agrees = scene.patch is not None and scene.patch.agrees and _within(scene)
     return cause(
         "other_function",
-        "the two lines compute another function of the same values.",
-        "With what the line of the left program gives, the results agree." if agrees else "",
+        "the two lines compute different functions of the same values.",
+        "With the result of the left program's line in its place, the results agree." if agrees else "",
         confirmed=agrees,
     )
 
@@ -96,7 +96,7 @@ _SENTENCES = {
 
 
 def _of_axes(scene: Scene, here: Start, there: Start) -> Cause | None:
-    """Say how many statistics each side takes of the same value, if the numbers differ."""
+    """Return the cause where the sides take different numbers of statistics of the same value."""
     if "matmul" in (
         here.step.operation,
         there.step.operation,
@@ -121,7 +121,7 @@ def _statistics(side: Side, start: Start, region: Iterable[Step]) -> tuple[int, 
 
 
 def by_lack(scene: Scene) -> Cause | None:
-    """Say what one side lacks, if the results agree with that."""
+    """Return the cause where one side lacks an operation, if the results agree with it."""
     here, there = scene.found.left, scene.found.right
     if here is None or there is None or scene.patch is None or not scene.patch.agrees:
         return None

@@ -38,14 +38,14 @@ def by_sum(scene: Scene) -> Cause | None:
                     "reduction",
                     f"the other program takes {how} of what the {name} one keeps apart, "
                     f"{y.size} values of {x.size}.",
-                    "With what the left program makes of it, the results agree.",
+                    "With what the left program computes, the results agree.",
                     confirmed=True,
                 )
     return None
 
 
 def by_divisor(scene: Scene) -> Cause | None:
-    """Find a sum that one line divides by a number, such as that of weights, and the other one by a count."""
+    """Find a sum that one line divides by a number, such as a sum of weights, and the other by a count."""
     patch = scene.patch
     if patch is None or not patch.agrees or scene.group.kind not in _KINDS:
         return None
@@ -60,7 +60,7 @@ def by_divisor(scene: Scene) -> Cause | None:
             return cause(
                 "reduction",
                 f"the {name} program divides the sum by {found[0]:.6g}, the other one by {found[1]}.",
-                "With what the left program makes of it, the results agree.",
+                "With what the left program computes, the results agree.",
                 confirmed=True,
             )
     return None

@@ -27,7 +27,7 @@ _SHIFTED = 0.6
 
 
 def by_targets(scene: Scene) -> Cause | None:
-    """Say how the targets of two cross-entropies differ, of which the logits agree."""
+    """Return how the targets of two cross-entropies differ whose logits agree."""
     if scene.group.kind != "loss":
         return None
     left = _found(scene.left)
@@ -36,7 +36,7 @@ def by_targets(scene: Scene) -> Cause | None:
 
 
 def _found(side: Side) -> Targets | None:
-    """Return the targets of the cross-entropy of a side, from a gradient of which each row sums to zero."""
+    """Return the targets of a side's cross-entropy, from a gradient whose rows sum to zero."""
     phases = {o: s.phase for s in side.trace.steps for o in s.outputs}
     given = [v for v in phases if _like_logits(side, v)]
     backward = [v for v in given if phases[v] == "backward" and _sums_to_zero(side, v)][:_MOST_VALUES]
@@ -78,7 +78,7 @@ def _softmax(x: Any) -> Any:
 
 
 class _Reason(NamedTuple):
-    """What differs; the remedy is that of the code where none is given."""
+    """What differs; without a remedy of its own, the remedy of the code holds."""
 
     code: str
     sentence: str
@@ -166,7 +166,7 @@ def _smoothing(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
 
 
 def _weighted_smoothing(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
-    """Compare the label smoothing of two losses, of which one at least gives the classes other targets."""
+    """Compare the label smoothing of two losses, at least one of which treats the classes differently."""
     shares = left.share[i], right.share[j]
     if all(map(_one_number, shares)):
         mine, theirs = (float(np.median(s)) for s in shares)
@@ -210,18 +210,18 @@ def _weights(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
 
 
 def _divided(left: Targets, right: Targets, told: str) -> tuple[str, str]:
-    """Return the sentence and the remedy of losses whose rows weigh other numbers; those of class weights if
-    one side divides by the sum of these."""
+    """Return the sentence and the remedy where rows have different weights in the two losses; those for class
+    weights if one side divides by their sum."""
     sums = [_sums_to_one(t) for t in (left, right)]
     if sums[0] == sums[1] or not _vary_by_class(left):
         return f"{told}.", ""
     name, other = ("left", "right") if sums[0] else ("right", "left")
-    by = f"the {name} program divides by the sum of the class weights of the rows, the {other} one not"
+    by = f"the {name} program divides by the sum of the class weights of the rows, the {other} one does not"
     return f"{by}: {told}.", _WEIGHTED_MEAN
 
 
 def _vary_by_class(targets: Targets) -> bool:
-    """Return whether the rows of a label weigh the same, and those of others not."""
+    """Return whether rows of the same label weigh the same, and rows of different labels do not."""
     counted = targets.weight > 0
     own, labels = targets.own[counted], targets.label[counted]
     return not _alike(own) and all(_alike(own[labels == label]) for label in np.unique(labels))
@@ -237,7 +237,7 @@ def _alike(values: Any) -> bool:
 
 
 def _by_class(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
-    """Say that a side weights the rows by their classes, if all rows of a label weigh the same."""
+    """Return the cause where a side weights rows by class: all rows of a label weigh the same."""
     labels, sides = left.label[i], (left.own[i], right.own[j])
     rows = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     known = any(len(r) > 1 for r in rows) or left.spread is not None or right.spread is not None
@@ -245,18 +245,18 @@ def _by_class(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
         return None
     mine, theirs = (_class_weights(own, labels, rows) for own in sides)
     if mine and theirs:
-        sentence = f"the class weights differ: on the left {mine}, on the right {theirs}, but for a factor."
+        sentence = f"the class weights differ: on the left {mine}, on the right {theirs}, up to a factor."
         return _Reason("reduction", sentence, "Give both losses the same class weights, in the same order.")
     name, other = ("left", "right") if mine else ("right", "left")
     sentence = (
         f"the {name} program weights each row by its class, and the {other} one does not. Its class weights "
-        f"are, but for a factor, {mine or theirs}."
+        f"are, up to a factor, {mine or theirs}."
     )
     return _Reason("missing_operation" if mine else "extra_operation", sentence, _CLASS_WEIGHTS)
 
 
 def _class_weights(own: Any, labels: Any, rows: list[Any]) -> str:
-    """Return the weights of the classes, as times that of the first; nothing if all are the same."""
+    """Return the classes' weights as multiples of the first; nothing if all are the same."""
     if _alike(own):
         return ""
     first = own[rows[0][0]]
@@ -275,6 +275,6 @@ _CLASS_WEIGHTS = (
     "(w[y] * losses).sum() / w[y].sum()."
 )
 _SMOOTH_ALIKE = (
-    "Weight alike: F.cross_entropy multiplies the log-probability of each class by its weight in the "
-    "smoothing term, too: -(w * logp).sum(-1). It divides both terms by w[y].sum()."
+    "Weight both in one way: F.cross_entropy multiplies the log-probability of each class by its weight in "
+    "the smoothing term, too: -(w * logp).sum(-1). It divides both terms by w[y].sum()."
 )

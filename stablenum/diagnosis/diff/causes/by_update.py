@@ -20,7 +20,7 @@ _EXACT = 1e-6
 _FEWEST = 4
 # So many entries of one parameter tell the constants of its own law.
 _ENOUGH = 8
-# What an optimizer does to all parameters alike.
+# What an optimizer does in the same way to all parameters.
 _OF_ALL = {"bias_correction", "momentum_dampening", "nesterov"}
 
 
@@ -86,8 +86,8 @@ def _of_laws(
 
 
 def _of_each(updates: Sequence[Update], known: _Known) -> tuple[str, str, str] | None:
-    """Each parameter follows a law, with constants of its own as in groups of parameters, and those of both
-    sides differ for one reason."""
+    """Each parameter follows a law, with constants of its own as in groups of parameters, and the laws of the
+    two sides differ for one reason."""
     norm = _norm(updates)
     told = [u for u in updates if u.gradient.size >= _ENOUGH and np.any(u.gradient)]
     laws = [_laws_of([u]) for u in told]
@@ -150,7 +150,7 @@ def _each_clipped(unlike: Sequence[Update], known: _Known) -> tuple[str, str, st
         return None
     return (
         "clip_per_tensor",
-        "one side clips each tensor by itself.",
+        "one side clips each tensor separately.",
         f"The gradients on the right are {min(ratios):.4g} to {max(ratios):.4g} times those on the left.",
     )
 
@@ -202,10 +202,10 @@ def _decay(updates: Sequence[Update], unlike: Sequence[Update]) -> tuple[str, st
     laws = _laws_of(unlike)
     if laws is None:
         which = f"{which}{such}{',' if such else ''}"
-        sentence = f"the two sides decay {which} by another amount, or only the {side} side does."
+        sentence = f"the two sides decay {which} by different amounts, or only the {side} side does."
         return code, sentence, evidence
     if all(law.decay for law in laws):
-        return "decay_coupling", f"the two sides decay {which} by another amount{such}.", _both(laws)
+        return "decay_coupling", f"the two sides decay {which} by different amounts{such}.", _both(laws)
     return code, f"only the {side} side decays {which}{such}.", evidence
 
 
@@ -229,16 +229,16 @@ def _named(updates: Sequence[Update]) -> str:
 
 
 def _factor(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] | None:
-    """The update of one side is a multiple of that of the other."""
+    """The update of one side is a multiple of the other side's."""
     added = [_ratio(u.left - u.right, u.gradient) for u in unlike]
     if known.clip_named and all(f is not None for f in added):
         evidence = "The updates differ by a multiple of the gradient."
         own = [f for f in added if f is not None]
         if max(map(abs, own)) < 1e-3 * _of_gradient(unlike):
-            return ("clip_epsilon", "the two sides clip with another epsilon.", evidence)
+            return ("clip_epsilon", "the two sides clip with different epsilons.", evidence)
         if max(own) - min(own) <= 1e-3 * max(abs(f) for f in own):
-            return ("clip_missing", "only one side clips the gradients, or to another norm.", evidence)
-        return ("clip_per_tensor", "one side clips each tensor by itself.", evidence)
+            return ("clip_missing", "only one side clips the gradients, or the norms differ.", evidence)
+        return ("clip_per_tensor", "one side clips each tensor separately.", evidence)
     fits = [_ratio(u.left, u.right) for u in unlike]
     if any(f is None for f in fits):
         return None
@@ -254,9 +254,9 @@ def _factor(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] | N
     evidence = f"Every update on the left is {factor:.9g} times that on the right."
     power = math.log2(factor)
     if known.clip_named and abs(factor - 1) < 1e-3:
-        return ("clip_epsilon", "the two sides clip with another epsilon.", evidence)
+        return ("clip_epsilon", "the two sides clip with different epsilons.", evidence)
     if known.clip_named or is_limit(factor, _norm(unlike), known.every):
-        return ("clip_missing", "only one side clips the gradients, or to another norm.", evidence)
+        return ("clip_missing", "only one side clips the gradients, or the norms differ.", evidence)
     if abs(power) >= 3 and abs(power - round(power)) < 1e-9:
         return ("loss_scale_left_in", f"a factor of 2^{round(power)} is left in the gradients.", evidence)
     return ("scale", "the two updates differ by one factor (rate, schedule, momentum).", evidence)
@@ -296,7 +296,7 @@ def epsilon_like(updates: Sequence[Update]) -> tuple[str, str, str] | None:
         return None
     return (
         "adam_epsilon_placement",
-        "the updates differ most where the gradients are small, as an epsilon does.",
+        "the updates differ most where the gradients are small, as with different epsilons.",
         f"For the smallest quarter of the gradients by {small:.2g}, for the largest by {large:.2g}.",
     )
 

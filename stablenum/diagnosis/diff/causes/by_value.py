@@ -80,7 +80,7 @@ def _of_masks(mine: Any, theirs: Any, done: str) -> Reason:
     evidence = f"{counts}; all others are equal."
     if mine.any() and theirs.any() and _shifted(mine, theirs):
         return Reason("mask_shifted", "the mask of one side is shifted by one.", evidence)
-    return Reason("mask_missing", "the two sides mask other entries.", evidence)
+    return Reason("mask_missing", "the two sides mask different entries.", evidence)
 
 
 def _shifted(a: Any, b: Any) -> bool:
@@ -109,7 +109,7 @@ def _added(v: Values) -> Reason | None:
                 sentence = (
                     f"the {name} side masks, the other one adds {gap[mask][0]:g} and {gap[~mask][0]:g}."
                 )
-                return Reason("mask_added", sentence, "All entries are as this says.")
+                return Reason("mask_added", sentence, "Every entry matches this.")
     return None
 
 
@@ -124,7 +124,7 @@ def _zeros(v: Values) -> Reason | None:
         return None
     if _LOSSES & set(v.names) and abs(abs(factor) - 1) < _EXACT:
         reason = _of_masks(mine, theirs, "left out")
-        return reason._replace(code="ignored_labels", sentence="the two losses leave other labels out.")
+        return reason._replace(code="ignored_labels", sentence="the two losses leave out different labels.")
     if abs(factor - 1) < _EXACT:
         return _of_masks(mine, theirs, "zero")
     both = f"{int(mine.sum())} entries are zero on the left, {int(theirs.sum())} on the right"
@@ -161,8 +161,8 @@ def _counts(v: Values) -> Reason | None:
         if all(counts) and sum(c != 1 for c in counts) >= 2:
             shown = ", ".join(f"{c}" for c in dict.fromkeys(counts))
             return Reason(
-                "reduction", "the two sides average over other numbers of entries.",
-                f"Row by row the left is so many times the right: {shown}.",
+                "reduction", "the two sides average over different numbers of entries.",
+                f"Row by row, the left divided by the right is: {shown}.",
             )  # fmt: skip
     return None
 
@@ -218,19 +218,19 @@ def _permutation(v: Values) -> Reason | None:
     for axis in range(v.mine.ndim):
         if _same(np.flip(v.mine, axis), v.theirs):
             told = f"The two are equal with axis {axis} flipped."
-            return Reason("entry_order", "the same numbers lie the other way round.", told)
+            return Reason("entry_order", "the same numbers are in reverse order.", told)
     # No heads are split or merged in images, or where rows are moved whole (of four axes, one may be heads).
     rows = range(v.mine.ndim - 1 if v.mine.ndim < 4 else 0)
     entries = v.flattened or any(_moved_whole(v.mine, v.theirs, axis) for axis in rows)
     return Reason(
         "entry_order" if entries else "head_split_order",
         "the same numbers are put in another order.",
-        "Sorted, the two are equal; as they lie, no transposition makes them so.",
+        "Sorted, the two are equal; unsorted, no transposition makes them equal.",
     )
 
 
 def _moved_whole(a: Any, b: Any, axis: int) -> bool:
-    """Return whether the slices of one array along an axis are those of the other one in another order."""
+    """Return whether one array has the other's slices along an axis, in another order."""
     if a.shape != b.shape:
         return False
     first, second = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (a, b))

@@ -89,7 +89,7 @@ def _prints(side: Side, region: Iterable[Step], start: Start) -> list[Fingerprin
 
 def _recognised(tried: list[tuple[Variant, Fingerprint]], wanted: list[Fingerprint]) -> list[Variant]:
     """Return the variants that give one of the values, the last value first, and the nearest of each first:
-    an epsilon may be too small to be told from none but by the last digits."""
+    only the last digits may tell a small epsilon from none."""
     found = list[Variant]()
     for mark in reversed(wanted):
         gaps = [(v, distance(own, mark)) for v, own in tried[1:] if own.entries and not own.simple]

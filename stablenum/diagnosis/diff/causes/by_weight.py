@@ -21,7 +21,7 @@ _ORDER = "Lay the axes out as the report's map of the weights says."
 
 
 def held_otherwise(comparison: Comparison) -> list[str]:
-    """Name the right parameters that hold other numbers than what corresponds to them on the left."""
+    """Return the right parameters that hold other numbers than their counterparts on the left."""
     mine, theirs = comparison.left.program.parameters(), comparison.right.program.parameters()
     return [
         name

@@ -62,7 +62,7 @@ def by_window(scene: Scene) -> Cause | None:
 
 def _uneven(variant: Variant) -> bool:
     """Return whether a variant pads one side of an axis more than the other: with strides, the last entries
-    may have no part in the result, so that a program that pads both alike gives the same."""
+    may have no part in the result, so that a program that pads both equally gives the same result."""
     low, high = dict(variant.setting).get("padding", (0, 0))
     return bool(low != high)
 

@@ -1,4 +1,4 @@
-"""Say where the map that a caller gives is more likely at fault than the programs."""
+"""Find where the map that a caller gives is more likely at fault than the programs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,14 @@ __all__ = ["misgiven", "other_numbers"]
 
 _MOST_NAMED = 4
 _MOST_AXES = 4
-_OTHER = (
-    "These parameters of the right program hold other numbers than what corresponds to them on the left: {}."
-)
-_ALL_OTHER = (
-    "All parameters of the right program hold other numbers than what corresponds to them on the left."
-)
-_NOTE = (
-    "The fault may lie in weights rather than in the programs: in what it gives, {}. As the match has {}, {}."
-)
+_OTHER = "These parameters of the right program hold other numbers than their counterparts on the left: {}."
+_ALL_OTHER = "All parameters of the right program hold other numbers than their counterparts on the left."
+_NOTE = "The fault may lie in weights rather than in the programs: there, {}. As the match has {}, {}."
 
 
 def other_numbers(comparison: Comparison) -> tuple[str, ...]:
-    """Name the parameters that hold other numbers than what corresponds to them, of programs that keep their
-    own."""
+    """Return a note on the parameters that hold other numbers than their counterparts, of programs that keep
+    their own."""
     names = held_otherwise(comparison)
     if not names:
         return ()
@@ -43,8 +37,8 @@ def other_numbers(comparison: Comparison) -> tuple[str, ...]:
 
 
 def misgiven(comparison: Comparison) -> tuple[str, ...]:
-    """Name the arrays that are transposed or exchanged, compared with those that are found for the same
-    parameters, if the programs share more values with the latter."""
+    """Return a note on the arrays that are transposed or exchanged, compared with what the match finds for
+    the same parameters, if the programs share more values with that."""
     left, right = comparison.left, comparison.right
     given = right.weights or {}
     try:
@@ -82,8 +76,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _turned(x: Any) -> Iterator[Any]:
-    """Yield an array in other orders: that of its axes, and that of the two axes of a matrix that was
-    reshaped."""
+    """Yield an array with its axes in other orders, also with the two axes of a matrix that was reshaped."""
     if x.ndim <= _MOST_AXES:
         orders = itertools.permutations(range(x.ndim))
         yield from (x.transpose(order) for order in orders if list(order) != sorted(order))

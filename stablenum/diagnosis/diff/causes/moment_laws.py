@@ -67,7 +67,7 @@ def moments_of(
     norms: Sequence[float] = (),
     gap: float = 1.0,
 ) -> tuple[str, tuple[float, ...]] | None:
-    """Return "betas" with both decay rates of Adam's moments, or "momentum" with that of SGD's; None if no
+    """Return "betas" with both decay rates of Adam's moments, or "momentum" with SGD's; None if no
     numbers give the update of the last step.
 
     Args:
@@ -75,7 +75,7 @@ def moments_of(
         numbers: the constants of the update.
         clipped: whether the gradients may have been clipped by their global norm before.
         norms: these norms, step by step; those of the history by default.
-        gap: how far the update is off the one that is to be told from it, relative to its size.
+        gap: how far the update is off the one that it must be distinguished from, relative to its size.
     """
     rates, epsilons = _rates(numbers), sorted(n for n in numbers if 0 < n <= _LARGEST_EPSILON)
     limits = [n for n in numbers if n > 0] if clipped else []

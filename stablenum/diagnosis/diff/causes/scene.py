@@ -29,7 +29,7 @@ class Scene:
         found: where each begins to differ.
         group: the results that differ.
         pairs: values near there that may correspond, the most likely first.
-        patch: the values after which the programs go on alike, if such were found.
+        patch: the values that make the programs agree in what follows, if there are any.
     """
 
     comparison: Comparison
@@ -75,8 +75,8 @@ class Scene:
         return list(self.arrays(wanted).values())
 
     def stops_at(self, pairs: Sequence[Pair]) -> bool:
-        """Return whether the two sides go on alike with the left values of pairs in place of the right
-        ones."""
+        """Return whether the two sides agree in what follows with the left values of pairs in place of the
+        right ones."""
         if self.patch is not None and [self.patch.right] == [p.right for p in pairs]:
             return True
         return tried_with(self.comparison, self.found, self.group, pairs) is not None

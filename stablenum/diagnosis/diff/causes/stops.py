@@ -1,9 +1,9 @@
 """Find where only one of two programs ends the flow of gradients: a ``detach``, a ``stop_gradient``, a part
 without gradients.
 
-The losses agree then, and the gradients do not. A step at which one side ends the flow is told from the
-others by the value that it reads: the other side has an equal one, reads it for the same purpose, and passes
-gradients through. Without what passes there, the gradients agree.
+The losses agree then, and the gradients do not. A step at which one side ends the flow is recognised by the
+value that it reads: the other side has an equal one, reads it for the same purpose, and passes gradients
+through. Without what passes there, the gradients agree.
 """
 
 from __future__ import annotations
@@ -131,13 +131,13 @@ def _stopped(other: Side, case: Case, after: Comparison | None, evidence: str) -
     return Stopped(*((here, there) if case.side == "left" else (there, here)), cause, after)
 
 
-_MEASURED = "By finite differences, what would pass here is what its gradients lack."
+_MEASURED = "Finite differences show that its gradients lack what would pass here."
 _SENTENCES = {
-    "stopped_gradient": "the {stops} program passes no gradient on here; the {passes} one does.",
+    "stopped_gradient": "the {stops} program blocks the gradient here; the {passes} one does not.",
     "straight_through_missing": "the {stops} program passes the gradient around what it rounds or chooses "
     "here; the {passes} one does not.",
-    "accumulation": "the {stops} program passes no gradient on to the parts of the loss that were added "
-    "before; the {passes} one does.",
+    "accumulation": "the {stops} program blocks the gradient of the parts of the loss that were added "
+    "before; the {passes} one does not.",
 }
 
 
@@ -191,8 +191,8 @@ def _same(after: Comparison, group: Group) -> Group:
 
 def _contributions(side: Side, reads: Sequence[Read]) -> Iterator[set[int]]:
     """Yield sets of values of the backward pass, each of which may be all that passes through what is read:
-    of the derivative of each step that reads, one. Those of the step itself come before those of its line.
-    After those steps, all are taken that do the same in the same line, such as those of a loop.
+    one from the derivative of each step that reads. Values of the step itself come before values of its line.
+    After those steps come all steps that do the same in the same line, such as in a loop.
     """
     if not reads:
         return

@@ -98,7 +98,7 @@ class Comparison:
     def closer_frontiers(self, group: Group) -> Iterator[Frontier]:
         """Yield where the results of a group begin to differ if more values correspond: first those that are
         further apart than rounding explains, but far less than the results, as a table is that one side
-        computes in float32 beforehand; then also those of which one has some rows of the other."""
+        computes in float32 beforehand; then also values where one has some rows of the other."""
         pairs = [(p.left.value, p.right.value) for p in group.differing]
         floor = _SMALL * max(p.error for p in group.differing)
         sides = [replace(s, tolerance=[max(t, floor) for t in s.tolerance]) for s in (self.left, self.right)]

@@ -41,7 +41,7 @@ def doubts_of(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _changing(name: str, side: Side) -> Iterator[str]:
-    """Say that a program gives other numbers when it is recorded again."""
+    """Yield a note if a program gives other numbers when it is recorded again."""
     random.random()  # so that what is drawn from these generators is something else
     np.random.random()
     try:
@@ -83,7 +83,7 @@ def _moved(side: Side, other: Side, value: int) -> bool:
 
 
 def unsure(comparison: Comparison) -> tuple[str, ...]:
-    """Say which results rounding alone moves so far that their difference is not seen."""
+    """Return a note on the results that rounding alone moves too far to see a difference."""
     pairs = [p for g in comparison.groups for p in _moved_far(comparison, g)]
     if not pairs:
         return ()

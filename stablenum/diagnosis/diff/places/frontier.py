@@ -142,8 +142,8 @@ def _reading_the_same(a: Region, b: Region) -> Iterator[_Pair]:
 
 
 def _in_equal_calls(a: Region, b: Region, here: Step, there: Step) -> bool:
-    """Return whether two steps belong to calls of one function that read a common value, of which each step
-    reads what its call has made of it."""
+    """Return whether two steps belong to calls of one function that read a common value, and each step reads
+    what its call has made of that value."""
     if quiet(here) or _unlike(here, there) != 0:
         return False
     theirs = b.read_by_call(there)
@@ -152,8 +152,8 @@ def _in_equal_calls(a: Region, b: Region, here: Step, there: Step) -> bool:
 
 def _alike(a: Region, b: Region) -> tuple[Start | None, Start | None]:
     """Return the first steps of the same function, if possible one whose line reads what the other one reads;
-    without such, those that read a common value, one of which reads something else that differs, too; without
-    such, the first of all."""
+    else those that read a common value, one of which reads something else that differs, too; else the first
+    of all."""
     same = [(s, t) for t in b.starts() for s in a.starts() if not quiet(s) and _unlike(s, t) == 0]
     meeting = ((s, t) for s, t in same if _line_shares(a, s, t) or _line_shares(b, t, s))
     met = ((s, t) for s, t in ((s, _met(s, b)) for s in a.starts()) if t is not None)

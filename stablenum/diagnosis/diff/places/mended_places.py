@@ -124,8 +124,8 @@ def _closer(comparison: Comparison, group: Group, best: MendedPlace) -> MendedPl
 
 
 def _replaces(comparison: Comparison, place: Frontier, patch: Patch) -> bool:
-    """Return whether what one side computes takes the place of what the other one does: the programs go on
-    alike if the results of both lines are exchanged, neither of which only moves entries."""
+    """Return whether what one side computes takes the place of what the other one does: the programs agree
+    in what follows if the results of both lines are exchanged, neither of which only moves entries."""
     starts = place.left, place.right
     if any(start is None or quiet(start.step) for start in starts):
         return False
@@ -137,8 +137,8 @@ def _replaces(comparison: Comparison, place: Frontier, patch: Patch) -> bool:
 
 
 def _better(one: Patch, other: Patch | None) -> bool:
-    """Return whether the programs go on alike after one patch, and less so after another one that comes
-    first in doubt."""
+    """Return whether one patch makes the programs agree further than another one, which comes first in
+    doubt."""
     if other is None or one.agrees:
         return True
     return not other.agrees and one.shared > other.shared

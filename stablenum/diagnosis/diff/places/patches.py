@@ -34,7 +34,7 @@ _CLOSE = 1e-16  # of squares
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A pair of values, of which one takes the place of the other.
+    """Two values, one of which takes the place of the other.
 
     Attributes:
         left, right: the values.
@@ -89,8 +89,8 @@ def patched(comparison: Comparison, found: Frontier, group: Group, pairs: Sequen
 
 
 def tried_with(comparison: Comparison, found: Frontier, group: Group, pairs: Sequence[Pair]) -> Patch | None:
-    """Return what follows with the left values of pairs in place of the right ones; None if the two sides do
-    not go on alike then."""
+    """Return what follows with the left values of pairs in place of the right ones; None if the two sides
+    do not agree in what follows."""
     values = {p.right: p.mine for p in pairs}
     after = comparison.with_values("right", values, until=group)
     last = max(pairs, key=lambda p: p.right)

@@ -37,7 +37,7 @@ class Slice:
         return start is None or start.missing or any(s.index == start.step.index for s in self.steps)
 
     def without(self, trace: Trace, code: Mapping[int, str]) -> Slice:
-        """Return the slice that begins anew at the operations that have no code."""
+        """Return the slice that starts again at the operations that have no code."""
         bad = tuple(s for s in self.steps if s.index not in code)
         if not bad:
             return self

@@ -22,7 +22,7 @@ _TEXT = (
 
 
 def not_finite(comparison: Comparison) -> str | None:
-    """Say which result says nothing since both programs give NaN there, or no finite number at all.
+    """Return which result says nothing because both programs give NaN there, or no finite number at all.
 
     Infinities beside finite numbers, such as masked scores, are compared like these.
     """

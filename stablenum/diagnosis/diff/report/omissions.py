@@ -65,7 +65,7 @@ def _listed(names: Sequence[str], most: int = _MOST_NAMED) -> str:
 
 
 def untied(mapped: WeightMap, steps: int) -> tuple[str, ...]:
-    """Say how parameters are compared of which the caller gives one left parameter to several."""
+    """Return notes on how parameters are compared that the caller gives the same left parameter."""
     later = _LATER if steps > 1 else ""
     return tuple(
         _UNTIED.format(source, " and ".join(names)) + later for source, names in mapped.shared.items()
@@ -73,7 +73,7 @@ def untied(mapped: WeightMap, steps: int) -> tuple[str, ...]:
 
 
 def one_optimizer(left: Side, right: Side) -> tuple[str, ...]:
-    """Say that the updates are not compared where only one program makes them."""
+    """Return a note that the updates are not compared if only one program makes them."""
     has = {name: _updates(side) for name, side in (("left", left), ("right", right))}
     if has["left"] == has["right"]:
         return ()

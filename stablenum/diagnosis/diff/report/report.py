@@ -28,8 +28,8 @@ class DiffReport:
         verdict: "the same in exact arithmetic" or "different".
         differences: the places at which the programs part, each independent of those before it; one without a
             cause may follow from them.
-        weights: parameter of the right program -> where it comes from. ``diff`` takes it, or a copy of which
-            some entries are others, as its ``weights``; strings read from a JSON report it does not.
+        weights: parameter of the right program -> where it comes from. ``diff`` takes it as its ``weights``,
+            also with some entries changed, but not the strings of a JSON report.
         carried_over: whether the right program was given these weights; otherwise both keep their own, and
             ``weights`` says between which parameters gradients and updates are compared.
         left_off: how far the left side is off its float64 twin, if the programs agree.

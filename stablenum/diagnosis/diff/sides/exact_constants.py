@@ -29,7 +29,7 @@ _LARGEST = 2048  # with larger numbers, a ratio is found for every float32
 
 @lru_cache(maxsize=4096)
 def exact_constant(x: float) -> float:
-    """Return the number of which a float32 is the rounding, or the float32 itself if it is no usual one.
+    """Return the number that rounds to a float32, or the float32 itself if no usual number does.
 
     Args:
         x: a float64 that holds a float32. NaN and infinities are returned as they are.

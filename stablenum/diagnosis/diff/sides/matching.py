@@ -52,7 +52,7 @@ class Matching:
         return self._known[("left", "right").index(side)]
 
     def with_rows(self) -> Matching:
-        """Return the matching in which values also correspond of which one has some rows of the other."""
+        """Return the matching in which a value also corresponds to one that has some of its rows."""
         left, right = (values.side for values in self._sides)
         found = Matching(left, right, {}, self)
         rows = rows_shared(left, right, self.known("left"), self.known("right"))

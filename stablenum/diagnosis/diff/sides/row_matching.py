@@ -40,7 +40,7 @@ class _Table(NamedTuple):
 def rows_shared(
     left: Side, right: Side, known_left: Mapping[int, list[int]], known_right: Mapping[int, list[int]]
 ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """Return for each side the values of which one holds some rows of the other, in both directions.
+    """Return for each side the values that hold some rows of one of the other side, in both directions.
 
     A value that a step only picks from another one counts if that one has a counterpart.
 

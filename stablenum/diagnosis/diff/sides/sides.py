@@ -135,7 +135,7 @@ def arrays_of(side: Side, wanted: Iterable[int], *, keep: bool = False) -> dict[
 
 
 def first_with(side: Side, holds: Callable[[Any], bool]) -> int | None:
-    """Return the first value of another evaluation of which something holds; None if there is none."""
+    """Return the first value of another evaluation that fulfils a condition; None if none does."""
     found: list[int] = []
 
     def visit(index: int, data: Any) -> None:
@@ -148,7 +148,7 @@ def first_with(side: Side, holds: Callable[[Any], bool]) -> int | None:
 
 
 class _Enough(Exception):  # noqa: N818
-    """Ends an evaluation of which no more is needed."""
+    """Ends an evaluation when no more of it is needed."""
 
 
 def _show(

@@ -86,7 +86,7 @@ class _Search:
     """Follows parameters to the products that read them.
 
     Attributes:
-        kept: value -> the parameter of which it is an entrywise function, such as a moving average.
+        kept: value -> the parameter that it is an entrywise function of, such as a moving average.
     """
 
     def __init__(self, side: Side) -> None:

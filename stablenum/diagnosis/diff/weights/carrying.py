@@ -82,7 +82,7 @@ class _Guess:
     Attributes:
         sides, uses: both programs, and how they use their parameters.
         given: where the caller says that right parameters come from.
-        entries: the right parameters of which the caller says something.
+        entries: the right parameters that the caller says something about.
     """
 
     def __init__(

@@ -17,12 +17,12 @@ __all__ = ["by_flow_only", "note_on", "out_of_order"]
 
 _MOST_NAMED = 4
 _NOTE = (
-    "Only what is done with them tells which of these weights correspond, not their names: {}. A program "
-    "that exchanges two of them is the same under this map. See whether it is meant."
+    "Only their uses tell which of these weights correspond, not their names: {}. A program "
+    "that exchanges two of them is the same under this map. Check whether that is what you mean."
 )
 _ORDER = (
-    "The order of use tells which weights correspond, and the numbers in their names tell another one: {}. "
-    "See whether it is meant."
+    "The order of use tells which weights correspond, and the numbers in their names say otherwise: {}. "
+    "Check whether that is what you mean."
 )
 
 

@@ -32,8 +32,8 @@ Weights: TypeAlias = "str | _Names | _Beside | _Function"
 
 _FORMS = "'match', ('match', {right name: left name}), 'as they are', a dict of names or a function"
 _COPIED = (
-    " What a report says is no name: give report.weights itself, or a function from the left arrays to the "
-    "right ones."
+    " The words of a report are not names: give report.weights itself, or a function from the left arrays to "
+    "the right ones."
 )
 _MOST_NAMED = 12
 
@@ -73,7 +73,7 @@ def by_name(weights: Mapping[str, str], left: Program, right: Program) -> Weight
     """Return the map that is given by names, or by what a report says.
 
     Raises:
-        ValueError: a name that is no parameter's, or arrays of which the one cannot be laid out as the other.
+        ValueError: a name that is no parameter's, or an array that cannot be laid out as the other.
     """
     # Frameworks differ in which axis of a matrix comes first; two programs of one do not.
     kind = "other" if left.framework == right.framework else "matmul"
@@ -106,8 +106,8 @@ def _said_before(said: Said, name: str, shape: tuple[int, ...], mine: Mapping[st
         made = None
     if made != shape:
         raise ValueError(
-            f"weights maps {str(said)!r} to {name!r} {list(shape)}, which it does not fit: it is of the "
-            "report of other programs."
+            f"weights maps {str(said)!r} to {name!r} {list(shape)}, which it does not fit: it comes from "
+            "the report of other programs."
         )
     return _pinned(said.source)
 
@@ -130,8 +130,8 @@ def by_function(function: _Function, left: Program, right: Program) -> tuple[Wei
         made = {name: np.asarray(x, np.float64) for name, x in function(arrays).items()}
     except Exception as error:
         raise ValueError(
-            f"the function given as weights failed: {ended(error)} It is given the left "
-            "arrays by name, and returns the right ones by name."
+            f"the function given as weights failed: {ended(error)} It gets the left arrays "
+            "by name, and must return the right ones by name."
         ) from error
     theirs = right.parameters()
     _check_made(made, theirs)
@@ -140,8 +140,8 @@ def by_function(function: _Function, left: Program, right: Program) -> tuple[Wei
 
 
 def with_shared(mapped: WeightMap, arrays: Mapping[str, Any], given: Iterable[str]) -> WeightMap:
-    """Return the map with the left parameters of which elements go to several right ones, at least one of
-    which the caller gives."""
+    """Return the map with the left parameters whose elements go to several right ones, at least one of which
+    the caller gives."""
     asked, takers = set(given), dict[str, list[str]]()
     for name, origin in mapped.origins.items():
         for source in origin.names if origin.invertible else ():

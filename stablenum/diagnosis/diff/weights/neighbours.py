@@ -3,7 +3,7 @@
 Two norms of one size may belong to a branch and to the shortcut beside it, and two programs may compute these
 in another order. What they read tells them apart: the product of a kernel of another shape. So does what
 reads them. Each parameter is described by its size, then by the descriptions of its neighbours, and so on;
-two parameters are the more alike, the longer their descriptions agree.
+two parameters resemble each other more, the longer their descriptions agree.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def neighbours_of(trace: Trace) -> dict[str, frozenset[str]]:
 def exchanged(
     origins: Mapping[str, Source], left: Sequence[Use], right: Sequence[Use], before: Before
 ) -> dict[str, Source]:
-    """Return the origins in which two parameters of one size are exchanged wherever their neighbours are more
-    alike then; if they are as much alike, wherever more of the neighbours before them correspond then.
+    """Return the origins with two parameters of one size exchanged wherever their neighbours resemble each
+    other more then; if they do as much, wherever more of the neighbours before them correspond then.
 
     Args:
         origins: by the name of the right parameter.
@@ -87,7 +87,7 @@ def exchanged(
 def _score(
     origins: Mapping[str, Source], names: Sequence[str], alike: _Likeness, before: Before
 ) -> tuple[int, int]:
-    """Return how much alike the neighbours of parameters are, and how many before them correspond."""
+    """Return how similar the neighbours of parameters are, and how many before them correspond."""
     likeness = links = 0
     for name in names:
         (source,) = origins[name].names

@@ -26,7 +26,7 @@ def oriented(
 ) -> dict[str, Source]:
     """Return the origins with only those layouts in which both programs sum over the same axes.
 
-    An origin of which that is not known, or which no layout makes alike, keeps all of them.
+    An origin keeps all of them if that is not known, or if no layout makes it so.
 
     Args:
         origins: by the name of the right parameter.
@@ -64,9 +64,9 @@ def in_convention(
     """Return the origins, but for a square matrix that the right program alone has the other way round the
     origin in which it lies as the others do.
 
-    A port keeps its matrices in one way: it sums over the same axis of all that are used alike on the left. A
-    square matrix that it sums over the other axis of is transposed by mistake, unless the left program has
-    that axis too. Laid out as the others are, it shows as a difference.
+    A port keeps its matrices in one way: it sums over the same axis of all that the left program uses in the
+    same way. If it sums over the other axis of a square matrix, that one is transposed by mistake, unless the
+    left program sums over that axis too. Laid out like the others, it shows as a difference.
     """
     axes = {
         name: _summed_over(

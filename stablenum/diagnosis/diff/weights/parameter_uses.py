@@ -51,7 +51,7 @@ class Use:
         team: matrices that multiply one value, and their biases.
         group: the matrices of a team, or its biases.
         words: the parts of the name, without those that all names have.
-        piece: what of which parameter this is.
+        piece: which part of which parameter this is.
         data: the fingerprint of the value that is multiplied, if no parameter has a part in it; else None.
         layers: how many there are, if a loop over layers takes one row after another; else 0.
         columns: the widths of the values that were put together into the one that is multiplied.

@@ -18,8 +18,8 @@ _FEWEST = 2
 
 
 def layers_apart(uses: Sequence[Use]) -> list[Use]:
-    """Return the layers of the parameters of which a loop takes one row after another, layer by layer, and
-    the other parameters as they are."""
+    """Return the parameters that a loop takes row by row as single layers, layer by layer, and the other
+    parameters as they are."""
     first = next((i for i, u in enumerate(uses) if u.layers), len(uses))
     stacked = [u for u in uses if u.layers]
     layers = max((u.layers for u in stacked), default=0)

@@ -36,9 +36,8 @@ def settled(
 
     Open are: the order of the gates that a recurrent layer of the left side keeps in one matrix, other than
     that of ``torch.nn``, the order of a kernel's axes in a matrix that patches in a row are multiplied by,
-    and whether a square matrix is transposed of which the operations do not tell it. Square matrices are
-    tried all together if no other matrix shows how they lie, and then one after another. Other maps are tried
-    first.
+    and whether a square matrix is transposed where the operations do not tell. Square matrices are tried all
+    together if no other matrix shows how they lie, and then one after another. Other maps are tried first.
     """
     moves: list[_Move] = [partial(_replaced, other=other) for other in others]
     moves += itertools.islice(_moves(guess, uses), _MOST_TRIALS)
@@ -59,8 +58,8 @@ def settled(
 def better_of(left: Side, right: Program, one: WeightMap, other: WeightMap) -> WeightMap:
     """Return the map under which the forward passes share more.
 
-    Where a fault near the beginning hides the rest, both may share as much; it is then the one whose names
-    are more alike. Where no fault hides anything, or if the names are as much alike too, it is the first one.
+    Where a fault near the beginning hides the rest, both may share as much; then it is the one whose names
+    are more similar. Where no fault hides anything, or if the names are as similar too, it is the first one.
     """
 
     def worth(mapped: WeightMap) -> tuple[bool, int, float]:

@@ -63,7 +63,7 @@ def guessed(
     """Return the map by the order of the first uses, sizes, kinds of operations, names and what is read.
 
     Args:
-        alike: whether both programs are of one framework, where arrays usually lie alike.
+        alike: whether both programs are of one framework, where arrays usually have the same layout.
         rows_first: cuts matrices that are stacked, such as those of experts, by rows, which is then done
             before they are taken for several matrices side by side.
         revised: is given the origins before the layouts that are left open are chosen, and returns better
@@ -161,7 +161,7 @@ def _shape_of(use: Use) -> tuple[str, tuple[int, ...]]:
 
 
 def _unused(left: Sequence[Use], origins: Mapping[str, Source]) -> list[Use]:
-    """Return the uses of which nothing was taken."""
+    """Return the uses that nothing was taken from."""
     taken = [piece for origin in origins.values() for piece in origin.pieces]
     return [u for u in left if not any(piece.lies_in(u.piece) for piece in taken)]
 
