@@ -139,7 +139,7 @@ class LogFile:
             self._told = True
             _logger.warning(
                 f"{lost} steps before step {first} are missing in {self.path}: more than {CAPACITY} steps "
-                "passed between two readings of the record, which holds so many. Where one call takes "
+                "passed between two readings of the record, which holds no more. Where one call takes "
                 "several steps, let it take fewer."
             )
 

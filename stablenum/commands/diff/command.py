@@ -27,7 +27,7 @@ def diff(
         Path,
         typer.Argument(metavar="PAIR.py", help="A file that defines left() and right().", show_default=False),
     ],
-    steps: Annotated[int, typer.Option(min=1, help="Compare so many training steps.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Compare this many training steps.")] = 1,
     json: Annotated[
         Path | None, typer.Option(help="Write the report as strict JSON.", show_default=False)
     ] = None,

@@ -30,7 +30,7 @@ def checkup(
     arguments: Arguments = None,
     module: AsModule = False,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="End the script after so many optimizer steps.")
+        int | None, typer.Option(min=1, help="End the script after this many optimizer steps.")
     ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Run the script only once, without trying the first cure.")

@@ -121,7 +121,7 @@ def worst_table(runs: Sequence[Run]) -> str:
         return "<p>No parameter is named in the log.</p>"
     run = "<th>run</th>" if len(runs) > 1 else ""
     undone = ", also undone ones" if any(map(skipped_undone, runs)) else ""
-    share = '<th colspan="2">had the largest norm, in so many of the applied steps</th>'
+    share = '<th colspan="2">had the largest norm, share of the applied steps</th>'
     head = f"<tr>{run}<th>parameter</th>{share}<th>worst of skipped steps{undone}</th></tr>"
     return _table(head, rows)
 
