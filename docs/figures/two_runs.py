@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from figures.style import AFTER, BAD, LIMIT, finish, mark, panels
-from stablenum.commands.compare import SCENARIOS
 from stablenum.commands.compare.backends import BACKENDS, REFERENCE
+from stablenum.commands.compare.builtin import SCENARIOS
 from stablenum.commands.compare.runner import run_guarded, run_plain
 
 __all__ = ["two_runs"]

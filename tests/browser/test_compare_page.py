@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from stablenum.commands.compare import BACKENDS, SCENARIOS, Result, run_scenario
+from stablenum.commands.compare.backends import BACKENDS
+from stablenum.commands.compare.builtin import SCENARIOS
 from stablenum.commands.compare.page import as_html
+from stablenum.commands.compare.runner import Result, run_scenario
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect

@@ -27,12 +27,12 @@ from typer.testing import CliRunner, Result
 import stablenum
 import stablenum.commands.compare.backends as backends_module
 from stablenum import cli
-from stablenum.commands.compare import BACKENDS, SCENARIOS, run_scenario
-from stablenum.commands.compare.backends import numpy_run, torch_run
+from stablenum.commands.compare.backends import BACKENDS, numpy_run, torch_run
+from stablenum.commands.compare.builtin import SCENARIOS
 from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
 from stablenum.commands.compare.processes import run_side_by_side
 from stablenum.commands.compare.report import print_report, to_json
-from stablenum.commands.compare.runner import run_guarded
+from stablenum.commands.compare.runner import run_guarded, run_scenario
 from stablenum.commands.compare.scenario_file import read_scenario_file, to_toml
 from stablenum.guard.config import GuardConfig
 from stablenum.rules.clipping import CLIP_RULES
@@ -40,7 +40,7 @@ from stablenum.rules.loss_scale import LOSS_SCALES
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
 from tests.selection import only
 
-command_module = importlib.import_module("stablenum.commands.compare.command")
+session = importlib.import_module("stablenum.commands.compare.session")
 app = cli.app("compare", "explain")
 
 FAST = ["--backend", "numpy", "--backend", "torch-foreach"]
@@ -143,7 +143,8 @@ def test_a_process_that_is_ended_from_the_outside_is_reported() -> None:
 def test_processes_end_with_the_main_one(tmp_path: Path) -> None:
     program = f"""
 import dataclasses
-from stablenum.commands.compare import BACKENDS, SCENARIOS
+from stablenum.commands.compare.backends import BACKENDS
+from stablenum.commands.compare.builtin import SCENARIOS
 from stablenum.commands.compare.processes import run_side_by_side
 
 if __name__ == "__main__":
@@ -227,17 +228,6 @@ def test_a_missing_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert absent == {"jax": ["jax"], "jax-jit": ["jax"]}
     result = compare("--list")
     assert "(absent: jax not installed)" in result.output
-
-
-def test_a_missing_library_of_the_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "rich" else find(name))
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err == "stablenum: the command needs rich: pip install 'stablenum[cli]'\n"
 
 
 # -------------------------------------------------------------------------------- TOML files
@@ -518,7 +508,7 @@ def test_a_run_of_all_does_not_compile_the_same_rules_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some = {name: SCENARIOS[name] for name in ("agc", "zclip", "level-shift")}
-    monkeypatch.setattr(command_module, "SCENARIOS", some)
+    monkeypatch.setattr(session, "SCENARIOS", some)
     asked = ["--backend", "numpy", "--backend", "torch-compiled"]
     out = tmp_path / "out.json"
     result = compare(*asked, "--json", out)
@@ -836,7 +826,7 @@ def test_a_folder_that_is_not_writable_is_reported_before_running(
 
     # Permissions do not apply to the superuser, so the check is replaced instead of setting them.
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    monkeypatch.setattr(command_module, "run_scenario", never)
+    monkeypatch.setattr(session, "run_scenario", never)
     result = compare(*SHORT, "--json", tmp_path / "out.json")
     assert result.exit_code == 2
     assert "cannot be written to" in plain(result).replace("│ ", "")

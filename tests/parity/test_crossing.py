@@ -14,8 +14,8 @@ import torch
 import stablenum_jax
 import stablenum_torch
 from stablenum import DynamicLossScale, GuardConfig
-from stablenum.commands.compare import BACKENDS, SCENARIOS
-from stablenum.commands.compare.backends import Setup
+from stablenum.commands.compare.backends import BACKENDS, Setup
+from stablenum.commands.compare.builtin import SCENARIOS
 from stablenum.commands.compare.scenarios import Stream
 from stablenum.commands.compare.scenarios.stream_data import scaled_gradients, stream_params, stream_step
 from stablenum.reference.guarded import SGD, Guarded

@@ -8,10 +8,11 @@ import functools
 import numpy as np
 import pytest
 
-from stablenum.commands.compare import BACKENDS, SCENARIOS, run_scenario
 from stablenum.commands.compare.agreement import Trace
+from stablenum.commands.compare.backends import BACKENDS
 from stablenum.commands.compare.backends.numpy_models import evaluate
-from stablenum.commands.compare.runner import run_guarded
+from stablenum.commands.compare.builtin import SCENARIOS
+from stablenum.commands.compare.runner import run_guarded, run_scenario
 from stablenum.commands.compare.scenarios import Outcome, Training
 from stablenum.commands.compare.scenarios.training_data import batch_at, data_of, initial_params
 from stablenum.formats import FORMATS

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from stablenum.commands.compare import BACKENDS, SCENARIOS, run_scenario
-from stablenum.commands.compare.backends import Backend
-from stablenum.commands.compare.runner import run_guarded
+from stablenum.commands.compare.backends import BACKENDS, Backend
+from stablenum.commands.compare.builtin import SCENARIOS
+from stablenum.commands.compare.runner import run_guarded, run_scenario
 from stablenum.commands.compare.scenarios import Stream
 from stablenum_torch._devices import waits
 from stablenum_torch._step.guard import on_device_path

@@ -18,9 +18,8 @@ from stablenum import (
     GuardConfig,
     StaticLossScale,
 )
-from stablenum.commands.compare import BACKENDS
 from stablenum.commands.compare.agreement import compare_traces
-from stablenum.commands.compare.backends import Backend
+from stablenum.commands.compare.backends import BACKENDS, Backend
 from stablenum.commands.compare.runner import run_guarded
 from stablenum.commands.compare.scenarios import Event, OptimizerSpec, Stream, TensorSpec, Tolerance
 from stablenum.rules.clipping import AdaGC, AdaptiveGradClip, AutoClip, ClipUpdateRMS, ZClip

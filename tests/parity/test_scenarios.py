@@ -16,13 +16,21 @@ import numpy as np
 import pytest
 import torch
 
-from stablenum.commands.compare import BACKENDS, SCENARIOS, find_backends, run_scenario
 from stablenum.commands.compare.agreement import Disagreement, Trace, compare_traces
-from stablenum.commands.compare.backends import Setup, jax_models, numpy_models, numpy_run, torch_models
+from stablenum.commands.compare.backends import (
+    BACKENDS,
+    Setup,
+    find_backends,
+    jax_models,
+    numpy_models,
+    numpy_run,
+    torch_models,
+)
+from stablenum.commands.compare.builtin import SCENARIOS
 from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
 from stablenum.commands.compare.builtin.streams import STREAMS
 from stablenum.commands.compare.differences import tensor_difference, update_difference
-from stablenum.commands.compare.runner import moved, outcome_of, run_guarded
+from stablenum.commands.compare.runner import moved, outcome_of, run_guarded, run_scenario
 from stablenum.commands.compare.scenarios import Expected, Fault, Goal, Outcome, Stream, Training
 from stablenum.commands.compare.scenarios.stream_data import stream_params
 from stablenum.commands.compare.scenarios.training_data import Batch, batch_at, data_of, initial_params
