@@ -3,8 +3,9 @@
     python .ci/release_check.py [--release] [--constraint FILE]
 
 Builds both distributions, runs ``twine check --strict``, compares the version and the licences wherever they
-are written, installs the wheel into an empty virtual environment, and runs the README's examples and commands
-there. With ``--release``, the changelog and the citation must name the version and its date, too.
+are written, installs the wheel into an empty virtual environment, lists the commands there, adds the extras
+that the README names, and runs the README's examples and commands. With ``--release``, the changelog and the
+citation must name the version and its date, too.
 """
 
 from __future__ import annotations
@@ -87,12 +88,17 @@ def check_metadata(wheel: Path) -> None:
 
 
 def check_readme(wheel: Path, folder: Path, constraints: Sequence[str]) -> None:
-    """Install the wheel into an empty environment, and run the README's examples and commands there."""
+    """Install the wheel into an empty environment, and run the README's examples and commands there.
+
+    First without any extra: then the command must list itself.
+    """
     venv.create(folder / "venv", with_pip=True)
     python, work = folder / "venv" / "bin" / "python", folder / "work"
     work.mkdir()
     pip = [python, "-m", "pip", "install", "--quiet", *constraints]
-    run(*pip, f"{wheel}[all]", "flax")  # the program of the second command uses flax
+    run(*pip, wheel)
+    run(folder / "venv" / "bin" / "stablenum", "--help", stdout=subprocess.DEVNULL)
+    run(*pip, f"{wheel}[cli,jax,torch]", "flax")  # the program of the second command uses flax
     for number, example in enumerate(re.findall(r"^```python\n(.*?)^```", text("README.md"), re.M | re.S)):
         file = work / f"example{number}.py"
         file.write_text(example, encoding="utf-8")

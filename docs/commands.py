@@ -11,10 +11,9 @@ import typer.main
 from measured import table
 
 from stablenum import cli
+from stablenum.commands.index import COMMANDS
 
-__all__ = ["COMMANDS", "write_commands"]
-
-COMMANDS = tuple(cli._MODULES)  # there is no public list: users get it from `stablenum --help`
+__all__ = ["write_commands"]
 
 
 def write_commands(directory: Path) -> None:

@@ -1,69 +1,70 @@
-"""The command ``stablenum``. Subcommands are imported only once the libraries they need have been found."""
+"""The command ``stablenum``. Its subcommands are imported only if the extra ``cli`` is installed."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 import os
 import sys
 from typing import TYPE_CHECKING
+
+import stablenum
+from stablenum.commands.index import COMMANDS, complaint, is_app_there
 
 if TYPE_CHECKING:
     from typer import Typer
 
 __all__ = ["app", "main"]
 
-# Maps each module that a subcommand imports to the distribution that provides it. All are in the extra "cli".
-_EXPLAIN_NEEDS = {"rich": "rich", "typer": "typer"}
-_DIFF_NEEDS = {**_EXPLAIN_NEEDS, "numpy": "numpy"}
-_CHECK_NEEDS = {**_DIFF_NEEDS, "ml_dtypes": "ml-dtypes"}
-_NEEDS = {
-    **_EXPLAIN_NEEDS,
-    "matplotlib": "matplotlib",
-    "ml_dtypes": "ml-dtypes",
-    "numpy": "numpy",
-    "sklearn": "scikit-learn",
-}
-
-_MODULES = {
-    "compare": "compare.command",
-    "explain": "explain.command",
-    "checkup": "explain.checkup_command",
-    "diff": "diff.command",
-    "check": "check.command",
-    "report": "report.command",
-}
-_OWN_NEEDS = {
-    "explain": _EXPLAIN_NEEDS,
-    "checkup": _EXPLAIN_NEEDS,
-    "diff": _DIFF_NEEDS,
-    "check": _CHECK_NEEDS,
-    "report": _EXPLAIN_NEEDS,
-}
-
 
 def main() -> None:
-    """Run the command, or exit with code 2 and a message if a library of the extra ``cli`` is missing."""
-    running = sys.argv[1] if len(sys.argv) > 1 and sys.argv[1] in _OWN_NEEDS else ""
-    needs = _OWN_NEEDS.get(running, _NEEDS)
-    missing = sorted(name for module, name in needs.items() if importlib.util.find_spec(module) is None)
-    if missing:
-        sys.stderr.write(f"stablenum: the command needs {', '.join(missing)}: pip install 'stablenum[cli]'\n")
-        sys.exit(2)
-    if running:  # these commands run the user's programs or read files; the environment stays unchanged
-        app(running)(prog_name="stablenum")
-        return
-    _keep_quiet()
-    app("compare", "explain", "checkup", "diff", "check", "report")(prog_name="stablenum")
+    """Run the command. Without the extra ``cli``, list the subcommands, or exit with code 2 and a message."""
+    words = sys.argv[1:]
+    if not is_app_there():
+        sys.exit(_without_app(words))
+    running = [word for word in words[:1] if word in COMMANDS]
+    if running == ["compare"]:  # the others run the user's programs or read files: the environment stays
+        _keep_quiet()
+    app(*(running or COMMANDS))(prog_name="stablenum")
 
 
 def app(*names: str) -> Typer:
     """Import the named subcommands and build a command line from them."""
     from stablenum.commands.app import app_of
 
-    modules = {name: importlib.import_module(f"stablenum.commands.{_MODULES[name]}") for name in names}
+    modules = {name: importlib.import_module(f"stablenum.commands.{COMMANDS[name].module}") for name in names}
     return app_of(*(getattr(module, name) for name, module in modules.items()))
+
+
+def _without_app(words: list[str]) -> int:
+    """Do what can be done without the libraries of the extra ``cli``, and return the exit code."""
+    first = words[0] if words else ""
+    if first == "--version":
+        sys.stdout.write(f"stablenum {stablenum.__version__}\n")
+        return 0
+    if first in ("", "-h", "--help"):
+        sys.stdout.write(_listing())
+        return 0 if first else 2  # as the app, whose help it is
+    lacks = complaint(first) if first in COMMANDS else f"there is no command {first!r}; try --help"
+    sys.stderr.write(f"stablenum: {lacks}\n")
+    return 2
+
+
+def _listing() -> str:
+    """Return the commands, each with what it lacks, as the app shows its help."""
+    width = max(map(len, COMMANDS))
+    listed = []
+    for name, command in COMMANDS.items():
+        lacks = str(complaint(name)).removeprefix(f"{name} ")
+        listed.append(f"  {name:<{width}}  {command.about}\n  {'':<{width}}  {lacks}\n")
+    return (
+        "Usage: stablenum COMMAND [ARGS]...\n\n"
+        "  Numerical stability for training neural networks.\n\n"
+        "Options:\n"
+        "  --version   Show the version and exit.\n"
+        "  -h, --help  Show this message and exit.\n\n"
+        f"Commands:\n{''.join(listed)}"
+    )
 
 
 def _keep_quiet() -> None:

@@ -20,8 +20,10 @@ from typer.testing import CliRunner
 import stablenum.losses
 import stablenum.numerics
 from stablenum import GuardConfig, cli
-from stablenum.commands.compare import BACKENDS, SCENARIOS
+from stablenum.commands.compare.backends import BACKENDS
+from stablenum.commands.compare.builtin import SCENARIOS
 from stablenum.commands.compare.runner import why_left_out
+from stablenum.commands.index import COMMANDS
 from stablenum.diagnosis import Cause
 from stablenum.rules.clipping import CLIP_RULES
 from stablenum.rules.loss_scale import LOSS_SCALES
@@ -251,7 +253,7 @@ def test_the_page_of_the_command_has_every_option_and_exit_code(made_with, tmp_p
     commands = made_with("commands")
     commands.write_commands(tmp_path)
     text = (tmp_path / "commands.md").read_text(encoding="utf-8")
-    assert re.findall(r"^## `stablenum (\w+)`$", text, re.M) == list(commands.COMMANDS)
+    assert re.findall(r"^## `stablenum (\w+)`$", text, re.M) == list(COMMANDS)
     for option in ("--ignore NAME", "-m, --module", "--repro DIR", "--allow PATTERN", "--plot <path>"):
         assert f"| `{option}` |" in text
     assert "(with `--module`, the module's name)" in text
@@ -261,7 +263,7 @@ def test_the_page_of_the_command_has_every_option_and_exit_code(made_with, tmp_p
     page = (DOCS / "command-line.md").read_text(encoding="utf-8")
     assert "{include} _build/generated/commands.md" in page
     exits = re.search(r"^## Exit codes\n(.*?)^## |\Z", page + "\n## ", re.M | re.S)[1]
-    assert set(re.findall(r"^\| `(\w+)` \|", exits, re.M)) == set(commands.COMMANDS)
+    assert set(re.findall(r"^\| `(\w+)` \|", exits, re.M)) == set(COMMANDS)
 
 
 def test_the_page_on_installing_names_the_versions_that_are_claimed():

@@ -1,4 +1,4 @@
-"""Importing a partner: the error of an integration whose partner is missing or too old."""
+"""Importing what need not be there: the error of a partner or an extra that is missing, or too old."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["imported"]
+__all__ = ["imported", "of_extra"]
 
 
 def imported(needed_by: str, partners: Mapping[str, str], oldest: str) -> Any:
@@ -37,6 +37,32 @@ def imported(needed_by: str, partners: Mapping[str, str], oldest: str) -> Any:
             raise _missing(needed_by, distribution, oldest, f"; found {found.__version__}")
         return found
     raise _missing(needed_by, next(iter(partners.values())), oldest, "")
+
+
+def of_extra(needed_by: str, module: str, distribution: str, extra: str) -> Any:
+    """Import a module that one of stablenum's extras installs.
+
+    Args:
+        needed_by: what needs it.
+        module: the module.
+        distribution: the name by which it is installed.
+        extra: the extra that has it.
+
+    Raises:
+        ImportError: it is not installed. The message says what to install.
+
+    Example:
+        >>> of_extra("plot", "nowhere", "drawing", "demo")
+        Traceback (most recent call last):
+        ImportError: plot needs drawing: pip install drawing or 'stablenum[demo]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise  # it is there, but something that it needs itself is not
+        install = f"pip install {distribution} or 'stablenum[{extra}]'"
+        raise ImportError(f"{needed_by} needs {distribution}: {install}", name=module) from error
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 import stablenum
+from stablenum.commands.index import COMMANDS, complaint
 
 __all__ = ["app_of"]
 
@@ -27,12 +28,13 @@ def app_of(*commands: Callable[..., None]) -> typer.Typer:
     )
     app.callback()(_root)
     for command in commands:
-        app.command(cls=_Command)(command)
+        app.command(cls=_Command, short_help=COMMANDS[command.__name__].about)(command)
     return app
 
 
 class _Command(TyperCommand):
-    """A command that says of an unknown option how a script gets it, if it runs a script with arguments."""
+    """A command that says which libraries it lacks when it is to run; and of an unknown option how a script
+    gets it, if it runs a script with arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)  # parsing takes them out of the list
@@ -43,6 +45,12 @@ class _Command(TyperCommand):
             if option is not None and any(parameter.name == "arguments" for parameter in self.params):
                 error.message += f". Arguments of the script go after '--'{_example(ctx, given, option)}"
             raise
+
+    def invoke(self, ctx: Any) -> Any:
+        if lacks := complaint(self.name or ""):
+            typer.echo(f"stablenum: {lacks}", err=True)
+            raise typer.Exit(2)
+        return super().invoke(ctx)
 
 
 def _example(ctx: Any, given: list[str], option: str) -> str:

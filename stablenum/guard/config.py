@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, SupportsFloat, TypedDict, cast
 
+from stablenum._support.partners import of_extra
 from stablenum._support.pickled_fields import pickled_by_name
 from stablenum._support.settings_checks import check_choice, check_int, check_number
 from stablenum.errors import bad_field, either
@@ -260,18 +261,13 @@ class GuardConfig:
         return cls.from_dict(json.loads(text))
 
     def to_toml(self) -> str:
-        """Return the config as TOML text. This needs the package ``tomli-w`` (extra ``cli``).
+        """Return the config as TOML text. This needs the package ``tomli-w`` (extra ``demo``).
 
         Raises:
             ImportError: ``tomli-w`` is not installed.
         """
-        try:
-            import tomli_w
-        except ImportError as error:
-            raise ImportError(
-                "GuardConfig.to_toml needs the package tomli-w: pip install 'stablenum[cli]'"
-            ) from error
-        return tomli_w.dumps(self.to_dict())
+        text: str = of_extra("GuardConfig.to_toml", "tomli_w", "tomli-w", "demo").dumps(self.to_dict())
+        return text
 
     @classmethod
     def from_toml(cls, text: str) -> GuardConfig:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -398,6 +399,12 @@ def test_round_trips(config):
     assert GuardConfig.from_toml(config.to_toml()) == config
     assert GuardConfig.from_toml(tomli_w.dumps(plain)) == config
     assert hash(GuardConfig.from_dict(plain)) == hash(config)
+
+
+def test_without_tomli_w_its_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tomli_w", None)
+    with pytest.raises(ImportError, match=r"to_toml needs tomli-w: pip install tomli-w or .*\[demo\]"):
+        GuardConfig().to_toml()
 
 
 def test_none_where_it_is_not_the_default_survives_json_and_toml():

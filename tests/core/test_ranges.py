@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import sys
 
 import array_api_compat.numpy as numpy_namespace
 import array_api_compat.torch as torch_namespace
@@ -441,6 +442,19 @@ def test_table_and_plot_packages_are_imported_only_when_used(statement):
     result = run(f"{statement}; import sys; print(*sys.modules)", ("numpy", "torch", "jax"))
     assert result.returncode == 0, result.stderr
     assert not {"rich", "matplotlib"} & set(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("call", "library", "extra"),
+    [
+        (lambda made: made.plot("plot.png"), "matplotlib", "demo"),
+        (lambda made: made.rich_table(), "rich", "cli"),
+    ],
+)
+def test_a_missing_library_is_named_with_its_extra(call, library, extra, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError, match=rf"needs {library}: pip install {library} or .*\[{extra}\]"):
+        call(report(*MADE))
 
 
 def test_formats_keep_the_callers_order():

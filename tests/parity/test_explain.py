@@ -436,22 +436,6 @@ def test_other_commands_have_no_script_whose_options_there_could_be():
     assert "the script" not in result.output + result.stderr
 
 
-def test_it_needs_neither_plots_nor_data_sets(monkeypatch, capsys):
-    find = importlib.util.find_spec
-    absent = ("matplotlib", "sklearn", "ml_dtypes")
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name in absent else find(name))
-    monkeypatch.setattr(sys, "argv", ["stablenum", "explain", "--help"])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert stop.value.code == 0
-    assert "Run a PyTorch or JAX training script" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["stablenum", "compare", "--help"])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert stop.value.code == 2
-    assert "the command needs matplotlib, ml-dtypes, scikit-learn" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("ending", ["json", "html"])
 def test_only_the_files_that_were_asked_for_are_written(tmp_path, monkeypatch, ending):
     report = Report.of(Evidence(framework="jax", loss_finite=True))

@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 
 from stablenum._support.files import write_text
-from stablenum.commands.check.looking import look_at
 from stablenum.commands.check.rendering import shown
 from stablenum.commands.check.verdicts import Outcome
 from stablenum.commands.outputs import check_target, write
@@ -49,6 +48,8 @@ def check(
     finite, a negative second moment, a NaN anywhere else), and 2 if something is unreadable, corrupt or
     unknown.
     """
+    from stablenum.commands.check.looking import look_at  # imports NumPy; the help is shown without it
+
     check_target("--json", json)
     for path in paths:
         if not path.exists():

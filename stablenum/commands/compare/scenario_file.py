@@ -27,6 +27,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from stablenum._support.partners import of_extra
 from stablenum.commands.compare.scenarios import (
     Event,
     Expected,
@@ -85,7 +86,7 @@ def to_toml(streams: Iterable[Stream]) -> str:
     The streams read back compare equal to the given ones, except for events with a NaN, which equals nothing.
 
     Raises:
-        ImportError: ``tomli-w`` is not installed (extra ``cli``).
+        ImportError: ``tomli-w`` is not installed (extra ``demo``).
 
     Example:
         >>> print(to_toml([Stream(name="mine", events=(Event(step=3, tensor="all", factor=50.0),))]))
@@ -98,11 +99,10 @@ def to_toml(streams: Iterable[Stream]) -> str:
         [scenario.tolerance]
         ...
     """
-    import tomli_w
-
     # The default tolerance of a file depends on the formats, so the tolerance is always written.
     tables = [_plain(stream) | {"tolerance": dataclasses.asdict(stream.tolerance)} for stream in streams]
-    return tomli_w.dumps({"scenario": tables})
+    text: str = of_extra("to_toml", "tomli_w", "tomli-w", "demo").dumps({"scenario": tables})
+    return text
 
 
 def with_guard(scenario: Scenario, guard: Mapping[str, Any]) -> Scenario:

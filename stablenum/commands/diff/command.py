@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from stablenum._support.files import write_text
-from stablenum.commands.diff.pair import failed, load_pair
-from stablenum.commands.diff.progress import shown
 from stablenum.commands.outputs import check_folder, check_suffix, check_target, write
-from stablenum.diagnosis.diff.compare import reported
-from stablenum.diagnosis.diff.report.report import DiffReport
-from stablenum.diagnosis.diff.weights.weights import UnmappedError
 from stablenum.errors import ProgramError
+
+if TYPE_CHECKING:
+    from stablenum.diagnosis.diff.report.report import DiffReport
 
 __all__ = ["diff"]
 
@@ -52,6 +50,12 @@ def diff(
 
     The exit code is 0 if the programs agree, 1 if they differ, and 2 if they cannot be compared.
     """
+    # They import NumPy, and the help is shown without it.
+    from stablenum.commands.diff.pair import failed, load_pair
+    from stablenum.commands.diff.progress import shown
+    from stablenum.diagnosis.diff.compare import reported
+    from stablenum.diagnosis.diff.weights.weights import UnmappedError
+
     for option, path, suffixes in (("--json", json, (".json",)), ("--html", html, (".html", ".htm"))):
         check_target(option, path)
         check_suffix(option, path, suffixes)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, TracebackType
+from typing import Any
 
 import stablenum
 from stablenum._support.files import write_text
@@ -72,7 +73,7 @@ def _watching(session: Session) -> AfterImport:
         watched.append(framework)
         for part, wanted in (("watch", plan.finite), ("checkup.watch", plan.checkup)):
             if wanted:
-                importlib.import_module(f"stablenum_{framework}._diagnosis.{part}").watch(session)
+                _part_of(framework, part).watch(session)
 
     def numpy() -> None:
         importlib.import_module("numpy").random.seed((plan.seed + plan.rank) % 2**32)
@@ -85,6 +86,19 @@ def _watching(session: Session) -> AfterImport:
             "jax": lambda: session.sheltered(watch, "jax"),
         },
     )
+
+
+def _part_of(framework: str, part: str) -> Any:
+    """Return a module of an adapter's diagnosis.
+
+    Raises:
+        ImportError: a package that the adapter needs is not installed. The message says what to install.
+    """
+    try:
+        return importlib.import_module(f"stablenum_{framework}._diagnosis.{part}")
+    except ModuleNotFoundError as error:
+        install = f"pip install 'stablenum[{framework}]'"
+        raise ImportError(f"watching {framework} needs {error.name}: {install}") from error
 
 
 def _as_python_would(plan: Plan) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,12 +38,7 @@ Html = Annotated[Path | None, typer.Option(help="Write the report as a self-cont
 
 
 def check_script(script: str, module: bool) -> None:
-    """Check that there is something to run, and a framework to watch."""
-    if not any(find_spec(name) for name in ("torch", "jax")):
-        raise typer.BadParameter(
-            "neither torch nor jax is installed: pip install 'stablenum[torch]' or 'stablenum[jax]'.",
-            param_hint="SCRIPT",
-        )
+    """Check that there is something to run."""
     if not module and not Path(script).is_file():
         raise typer.BadParameter(f"there is no file {script!r}.", param_hint="SCRIPT")
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stablenum._support.partners import of_extra
 from stablenum.diagnosis.ranges.counting import checked_formats
 from stablenum.diagnosis.ranges.rows import RangeRow, module_label
 from stablenum.diagnosis.ranges.verdicts import FormatVerdict, Trouble, judge
@@ -130,8 +131,9 @@ class RangeReport:
         """Return the table as a ``rich.table.Table``: overflow in red, lost and flushed in yellow.
 
         Raises:
-            ImportError: rich is not installed (``pip install "stablenum[cli]"``).
+            ImportError: rich is not installed (extra ``cli``).
         """
+        of_extra("RangeReport.rich_table", "rich", "rich", "cli")
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -161,11 +163,12 @@ class RangeReport:
         """Draw each kind's exponents and the formats' ranges to a file. The suffix selects the file format.
 
         Raises:
-            ImportError: matplotlib is not installed (``pip install "stablenum[cli]"``).
+            ImportError: matplotlib is not installed (extra ``demo``).
             ValueError: nothing was measured, or matplotlib cannot write such a file.
         """
         if not any(row.histogram for row in self.rows):
             raise bad_field("plot", "called on a report with at least one value other than 0", self.rows)
+        of_extra("RangeReport.plot", "matplotlib", "matplotlib", "demo")
         from stablenum.diagnosis.ranges.plot import draw
 
         scale = self.loss_scale("float16") if "float16" in self.formats else None

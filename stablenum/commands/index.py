@@ -1,0 +1,107 @@
+"""The commands: where each is, what it does in one line, what it needs, and which extras have that.
+
+Nothing is imported here, so that the command can list itself and say what to install where it lacks all else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["CLI", "COMMANDS", "Command", "complaint", "is_app_there"]
+
+# What has to be installed, by the name by which it is installed: the modules of which one must be there.
+Needs = Mapping[str, tuple[str, ...]]
+
+# What every command needs; it is the extra "cli".
+CLI: Needs = {"rich": ("rich",), "typer": ("typer",)}
+
+_NUMPY: Needs = {"numpy": ("numpy",)}
+_ARRAYS: Needs = {"ml-dtypes": ("ml_dtypes",), **_NUMPY}
+_FRAMEWORK: Needs = {**_NUMPY, "torch (or jax)": ("torch", "jax")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One command.
+
+    Attributes:
+        module: the module in ``stablenum.commands`` that has the function of the command's name.
+        about: what it does, for the list of all commands.
+        needs: what it needs beyond the extra ``cli``.
+        extras: the extras each of which has all of ``needs``.
+    """
+
+    module: str
+    about: str
+    needs: Needs = field(default_factory=dict)
+    extras: tuple[str, ...] = ()
+
+
+# In the order in which they are listed.
+COMMANDS: Mapping[str, Command] = {
+    "explain": Command(
+        module="explain.command",
+        about="Name the line of a script at which a value stops being finite.",
+        needs=_FRAMEWORK,
+        extras=("torch", "jax"),
+    ),
+    "checkup": Command(
+        module="explain.checkup_command",
+        about="Name what keeps a script from learning although all is finite.",
+        needs=_FRAMEWORK,
+        extras=("torch", "jax"),
+    ),
+    "diff": Command(
+        module="diff.command",
+        about="Name the first operation at which two programs part.",
+        needs=_NUMPY,
+        extras=("torch", "jax"),
+    ),
+    "check": Command(
+        module="check.command",
+        about="Name what in a checkpoint is not finite or suspicious.",
+        needs=_ARRAYS,
+        extras=("torch", "jax"),
+    ),
+    "report": Command(
+        module="report.command",
+        about="Show the log of a run: loss, gradient norm, loss scale, skips.",
+    ),
+    "compare": Command(
+        module="compare.command",
+        about="Run unstable trainings without and with the guard on every backend.",
+        needs={"matplotlib": ("matplotlib",), **_ARRAYS, "scikit-learn": ("sklearn",)},
+        extras=("demo",),
+    ),
+}
+
+
+def is_app_there() -> bool:
+    """Return whether the extra ``cli`` is there, without which commands can only be listed."""
+    return not _missing(CLI)
+
+
+def complaint(name: str) -> str | None:
+    """Return what a command lacks and how to install it; None if it lacks nothing."""
+    command = COMMANDS[name]
+    of_cli, own = _missing(CLI), _missing(command.needs)
+    if not of_cli and not own:
+        return None
+    extras = command.extras if own else ("cli",)
+    if own and of_cli:
+        extras = tuple(f"cli,{extra}" for extra in extras)
+    install = " or ".join(f"'stablenum[{extra}]'" for extra in extras)
+    return f"{name} needs {', '.join((*of_cli, *own))}: pip install {install}"
+
+
+def _missing(needs: Needs) -> list[str]:
+    return [name for name, modules in needs.items() if not any(map(_is_there, modules))]
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # an import hook that blocks the module, or a stub in sys.modules
+        return False

@@ -1,0 +1,109 @@
+"""The command with its extras missing: it lists itself, shows its help, and says what to install."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import stablenum
+from stablenum.commands.index import CLI, COMMANDS
+from tests.test_imports import EVERY_LIBRARY, run
+
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+# What is blocked where the extra cli alone is installed, and where none is. The core needs array_api_compat.
+CLI_ALONE = tuple({*EVERY_LIBRARY, "matplotlib", "ml_dtypes", "sklearn", "tomli_w"} - {"array_api_compat"})
+NO_EXTRA = (*CLI_ALONE, "click", "rich", "shellingham", "typer")
+
+# Calls the command with one list of words after another, and prints what it writes and how it ends.
+CALLS = """
+from stablenum.cli import main
+sys.stderr = sys.stdout
+for words in {lines!r}:
+    sys.argv = ["stablenum", *words]
+    print(">", *words)
+    try:
+        main()
+    except SystemExit as end:
+        print("<", end.code or 0)
+"""
+
+
+def said(lines: list[list[str]], blocked: tuple[str, ...]) -> dict[str, tuple[int, str]]:
+    """The exit code and the output of each call, all in one interpreter without the ``blocked`` packages."""
+    result = run(CALLS.format(lines=lines), blocked)
+    assert result.returncode == 0, result.stderr
+    calls = {}
+    for call in f"\n{result.stdout}".split("\n>")[1:]:
+        words, _, rest = call.partition("\n")
+        text, _, code = rest.rpartition("< ")
+        calls[words.strip()] = (int(code), " ".join(text.split()))
+    return calls
+
+
+def test_without_any_extra_the_commands_are_listed_with_what_they_lack():
+    lines = [["--version"], ["--help"], ["-h"], [], ["nonesuch"], *([name] for name in COMMANDS)]
+    calls = said([*lines, ["explain", "--help"]], NO_EXTRA)
+    assert calls["--version"] == (0, f"stablenum {stablenum.__version__}")
+    assert calls["--help"] == calls["-h"] == (0, calls[""][1])
+    assert calls[""][0] == 2
+    code, text = calls["nonesuch"]
+    assert code == 2
+    assert "no command 'nonesuch'" in text
+    for name, command in COMMANDS.items():
+        code, text = calls[name]
+        assert code == 2
+        assert text.startswith(f"stablenum: {name} needs rich, typer")
+        assert f"{name} {command.about} {text.removeprefix(f'stablenum: {name} ')}" in calls["--help"][1]
+    with_torch, with_jax = "'stablenum[cli,torch]'", "'stablenum[cli,jax]'"
+    assert calls["report"][1].endswith("needs rich, typer: pip install 'stablenum[cli]'")
+    assert calls["explain"][1].endswith(f"torch (or jax): pip install {with_torch} or {with_jax}")
+    assert calls["explain --help"] == calls["explain"]
+
+
+def test_with_the_extra_cli_alone_every_command_has_its_help():
+    either = "pip install 'stablenum[torch]' or 'stablenum[jax]'"
+    demo = "pip install 'stablenum[demo]'"
+    lacks = {
+        "explain x.py": f"explain needs numpy, torch (or jax): {either}",
+        "checkup x.py": f"checkup needs numpy, torch (or jax): {either}",
+        "diff x.py": f"diff needs numpy: {either}",
+        "check .": f"check needs ml-dtypes, numpy: {either}",
+        "compare --list": f"compare needs matplotlib, ml-dtypes, numpy, scikit-learn: {demo}",
+    }
+    helps = ["--help", *(f"{name} --help" for name in COMMANDS)]
+    calls = said([line.split() for line in (*helps, *lacks, "report nonesuch.jsonl")], CLI_ALONE)
+    for line in helps:
+        code, text = calls[line]
+        assert code == 0, text
+        assert "Options:" in text
+    for name, command in COMMANDS.items():
+        assert f"{name} {command.about}" in calls["--help"][1]
+    assert {line: calls[line] for line in lacks} == {
+        line: (2, f"stablenum: {text}") for line, text in lacks.items()
+    }
+    assert "there is no such file" in calls["report nonesuch.jsonl"][1]
+
+
+def test_a_framework_without_what_its_adapter_needs_names_the_extra():
+    result = run("from stablenum.commands.explain import child\nchild._part_of('jax', 'watch')", ("jax",))
+    assert "watching jax needs jax: pip install 'stablenum[jax]'" in result.stderr
+
+
+def distributions(extra: str) -> set[str]:
+    """What an extra installs, with the extras that it contains."""
+    needs = {need.partition(">=")[0] for need in EXTRAS[extra]}
+    return needs.union(*(distributions(part[10:-1]) for part in needs if part.startswith("stablenum[")))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_extras_that_a_command_names_have_what_it_needs(name):
+    command = COMMANDS[name]
+    for extra in command.extras:
+        found = distributions(extra) | distributions("cli")
+        for need in (*CLI, *command.needs):
+            either = {"torch", "jax"} if need == "torch (or jax)" else {need}
+            assert found & either, f"{extra} lacks {need}"
+    assert command.extras or not command.needs
