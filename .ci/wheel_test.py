@@ -50,7 +50,7 @@ SETTINGS = (
 LEFT_OUT = (
     "tests/benchmarks",
     "tests/browser/test_built_docs.py",
-    "tests/checking/test_page.py",
+    "tests/verifying/test_page.py",
     "tests/corpus/test_labels.py::test_the_readme_has_the_counts_and_a_label_as_it_is",
     "tests/corpus/test_labels.py::test_the_tool_in_the_readme_runs",
     "tests/corpus/test_leaderboard.py",

@@ -29,7 +29,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "numerics": ("tests/numerics", "tests/losses", *SLOW),
     "torch": ("tests/torch", *SLOW),
     "jax": ("tests/jax", *SLOW),
-    "parity": ("tests/parity", "tests/checking", "tests/report", "tests/browser", *SLOW),
+    "parity": ("tests/parity", "tests/verifying", "tests/report", "tests/browser", *SLOW),
     "partners": ("tests/partners", *SLOW),
     "pages": ("tests/documents", "tests/release", *EVERY),
     "root": ("tests", "--ignore-glob=tests/*/*", *SLOW),

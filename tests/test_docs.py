@@ -68,7 +68,6 @@ def test_the_pages_have_examples():
     rules = {str(page.relative_to(DOCS)) for page in RULES}
     pages = {
         "audit.md",
-        "check.md",
         "checkpoints.md",
         "checkup.md",
         "diagnosis.md",
@@ -93,6 +92,7 @@ def test_the_pages_have_examples():
         "same-decisions.md",
         "settings.md",
         "tutorial.md",
+        "verify.md",
     }
     recipes = {str(page.relative_to(DOCS)) for page in RECIPES if page.name != "index.md"}
     assert with_examples == pages | rules | recipes

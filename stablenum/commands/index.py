@@ -59,8 +59,8 @@ COMMANDS: Mapping[str, Command] = {
         needs=_NUMPY,
         extras=("torch", "jax"),
     ),
-    "check": Command(
-        module="check.command",
+    "verify": Command(
+        module="verify.command",
         about="Name what in a checkpoint is not finite or suspicious.",
         needs=_ARRAYS,
         extras=("torch", "jax"),

@@ -89,7 +89,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "NaN or inf themselves",
         "find the line with `stablenum explain --strict SCRIPT`, or check the batch and the loss function "
         "(cross entropy from logits instead of log of a probability); "
-        "check the parameters: `stablenum check` a checkpoint, and in float16 see that eps is not 0 "
+        "check the parameters: `stablenum verify` a checkpoint, and in float16 see that eps is not 0 "
         "(EpsTooSmallWarning); "
         "the loss scale is not the cause and was left alone",
     ),

@@ -56,7 +56,7 @@ def test_an_unknown_code_is_rejected(code):
 def test_a_loss_that_is_not_finite_may_come_from_the_parameters():
     row = EXPLANATIONS[Reason.NONFINITE_LOSS]
     assert "parameters that have diverged or are NaN" in row.cause
-    assert "`stablenum check` a checkpoint" in row.remedy
+    assert "`stablenum verify` a checkpoint" in row.remedy
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

@@ -432,7 +432,7 @@ def test_an_unknown_option_may_be_one_of_the_script(command, arguments, example)
 
 
 def test_other_commands_have_no_script_whose_options_there_could_be():
-    result = CliRunner().invoke(cli.app("report", "check"), ["report", "run.jsonl", "--name"])
+    result = CliRunner().invoke(cli.app("report", "verify"), ["report", "run.jsonl", "--name"])
     assert "the script" not in result.output + result.stderr
 
 

@@ -18,7 +18,7 @@ import torch
 import stablenum
 import stablenum_jax
 import stablenum_torch
-from stablenum.commands.check.looking import look_at
+from stablenum.commands.verify.looking import look_at
 from stablenum_jax.integrations.orbax import GuardedCheckpointHandler, GuardedRestore, GuardedSave
 from tests.jax.helpers import assert_same_bits, make_grads, make_params, spoil, without_guard
 

@@ -18,7 +18,7 @@ from flax import nnx
 
 import stablenum
 import stablenum_jax
-from stablenum.commands.check.looking import look_at
+from stablenum.commands.verify.looking import look_at
 from stablenum_jax.integrations import orbax as ours
 from stablenum_jax.integrations.orbax import GuardedCheckpointHandler, GuardedRestore, GuardedSave
 from tests.jax.helpers import assert_same_bits

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from stablenum.commands.check.contents import Contents, Entry
-from stablenum.commands.check.counts import count
-from stablenum.commands.check.judging import judged
-from stablenum.commands.check.looking import look_at
-from stablenum.commands.check.verdicts import Verdict
+from stablenum.commands.verify.contents import Contents, Entry
+from stablenum.commands.verify.counts import count
+from stablenum.commands.verify.judging import judged
+from stablenum.commands.verify.looking import look_at
+from stablenum.commands.verify.verdicts import Verdict
 
 NAN, INF = float("nan"), float("inf")
 
@@ -225,9 +225,9 @@ def test_optimizers_of_torch_are_told_apart_by_what_they_keep(tmp_path):
         "adadelta": torch.optim.Adadelta,
         "adagrad": torch.optim.Adagrad,
     }
-    from stablenum.commands.check.formats.torch_files import read
-    from stablenum.commands.check.layout import Layout
-    from stablenum.commands.check.moments import rows_of
+    from stablenum.commands.verify.formats.torch_files import read
+    from stablenum.commands.verify.layout import Layout
+    from stablenum.commands.verify.moments import rows_of
 
     for kind, make in makers.items():
         w = torch.nn.Parameter(torch.ones(3))

@@ -1,4 +1,4 @@
-"""``stablenum check``: the options, the exit codes, and where the report goes."""
+"""``stablenum verify``: the options, the exit codes, and where the report goes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import typer
 from rich.console import Console
 
 from stablenum._support.files import write_text
-from stablenum.commands.check.rendering import shown
-from stablenum.commands.check.verdicts import Outcome
 from stablenum.commands.outputs import check_target, write
+from stablenum.commands.verify.rendering import shown
+from stablenum.commands.verify.verdicts import Outcome
 
-__all__ = ["check"]
+__all__ = ["verify"]
 
 _WIDTH = 140
 
 
-def check(
+def verify(
     paths: Annotated[
         list[Path],
         typer.Argument(
@@ -48,7 +48,7 @@ def check(
     finite, a negative second moment, a NaN anywhere else), and 2 if something is unreadable, corrupt or
     unknown.
     """
-    from stablenum.commands.check.looking import look_at  # imports NumPy; the help is shown without it
+    from stablenum.commands.verify.looking import look_at  # imports NumPy; the help is shown without it
 
     check_target("--json", json)
     for path in paths:

@@ -1,4 +1,4 @@
-"""``stablenum check``: what is printed, the exit codes, JSON, folders of many, and what it runs without."""
+"""``stablenum verify``: what is printed, the exit codes, JSON, folders of many, and what it runs without."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def check(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(cli.app("check", "diff"), ["check", *map(str, arguments)])
+def verify(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(cli.app("verify", "diff"), ["verify", *map(str, arguments)])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
 
@@ -39,7 +39,7 @@ def saved(path: Path, **arrays: list[float]) -> Path:
 
 
 def test_a_good_file(tmp_path):
-    code, text = check(saved(tmp_path / "good.pt", w=[1.0, 2.0]))
+    code, text = verify(saved(tmp_path / "good.pt", w=[1.0, 2.0]))
     assert code == 0
     assert text.endswith("good.pt: good (torch, 1 array, 2 floating-point numbers)\n")
 
@@ -50,7 +50,7 @@ def test_several_files_and_folders_are_one_report(tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     saved(tmp_path / "runs" / "a.pt", w=[1.0])
     good, bad = saved(tmp_path / "good.pt", w=[1.0]), saved(tmp_path / "bad.pt", w=[np.nan])
-    code, text = check(good, bad.name, "runs")
+    code, text = verify(good, bad.name, "runs")
     assert code == 1
     for name, word in (("good.pt", "good"), ("bad.pt", "poisoned"), ("runs/a.pt", "good")):
         assert re.search(rf"^ {name} +{word} ", text, re.MULTILINE), text
@@ -58,7 +58,7 @@ def test_several_files_and_folders_are_one_report(tmp_path, monkeypatch):
 
 
 def test_a_poisoned_file_is_shown_in_a_table(tmp_path):
-    code, text = check(saved(tmp_path / "bad.pt", w=[1.0, np.nan, np.inf], v=[1.0]))
+    code, text = verify(saved(tmp_path / "bad.pt", w=[1.0, np.nan, np.inf], v=[1.0]))
     assert code == 1
     assert "bad.pt: poisoned (torch, 2 arrays, 4 floating-point numbers)" in text
     assert re.search(r"model\.w +parameter or buffer +float32 +3 +1 +1 +\[1\]", text)
@@ -66,7 +66,7 @@ def test_a_poisoned_file_is_shown_in_a_table(tmp_path):
 
 def test_a_long_report_is_cut_and_the_json_has_all(tmp_path):
     path = saved(tmp_path / "bad.pt", **{f"w{i}": [np.nan] for i in range(30)})
-    code, text = check(path, "--json", tmp_path / "report.json")
+    code, text = verify(path, "--json", tmp_path / "report.json")
     assert (code, text.count("parameter or buffer")) == (1, 20)
     assert "... and 10 more entries (--json has all)" in text
     report = json.loads((tmp_path / "report.json").read_text())
@@ -89,7 +89,7 @@ def test_a_long_report_is_cut_and_the_json_has_all(tmp_path):
 
 def test_json_of_what_could_not_be_checked(tmp_path):
     (tmp_path / "empty.pt").touch()
-    code, text = check(tmp_path / "empty.pt", "--json", tmp_path / "report.json")
+    code, text = verify(tmp_path / "empty.pt", "--json", tmp_path / "report.json")
     assert code == 2
     assert text.strip().endswith("empty.pt: unknown: it is empty")
     (one,) = json.loads((tmp_path / "report.json").read_text())["checkpoints"]
@@ -98,9 +98,9 @@ def test_json_of_what_could_not_be_checked(tmp_path):
 
 def test_an_entry_may_be_allowed(tmp_path):
     path = saved(tmp_path / "x.pt", w=[1.0], alibi=[-np.inf, 1.0])
-    assert check(path)[0] == 1
-    assert check(path, "--allow", "*.alibi")[0] == 0
-    assert check(path, "--allow", "*.other", "--allow", "model.a*")[0] == 0
+    assert verify(path)[0] == 1
+    assert verify(path, "--allow", "*.alibi")[0] == 0
+    assert verify(path, "--allow", "*.other", "--allow", "model.a*")[0] == 0
 
 
 def test_a_folder_of_many_has_a_line_each_and_the_worst_exit_code(tmp_path):
@@ -109,14 +109,14 @@ def test_a_folder_of_many_has_a_line_each_and_the_worst_exit_code(tmp_path):
     for step in (2, 10):
         checkpoints.save(step, {"model": model})
     (tmp_path / "run" / "notes.txt").write_text("no checkpoint")
-    code, text = check(tmp_path / "run")
+    code, text = verify(tmp_path / "run")
     assert code == 0
     assert text.index("step-000000002") < text.index("step-000000010")
     assert "2 checkpoints: 2 good." in text
 
     saved(tmp_path / "run" / "9.pt", w=[np.nan], v=[np.inf])
     saved(tmp_path / "run" / "10.pt", w=[1.0])
-    code, text = check(tmp_path / "run")
+    code, text = verify(tmp_path / "run")
     assert code == 1
     assert text.index("9.pt") < text.index("10.pt")
     assert "model.w (1 NaN of 1) and 1 more" in text
@@ -125,21 +125,21 @@ def test_a_folder_of_many_has_a_line_each_and_the_worst_exit_code(tmp_path):
     (tmp_path / "run" / "step-000000010" / "state.pt").write_bytes(b"")
     model.weight.data.fill_(np.nan)
     checkpoints.save(11, {"model": model})
-    code, text = check(tmp_path / "run")
+    code, text = verify(tmp_path / "run")
     assert code == 2
     assert "state.pt has 0 bytes instead of" in text
     assert "post-mortem/ was passed over" in text
-    assert check(tmp_path / "run" / "post-mortem")[0] == 1
+    assert verify(tmp_path / "run" / "post-mortem")[0] == 1
 
 
 def test_in_a_folder_files_without_tensors_are_passed_over(tmp_path):
     """Such as the arguments of a trainer, which are pickled."""
     saved(tmp_path / "model.pt", w=[1.0])
     torch.save(Arguments(), tmp_path / "training_args.bin")
-    code, text = check(tmp_path)
+    code, text = verify(tmp_path)
     assert code == 0
     assert "training_args.bin was passed over: it holds no tensor" in text
-    assert check(tmp_path / "training_args.bin")[0] == 2
+    assert verify(tmp_path / "training_args.bin")[0] == 2
 
 
 class Arguments:
@@ -149,13 +149,13 @@ class Arguments:
 def test_a_named_file_that_is_nothing_known_counts_in_a_folder(tmp_path):
     saved(tmp_path / "model.pt", w=[1.0])
     (tmp_path / "other.pt").write_bytes(b"nothing known")
-    code, text = check(tmp_path)
+    code, text = verify(tmp_path)
     assert code == 2
     assert "2 checkpoints: 1 good, 1 unknown." in text
 
 
 def test_where_the_report_cannot_be_written_nothing_is_read(tmp_path):
-    code, text = check(saved(tmp_path / "x.pt", w=[1.0]), "--json", tmp_path / "no" / "report.json")
+    code, text = verify(saved(tmp_path / "x.pt", w=[1.0]), "--json", tmp_path / "no" / "report.json")
     assert code == 2
     assert "does not exist" in text
 
@@ -168,7 +168,7 @@ def alone(statement: str, blocked: tuple[str, ...]) -> subprocess.CompletedProce
     )
 
 
-RUN = "import sys; sys.argv = ['stablenum', 'check', {path!r}]; from stablenum.cli import main; main()"
+RUN = "import sys; sys.argv = ['stablenum', 'verify', {path!r}]; from stablenum.cli import main; main()"
 
 
 def test_a_checkpoint_of_pytorch_is_checked_without_pytorch(tmp_path):
@@ -206,14 +206,14 @@ def test_a_missing_framework_is_named(name, blocked, message, tmp_path):
 
 
 def test_the_command_is_listed_and_its_help_says_what_it_reads():
-    code, text = check("--help")
+    code, text = verify("--help")
     assert code == 0
     assert "FILE|FOLDER" in text
     assert "No code of a checkpoint is run" in " ".join(text.split())
     result = subprocess.run(
         [sys.executable, "-m", "stablenum", "--help"], capture_output=True, text=True, timeout=120, cwd=ROOT
     )
-    assert re.search(r"^\s*check ", result.stdout, re.M)
+    assert re.search(r"^\s*verify ", result.stdout, re.M)
 
 
 def test_what_each_rank_has_for_itself_is_looked_at(tmp_path):
@@ -229,7 +229,7 @@ def test_what_each_rank_has_for_itself_is_looked_at(tmp_path):
     files = {name: record_of(folder / name) for name in files_in(folder)}
     made = {"format": "dcp", "confirmed": True, "time": "", "versions": {}, "files": files}
     Manifest(step=3, serial=1, **made).write(folder)
-    code, text = check(folder, "--json", tmp_path / "report.json")
+    code, text = verify(folder, "--json", tmp_path / "report.json")
     (one,) = json.loads((tmp_path / "report.json").read_text())["checkpoints"]
     assert (code, one["entries"], one["elements"]) == (1, 3, 6), text
     assert [p["name"] for p in one["poison"]] == ["window"]

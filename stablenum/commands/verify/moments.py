@@ -9,9 +9,9 @@ import array_api_compat.numpy as xp
 import ml_dtypes
 import numpy as np
 
-from stablenum.commands.check.contents import Entry
-from stablenum.commands.check.counts import is_measured, widened
-from stablenum.commands.check.layout import Slot
+from stablenum.commands.verify.contents import Entry
+from stablenum.commands.verify.counts import is_measured, widened
+from stablenum.commands.verify.layout import Slot
 from stablenum.diagnosis.audit import (
     Measured,
     Role,

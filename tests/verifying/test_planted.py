@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from stablenum.commands.check.looking import look_at
-from stablenum.commands.check.verdicts import Outcome
-from tests.checking import jax_states, torch_states
+from stablenum.commands.verify.looking import look_at
+from stablenum.commands.verify.verdicts import Outcome
+from tests.verifying import jax_states, torch_states
 
 # What torch.distributed.checkpoint says in one process.
 pytestmark = pytest.mark.filterwarnings(

@@ -15,8 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, Plain
-from stablenum.commands.check.contents import Path as Keys
+from stablenum.commands.verify.contents import Contents, Entry, NotCheckedError, Plain
+from stablenum.commands.verify.contents import Path as Keys
 
 __all__ = ["begins_like_one", "read"]
 

@@ -15,9 +15,9 @@ import torch
 from typer.testing import CliRunner
 
 from stablenum import cli
-from stablenum.commands.check.looking import look_at
-from stablenum.commands.check.verdicts import Outcome
-from tests.checking import jax_states, torch_states
+from stablenum.commands.verify.looking import look_at
+from stablenum.commands.verify.verdicts import Outcome
+from tests.verifying import jax_states, torch_states
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning"
@@ -260,13 +260,13 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
 
 def test_an_error_that_nobody_foresaw_is_no_verdict(tmp_path, monkeypatch):
     path = good("torch", "safetensors", tmp_path)
-    monkeypatch.setattr("stablenum.commands.check.looking.judged", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("stablenum.commands.verify.looking.judged", lambda *_, **__: 1 / 0)
     outcome = looked_at(path)
     assert (outcome.exit_code, outcome.word) == (2, "unreadable")
     assert "ZeroDivisionError" in outcome.why
 
 
 def test_a_path_that_does_not_exist():
-    result = CliRunner().invoke(cli.app("check", "diff"), ["check", "/nowhere/at/all"])
+    result = CliRunner().invoke(cli.app("verify", "diff"), ["verify", "/nowhere/at/all"])
     assert result.exit_code == 2
     assert "does not exist" in result.output

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from stablenum.checkpoints.finiteness import Kind, NonFinite, is_meant
-from stablenum.commands.check.contents import Contents, Entry, Path
-from stablenum.commands.check.counts import NARROW, Counts, count, is_measured
-from stablenum.commands.check.layout import Layout, Part
-from stablenum.commands.check.moments import rows_of
-from stablenum.commands.check.verdicts import Poison, Verdict
+from stablenum.commands.verify.contents import Contents, Entry, Path
+from stablenum.commands.verify.counts import NARROW, Counts, count, is_measured
+from stablenum.commands.verify.layout import Layout, Part
+from stablenum.commands.verify.moments import rows_of
+from stablenum.commands.verify.verdicts import Poison, Verdict
 from stablenum.diagnosis.audit import Risk, Role, Row, risks_of
 
 __all__ = ["judged"]

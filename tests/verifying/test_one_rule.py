@@ -1,4 +1,4 @@
-"""What is saved and what is checked is judged by one rule: ``Checkpoints`` and ``stablenum check`` agree."""
+"""What is saved and what is checked is judged by one rule: ``Checkpoints`` and ``stablenum verify`` agree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 import stablenum_jax
 import stablenum_torch
 from stablenum import AdaGC, PoisonedStateError
-from stablenum.commands.check.looking import look_at
+from stablenum.commands.verify.looking import look_at
 from tests.core.saving import store_in
 
 NAN, INF = math.nan, math.inf

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +26,12 @@ def folder() -> Path:
 
 @pytest.mark.parametrize(("arguments", "code"), [("bad.pt", 1), (".", 1)])
 def test_the_page_shows_what_the_command_prints(arguments, code, folder):
-    command = [sys.executable, "-m", "stablenum", "check", *arguments.split()]
+    command = [sys.executable, "-m", "stablenum", "verify", *arguments.split()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "140"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done.stderr
     shown = re.search(
-        rf"^```console\n\$ stablenum check {re.escape(arguments)}\n(.*?)^```", PAGE, re.M | re.S
+        rf"^```console\n\$ stablenum verify {re.escape(arguments)}\n(.*?)^```", PAGE, re.M | re.S
     )
     assert shown is not None
     assert [line.rstrip() for line in done.stdout.splitlines()] == shown[1].splitlines()

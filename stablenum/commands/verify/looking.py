@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from stablenum.commands.check.contents import Contents, NotCheckedError
-from stablenum.commands.check.finding import checkpoints_in, format_of, part_format
-from stablenum.commands.check.formats import (
+from stablenum.commands.verify.contents import Contents, NotCheckedError
+from stablenum.commands.verify.finding import checkpoints_in, format_of, part_format
+from stablenum.commands.verify.formats import (
     distributed_folders,
     numpy_files,
     orbax_folders,
@@ -15,8 +15,8 @@ from stablenum.commands.check.formats import (
     safetensors_files,
     torch_files,
 )
-from stablenum.commands.check.judging import judged
-from stablenum.commands.check.verdicts import Outcome
+from stablenum.commands.verify.judging import judged
+from stablenum.commands.verify.verdicts import Outcome
 
 __all__ = ["look_at"]
 

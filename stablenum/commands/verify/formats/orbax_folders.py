@@ -14,9 +14,9 @@ import numpy as np
 
 from stablenum._support.partners import imported
 from stablenum.checkpoints.orbax_lists import has_mixed_keys, readable
-from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, Plain
-from stablenum.commands.check.contents import Path as Keys
 from stablenum.commands.quiet import without_log
+from stablenum.commands.verify.contents import Contents, Entry, NotCheckedError, Plain
+from stablenum.commands.verify.contents import Path as Keys
 from stablenum.guard.statedict import disabling_fields
 
 __all__ = ["GUARD", "TEMPORARY", "is_item", "is_step", "read"]

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, Plain
-from stablenum.commands.check.contents import Path as Keys
-from stablenum.commands.check.formats.torch_files import as_numpy, entries_in, load, torch_module
+from stablenum.commands.verify.contents import Contents, Entry, NotCheckedError, Plain
+from stablenum.commands.verify.contents import Path as Keys
+from stablenum.commands.verify.formats.torch_files import as_numpy, entries_in, load, torch_module
 
 __all__ = ["METADATA", "read"]
 

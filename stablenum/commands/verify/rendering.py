@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stablenum.commands.check.verdicts import Outcome, Poison, Verdict
+from stablenum.commands.verify.verdicts import Outcome, Poison, Verdict
 from stablenum.diagnosis.audit import Severity
 
 __all__ = ["shown"]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from stablenum.checkpoints.folders import POST_MORTEMS
 from stablenum.checkpoints.manifest import MANIFEST
-from stablenum.commands.check.contents import NotCheckedError
-from stablenum.commands.check.formats import distributed_folders, orbax_folders, safetensors_files
-from stablenum.commands.check.formats.torch_files import LEGACY, holds_arrays
+from stablenum.commands.verify.contents import NotCheckedError
+from stablenum.commands.verify.formats import distributed_folders, orbax_folders, safetensors_files
+from stablenum.commands.verify.formats.torch_files import LEGACY, holds_arrays
 
 __all__ = ["Found", "checkpoints_in", "format_of", "part_format"]
 

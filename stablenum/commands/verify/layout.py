@@ -17,7 +17,7 @@ from stablenum.checkpoints.names import (
     kind_of_number,
     may_be_mask,
 )
-from stablenum.commands.check.contents import Contents, Entry, Path, Plain, path_of
+from stablenum.commands.verify.contents import Contents, Entry, Path, Plain, path_of
 from stablenum.diagnosis.audit import OPTAX_STATES, TORCH_ROLES, Role
 
 __all__ = ["Layout", "Part", "Slot"]

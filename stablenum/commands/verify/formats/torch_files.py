@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 
 from stablenum._support.partners import imported
-from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, Plain
-from stablenum.commands.check.contents import Path as Keys
+from stablenum.commands.verify.contents import Contents, Entry, NotCheckedError, Plain
+from stablenum.commands.verify.contents import Path as Keys
 
 __all__ = ["LEGACY", "as_numpy", "entries_in", "holds_arrays", "load", "read", "torch_module"]
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 import ml_dtypes
 import numpy as np
 
-from stablenum.commands.check.contents import Contents, Entry, NotCheckedError
+from stablenum.commands.verify.contents import Contents, Entry, NotCheckedError
 
 __all__ = ["read_npy", "read_npz"]
 

@@ -12,8 +12,8 @@ from typing import Any
 from stablenum.checkpoints.finiteness import listed
 from stablenum.checkpoints.manifest import MANIFEST, Manifest, complaints, files_in, read_manifest
 from stablenum.checkpoints.structure import put_together
-from stablenum.commands.check.contents import Contents, Entry, NotCheckedError, Plain
-from stablenum.commands.check.contents import Path as Keys
+from stablenum.commands.verify.contents import Contents, Entry, NotCheckedError, Plain
+from stablenum.commands.verify.contents import Path as Keys
 from stablenum.errors import CheckpointError
 
 __all__ = ["read"]

@@ -1,1 +1,0 @@
-"""``stablenum check``: what in a checkpoint is not finite, out of range or suspicious."""

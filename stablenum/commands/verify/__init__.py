@@ -1,0 +1,1 @@
+"""``stablenum verify``: what in a checkpoint is not finite, out of range or suspicious."""
