@@ -21,12 +21,13 @@ def settings(optimizer: torch.optim.Optimizer) -> None:
     stablenum_torch.wrap(optimizer, loss_scale=stablenum_jax.policy.StaticLossScale(8.0))
     stablenum_jax.guard(clip=stablenum.ZClip(), on_nonfinite="raise", escalate=stablenum.EscalatePrecision())
 
-    stablenum_torch.wrap(optimizer, log="run.jsonl")
+    stablenum_torch.wrap(optimizer, log="run.jsonl", check_replicas_every=100)
     stablenum_jax.RunLog(Path("run.jsonl"))
 
     stablenum_torch.wrap(optimizer, log=1)  # type: ignore[arg-type]
     stablenum_torch.wrap(optimizer, clipp=1.0)  # type: ignore[call-arg]
     stablenum_torch.wrap(optimizer, loss_scale="dynamc")  # type: ignore[arg-type]
+    stablenum_jax.guard(check_replicas_every=100)  # type: ignore[call-arg]
     stablenum_jax.guard(max_skips=3)  # type: ignore[call-arg]
     stablenum_jax.guard(on_nonfinite="stop")  # type: ignore[arg-type]
 

@@ -74,11 +74,6 @@ class GuardConfig:
         exact_norms: compute gradient norms without rounding on the way, so that they have the same bits
             however the gradients are divided among devices; for runs that must repeat on another number of
             devices. Norms of units (AdaptiveGradClip) and of updates (ClipUpdateRMS) are not included.
-        check_replicas_every: in PyTorch, compare the bits of the parameters and of the optimizer's state
-            among the ranks that hold copies of them, after every so many steps, and raise
-            :class:`stablenum.ReplicasPartedError` if they differ; None never compares. A check is one
-            collective and one wait for the device; other steps have neither. Where no rank holds a copy it
-            does nothing, and logs that once. In JAX, call :func:`stablenum_jax.check_replicas` instead.
 
     Raises:
         ValueError: a field has none of the values listed above; the message names the field.
@@ -98,7 +93,6 @@ class GuardConfig:
     on_nonfinite: Literal["skip", "raise"] = "skip"
     max_skips_in_a_row: int | None = None
     exact_norms: bool = False
-    check_replicas_every: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clip", as_clip_rules(self.clip))
@@ -107,9 +101,9 @@ class GuardConfig:
         if self.escalate is not None and not isinstance(self.escalate, EscalatePrecision):
             raise bad_field("escalate", "None or an EscalatePrecision", self.escalate)
         check_choice("on_nonfinite", self.on_nonfinite, ("skip", "raise"))
-        for name in ("max_skips_in_a_row", "check_replicas_every"):
-            if (count := getattr(self, name)) is not None:
-                object.__setattr__(self, name, check_int(name, count, at_least=1))
+        if self.max_skips_in_a_row is not None:
+            count = check_int("max_skips_in_a_row", self.max_skips_in_a_row, at_least=1)
+            object.__setattr__(self, "max_skips_in_a_row", count)
         if not isinstance(self.exact_norms, bool):
             raise bad_field("exact_norms", "True or False", self.exact_norms)
 
@@ -220,7 +214,6 @@ class GuardConfig:
             "on_nonfinite": self.on_nonfinite,
             "max_skips_in_a_row": self.max_skips_in_a_row,
             "exact_norms": self.exact_norms or None,
-            "check_replicas_every": self.check_replicas_every,
         }
         return {name: value for name, value in plain.items() if value is not None}
 
@@ -295,7 +288,6 @@ class Settings(TypedDict, total=False):
     on_nonfinite: Literal["skip", "raise"]
     max_skips_in_a_row: int | None
     exact_norms: bool
-    check_replicas_every: int | None
 
 
 def make_config(config: GuardConfig | None, overrides: Settings) -> GuardConfig:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from stablenum._support.settings_checks import check_int
 from stablenum.errors import ReplicasPartedError
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "odd_ones",
     "parted_error",
     "parted_slots",
+    "steps_between_checks",
 ]
 
 Array: TypeAlias = Any
@@ -106,14 +108,25 @@ def digest(tensors: Mapping[str, str]) -> int:
 # --- when, and which -----------------------------------------------------------------------------
 
 
-def check_due(every: int | None, steps: int) -> bool:
+def steps_between_checks(check_replicas_every: object) -> int | None:
+    """Return the setting ``check_replicas_every`` as a plain number; None never compares.
+
+    Raises:
+        ValueError: it is neither None nor a whole number of at least 1.
+    """
+    if check_replicas_every is None:
+        return None
+    return check_int("check_replicas_every", check_replicas_every, at_least=1)
+
+
+def check_due(every: int, steps: int) -> bool:
     """Return whether replicas are compared after this many steps, skipped ones included.
 
     Example:
-        >>> [steps for steps in range(1, 8) if check_due(3, steps)], check_due(None, 3)
-        ([3, 6], False)
+        >>> [steps for steps in range(1, 8) if check_due(3, steps)]
+        [3, 6]
     """
-    return every is not None and steps % every == 0
+    return steps % every == 0
 
 
 def parted_slots(largest: Sequence[int], largest_inverted: Sequence[int]) -> list[int]:

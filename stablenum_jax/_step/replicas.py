@@ -14,7 +14,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablenum.errors import bad_type
-from stablenum.guard.config import GuardConfig
 from stablenum.guard.replicas import (
     BLOCK,
     PARAMETER,
@@ -28,12 +27,11 @@ from stablenum.guard.replicas import (
 from stablenum_jax._trees.names import path_name
 from stablenum_jax._trees.state import guards_in
 
-__all__ = ["check_replicas", "tell_of_setting"]
+__all__ = ["check_replicas"]
 
 PyTree: TypeAlias = Any
 
 _logger = logging.getLogger("stablenum")
-_told: set[str] = set()  # what has been logged in this process
 
 _REMEDY = (
     "Load the last good checkpoint; or, if each device holds the whole array x, replace it by "
@@ -104,21 +102,9 @@ def check_replicas(params: PyTree, opt_state: PyTree = None) -> int:
     return len(leaves)
 
 
-def tell_of_setting(config: GuardConfig) -> None:
-    """Log, once, that a jitted step cannot do what a setting for PyTorch says."""
-    if config.check_replicas_every is not None and "setting" not in _told:
-        _told.add("setting")
-        _logger.warning(
-            "check_replicas_every is not applied in JAX, where a jitted step cannot compare what devices "
-            "hold. Call stablenum_jax.check_replicas(params, opt_state) after every %d steps.",
-            config.check_replicas_every,
-        )
-
-
+@functools.cache  # once in a process
 def _tell_of_no_copies() -> None:
-    if "copies" not in _told:
-        _told.add("copies")
-        _logger.warning("check_replicas has nothing to compare: no two devices hold copies of an array.")
+    _logger.warning("check_replicas has nothing to compare: no two devices hold copies of an array.")
 
 
 def _last_step(opt_state: PyTree) -> int | None:

@@ -20,7 +20,6 @@ from stablenum_jax._step.measure import scalar_loss
 from stablenum_jax._step.observe import Watched, judge
 from stablenum_jax._step.over_axes import AxisName
 from stablenum_jax._step.plain_update import PlainUpdate
-from stablenum_jax._step.replicas import tell_of_setting
 from stablenum_jax._step.specs import Specs, check_specs, specs_of
 from stablenum_jax._step.unscaled import warn_if_unscaled
 from stablenum_jax._trees.leaves import (
@@ -136,7 +135,6 @@ def guard(
     check_named_once(axis_name)
     checked = check_specs(specs, axis_name)
     made = make_config(config, overrides)
-    tell_of_setting(made)
     return _Guard(made, axis_name, checked).as_transformation()
 
 

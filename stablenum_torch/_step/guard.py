@@ -71,9 +71,11 @@ class Guard:
         groups: the groups of ranks that the user gave.
         state: the guard's tensors; by default a fresh state.
         buffers: a model's buffers, which a skipped step keeps too.
+        check_replicas_every: after how many steps replicas are compared; None never compares.
 
     Attributes:
         parameters: the optimizer's parameters.
+        replicas: the check of replicas, if there is one.
         on_host: whether steps are decided on the host; None means: if the tensors are on the host.
         loss: () the unscaled loss of the step in progress, if known. It is kept here, not in the wrapper,
             because torch.compile does not see a value that was assigned to an attribute of an optimizer.
@@ -96,6 +98,7 @@ class Guard:
         groups: Groups,
         state: GuardState | None = None,
         buffers: KeptBuffers | None = None,
+        check_replicas_every: int | None = None,
     ) -> None:
         self.buffers = buffers
         self.optimizer, self.config, self.groups = optimizer, config, groups
@@ -110,7 +113,7 @@ class Guard:
         # the graph of a compiled step.
         self._joint_known = not initialized()
         self._lost_loss = False
-        self._replicas = ReplicaCheck()
+        self.replicas = None if check_replicas_every is None else ReplicaCheck(check_replicas_every)
         self._halted, self._level, self._watch = HaltWatch(), LevelWatch(), StepWatch()
         self.loss: Tensor | None = None
         self.found_inf: Tensor | None = None
@@ -247,8 +250,8 @@ class Guard:
             self._watch.after_step(self.state, self.names, decided_on_host=on_host)
         if self._log is not None:
             self._log_step()
-        if self.config.check_replicas_every is not None:
-            self._compare_replicas()
+        if self.replicas is not None:
+            self._compare_replicas(self.replicas)
         if self.config.skip_limit is not None:
             self._raise_if_halted()
 
@@ -262,17 +265,18 @@ class Guard:
         if not self._joint_known:
             params, included = self.parameters.now(), self.parameters.included
             each = widths(self.config, params, included)
-            names, config = self.parameters.names(), self.config.to_dict()
-            joint = joint_of(self.groups, params, config, names, each)
+            # Ranks that compare replicas after different numbers of steps would wait for each other forever.
+            every = None if self.replicas is None else self.replicas.every
+            settings = self.config.to_dict() | {"check_replicas_every": every}
+            joint = joint_of(self.groups, params, settings, self.parameters.names(), each)
             if joint is not None and joint.apart:
                 check_stages(self.config)
             self._joint, self._joint_known = joint, True
         return self._joint
 
     @uncompiled
-    def _compare_replicas(self) -> None:
-        self._replicas.after_step(
-            self.config.check_replicas_every,
+    def _compare_replicas(self, check: ReplicaCheck) -> None:
+        check.after_step(
             self._joint,
             self.groups,
             self.optimizer,

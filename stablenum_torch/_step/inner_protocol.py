@@ -50,6 +50,7 @@ class PassThrough(Optimizer):
         names: Mapping[Tensor, str],
         groups: Groups = _ALONE,
         buffers: KeptBuffers | None = None,
+        check_replicas_every: int | None = None,
     ) -> None:
         # Optimizer.__init__ would copy the groups into a new list. __setstate__, which torch calls after
         # unpickling, sets up hooks and profiling around the existing ones.
@@ -61,6 +62,7 @@ class PassThrough(Optimizer):
                 "_process_group": groups.parts,
                 "_loss_group": groups.loss,
                 "_buffers": buffers,
+                "_check_replicas_every": check_replicas_every,
             }
         )
 
@@ -69,6 +71,7 @@ class PassThrough(Optimizer):
         guard = self._guard
         kept: dict[str, Any] = {} if guard.buffers is None else {"_buffers": guard.buffers}
         kept |= {} if guard.groups.loss is None else {"_loss_group": saved_group(guard.groups.loss)}
+        kept |= {} if guard.replicas is None else {"_check_replicas_every": guard.replicas.every}
         return kept | {
             "inner": self.inner,
             "config": guard.config,
@@ -86,6 +89,7 @@ class PassThrough(Optimizer):
             Groups(restored_group(state["_process_group"]), restored_group(state.get("_loss_group"))),
             state.get("_state"),
             state.get("_buffers"),
+            state.get("_check_replicas_every"),
         )
         self._beginnings = Beginnings()
         super().__setstate__({})

@@ -21,6 +21,7 @@ from stablenum.errors import bad_type
 from stablenum.guard.config import GuardConfig, Settings, make_config
 from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import Metrics, StepRecord, history, scalars
+from stablenum.guard.replicas import steps_between_checks
 from stablenum.precision.policy import Policy
 from stablenum.runlog.writing import LogFile
 from stablenum_torch._devices.generators import RngState
@@ -58,6 +59,7 @@ def wrap(
     process_group: torch.distributed.ProcessGroup | None = None,
     loss_group: torch.distributed.ProcessGroup | None = None,
     buffers: torch.nn.Module | None = None,
+    check_replicas_every: int | None = None,
     log: str | os.PathLike[str] | None = None,
     **overrides: Unpack[Settings],
 ) -> GuardedOptimizer:
@@ -91,6 +93,11 @@ def wrap(
             A step is also skipped if a buffer that was finite has become NaN or inf since the last step,
             although loss and gradients are finite (reason ``FOUND_INF``); not where several ranks train of
             which it is not known that they decide together.
+        check_replicas_every: compare the bits of the parameters and of the optimizer's state among the ranks
+            that hold copies of them, after every so many steps, and raise
+            :class:`stablenum.ReplicasPartedError` if they differ; None never compares. A check is one
+            collective and one wait for the device; other steps have neither. Where no rank holds a copy it
+            does nothing, and logs that once.
         log: a file to which each step's record is written as the run goes, for ``stablenum report``. On CUDA
             no step waits for it. Of several ranks, rank 0 writes. A file that is there is continued if it is
             such a log. ``history()``, ``state_dict()`` and the end of the program write what is still to be
@@ -130,6 +137,7 @@ def wrap(
     """
     check_optimizer(optimizer)
     made = make_config(config, overrides)
+    every = steps_between_checks(check_replicas_every)
     if isinstance(optimizer, GuardedOptimizer):
         raise TypeError("optimizer is already guarded; wrap the original optimizer instead.")
     known = given_names(names)
@@ -145,7 +153,7 @@ def wrap(
     warn_of_lost_eps(optimizer)
     kept = None if buffers is None else KeptBuffers(check_module("buffers", buffers))
     file = None if log is None else LogFile(log, argument="log")
-    guarded = GuardedOptimizer(optimizer, made, known, groups, kept)
+    guarded = GuardedOptimizer(optimizer, made, known, groups, kept, every)
     if file is not None:
         guarded._guard.log_to(file)
     guarded._guard.warn_of_kernels()

@@ -61,16 +61,19 @@ class ReplicaCheck:
     """The check of one guard: counts its steps, and compares the replicas after every so many of them.
 
     All ranks have to step equally often, as they have to in order to decide together.
+
+    Args:
+        every: after how many steps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, every: int) -> None:
+        self.every = every
         self._steps = 0
         self._told = False
         self._plan: _Plan | None = None
 
     def after_step(
         self,
-        every: int | None,
         joint: Joint | None,
         groups: Groups,
         optimizer: Optimizer,
@@ -81,7 +84,6 @@ class ReplicaCheck:
         """Compare the replicas, if this is due. In steps in which it is not, nothing is done.
 
         Args:
-            every: the setting.
             joint: the ranks that decide together.
             groups: the groups that the user gave.
             optimizer: holds the state.
@@ -93,7 +95,7 @@ class ReplicaCheck:
             ReplicasPartedError: replicas differ. Nothing is changed.
         """
         self._steps += 1
-        if not check_due(every, self._steps) or capturing():
+        if not check_due(self.every, self._steps) or capturing():
             return
         if joint is None:
             self._tell_of_no_replicas()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, Unpack
 
 import torch
@@ -22,6 +22,7 @@ from stablenum._support.public_names import present
 from stablenum._support.user_warnings import warn
 from stablenum.errors import bad_type
 from stablenum.guard.config import GuardConfig, Settings, make_config
+from stablenum.guard.replicas import steps_between_checks
 from stablenum_torch._step.optimizer import GuardedOptimizer, wrap
 
 __all__ = ["GuardedAcceleratedOptimizer", "guard"]
@@ -37,6 +38,7 @@ def guard(
     accelerator: A,
     config: GuardConfig | None = None,
     *,
+    check_replicas_every: int | None = None,
     log: str | os.PathLike[str] | None = None,
     **settings: Unpack[Settings],
 ) -> A:
@@ -61,6 +63,8 @@ def guard(
     Args:
         accelerator: an ``accelerate.Accelerator`` that has not prepared an optimizer yet.
         config: a :class:`stablenum.GuardConfig`.
+        check_replicas_every: after how many steps replicas are compared, as in
+            :func:`stablenum_torch.wrap`.
         log: a file for the record of each step, as in :func:`stablenum_torch.wrap`.
         **settings: fields of ``GuardConfig``: ``clip=1.0``, ``spike="skip"``... With
             ``mixed_precision="fp16"`` give ``loss_scale="dynamic"``, which replaces Accelerate's GradScaler.
@@ -90,7 +94,7 @@ def guard(
         raise bad_type("accelerator", "an accelerate.Accelerator", accelerator)
     if isinstance(accelerator, _Guarding):
         raise RuntimeError("accelerator is already guarded. Make another Accelerator for other settings.")
-    made = make_config(config, settings)
+    made, every = make_config(config, settings), steps_between_checks(check_replicas_every)
     if known.distributed_type in (_DistributedType.DEEPSPEED, _DistributedType.MEGATRON_LM):
         raise ValueError(
             "accelerator must leave the optimizer's step to the optimizer; got distributed_type "
@@ -105,7 +109,7 @@ def guard(
         known.scaler = None
     # MULTI_CPU, MULTI_GPU...: DistributedDataParallel; under FSDP, parameters know their ranks themselves.
     data_parallel = str(known.distributed_type.value).startswith("MULTI_")
-    known.stablenum = _Guards(made, data_parallel, log)
+    known.stablenum = _Guards(made, data_parallel, every, log)
     return mix_in(_Guarding, accelerator)
 
 
@@ -115,12 +119,14 @@ class _Guards:
 
     Attributes:
         data_parallel: whether all processes have the same parameters and step together.
+        check_replicas_every: after how many steps replicas are compared.
         log: where the record goes.
     """
 
     config: GuardConfig
-    data_parallel: bool = False
-    log: str | os.PathLike[str] | None = None
+    data_parallel: bool
+    check_replicas_every: int | None
+    log: str | os.PathLike[str] | None
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[GuardedOptimizer] = field(default_factory=list)
 
@@ -146,7 +152,15 @@ class _Guards:
         mine = [model for model in self.models if any(id(p) in steps for p in model.parameters())]
         module = mine[0] if len(mine) == 1 else nn.ModuleList(mine) if mine else None
         together = torch.distributed.group.WORLD if self.data_parallel else None
-        return wrap(optimizer, self.config, names=module, buffers=module, loss_group=together, log=self.log)
+        return wrap(
+            optimizer,
+            self.config,
+            names=module,
+            buffers=module,
+            loss_group=together,
+            check_replicas_every=self.check_replicas_every,
+            log=self.log,
+        )
 
 
 class GuardedAcceleratedOptimizer(_AcceleratedOptimizer):  # type: ignore[misc, valid-type]
@@ -201,8 +215,7 @@ class _Guarding(Mixin):
         return prepared
 
     def free_memory(self, *objects: Any) -> Any:
-        of = self.stablenum
-        self.stablenum = _Guards(of.config, of.data_parallel, of.log)
+        self.stablenum = replace(self.stablenum, models=[], optimizers=[])
         return super().free_memory(*objects)  # type: ignore[misc]
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:

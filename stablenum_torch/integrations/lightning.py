@@ -16,6 +16,7 @@ from stablenum._support.partners import imported
 from stablenum._support.public_names import present
 from stablenum._support.user_warnings import warn
 from stablenum.guard.config import GuardConfig, Settings, make_config
+from stablenum.guard.replicas import steps_between_checks
 from stablenum.rules.clipping import ClipByGlobalNorm, ClipByValue
 from stablenum_torch._devices.groups import Groups, groups_of
 from stablenum_torch._step.inner_protocol import put_in_place_of_scaler, take_lost_rules
@@ -62,6 +63,8 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
     Args:
         config: a :class:`stablenum.GuardConfig`.
         prefix: put in front of each logged name. With several optimizers, their index follows.
+        check_replicas_every: after how many steps replicas are compared, as in
+            :func:`stablenum_torch.wrap`.
         log: a file for the record of each step, as in :func:`stablenum_torch.wrap`; for one optimizer.
         **settings: fields of ``GuardConfig``: ``clip=1.0``, ``spike="skip"``...
 
@@ -83,13 +86,17 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
         config: GuardConfig | None = None,
         *,
         prefix: str = "guard/",
+        check_replicas_every: int | None = None,
         log: str | os.PathLike[str] | None = None,
         **settings: Unpack[Settings],
     ) -> None:
         self.config = make_config(config, settings)
         self.prefix, self._log = prefix, log
+        self._check_replicas_every = steps_between_checks(check_replicas_every)
         self.optimizers: list[GuardedOptimizer] = []
-        self._has_settings = config is not None or bool(settings) or log is not None
+        self._has_settings = bool(settings) or any(
+            given is not None for given in (config, check_replicas_every, log)
+        )
         self._taken: tuple[Any, Any] = (None, None)
         self._steps = 0  # the Trainer's global_step after the last batch
 
@@ -170,9 +177,10 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
                 config,
                 names=pl_module,
                 buffers=pl_module,
-                log=self._log,
                 process_group=groups.parts,
                 loss_group=groups.loss,
+                check_replicas_every=self._check_replicas_every,
+                log=self._log,
             )
         if self._has_settings or config != self.config:
             raise ValueError(

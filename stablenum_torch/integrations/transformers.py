@@ -31,6 +31,7 @@ def guard(
     trainer: T,
     config: GuardConfig | None = None,
     *,
+    check_replicas_every: int | None = None,
     log: str | os.PathLike[str] | None = None,
     **settings: Unpack[Settings],
 ) -> T:
@@ -55,6 +56,8 @@ def guard(
         trainer: a ``transformers.Trainer``, or a subclass that leaves the step to it, as those of TRL and
             sentence-transformers do.
         config: a :class:`stablenum.GuardConfig`.
+        check_replicas_every: after how many steps replicas are compared, as in
+            :func:`stablenum_torch.wrap`.
         log: a file for the record of each step, as in :func:`stablenum_torch.wrap`.
         **settings: fields of ``GuardConfig``: ``clip=1.0``, ``spike="skip"``... With ``fp16=True`` give
             ``loss_scale="dynamic"``, which replaces Accelerate's GradScaler.
@@ -93,7 +96,7 @@ def guard(
     made = make_config(config, settings)
     if not made.clip and known.args.max_grad_norm > 0:
         made = dataclasses.replace(made, clip=known.args.max_grad_norm)
-    accelerate.guard(known.accelerator, made, log=log)
+    accelerate.guard(known.accelerator, made, check_replicas_every=check_replicas_every, log=log)
     known.args = copy.copy(known.args)  # the caller's may be for other trainers, too
     known.args.max_grad_norm = 0.0
     known.add_callback(_LogSkips())

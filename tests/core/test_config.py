@@ -64,7 +64,6 @@ WRONG = {
     (GuardConfig, "on_nonfinite"): [*NOT_WORDS, None],
     (GuardConfig, "max_skips_in_a_row"): NOT_COUNTS,
     (GuardConfig, "exact_norms"): [None, 0, 1, "yes", [], np.ones(2)],
-    (GuardConfig, "check_replicas_every"): NOT_COUNTS,
     (ClipByGlobalNorm, "max_norm"): NOT_POSITIVE,
     (ClipByNorm, "max_norm"): NOT_POSITIVE,
     (ClipByValue, "max_value"): NOT_POSITIVE,
@@ -132,7 +131,6 @@ WRONG = {
 ALLOWED = {
     (GuardConfig, "loss_scale"): [2.0**-100, 2.0**100],
     (GuardConfig, "max_skips_in_a_row"): [1, 2**31 - 1],
-    (GuardConfig, "check_replicas_every"): [1, 2**31 - 1],
     (StaticLossScale, "scale"): [2.0**-100, 2.0**100],
     (DynamicLossScale, "init_scale"): [1.0, 2.0**24],
     (DynamicLossScale, "growth_factor"): [2.0**100],
@@ -159,9 +157,7 @@ ALLOWED = {
 }
 DEFAULTS = {
     GuardConfig: {"on_nonfinite": "skip", "exact_norms": False}
-    | dict.fromkeys(
-        ["clip", "loss_scale", "spike", "escalate", "max_skips_in_a_row", "check_replicas_every"]
-    ),
+    | dict.fromkeys(["clip", "loss_scale", "spike", "escalate", "max_skips_in_a_row"]),
     DynamicLossScale: {
         "init_scale": 65536.0,
         "growth_factor": 2.0,
@@ -308,7 +304,6 @@ configs = st.builds(
     on_nonfinite=st.sampled_from(["skip", "raise"]),
     max_skips_in_a_row=st.none() | st.integers(1, 2**31 - 1),
     exact_norms=st.booleans(),
-    check_replicas_every=st.none() | st.integers(1, 2**31 - 1),
 )
 
 
@@ -380,12 +375,11 @@ def test_numbers_of_other_libraries_become_plain_ones(number):
             backoff_factor=number, growth_interval=np.int64(7), min_scale=number, hysteresis=np.int32(2)
         ),
         max_skips_in_a_row=np.int64(3),
-        check_replicas_every=np.int64(4),
     )
     values = [rule.max_norm for rule in config.clip[:3]] + [config.clip[3].max_value]
     assert all(type(value) is float and value == 0.5 for value in values)
     assert type(config.loss_scale.growth_interval) is int
-    assert type(config.max_skips_in_a_row) is type(config.check_replicas_every) is int
+    assert type(config.max_skips_in_a_row) is int
     assert GuardConfig.from_json(config.to_json()) == config
     assert hash(config) == hash(GuardConfig.from_json(config.to_json()))
 

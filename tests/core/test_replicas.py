@@ -275,13 +275,3 @@ def test_the_error_keeps_its_attributes_when_it_is_pickled():
     again = pickle.loads(pickle.dumps(made))
     assert type(again) is stablenum.ReplicasPartedError
     assert (str(again), again.step, again.parted) == (str(made), 7, [("w", PARAMETER, (0, 1))])
-
-
-def test_pickles_of_settings_without_the_field_have_its_default():
-    config = stablenum.GuardConfig(max_skips_in_a_row=3, check_replicas_every=5)
-    assert pickle.loads(pickle.dumps(config)) == config
-    before = object.__new__(stablenum.GuardConfig)
-    fields = config.__getstate__()
-    del fields["check_replicas_every"]
-    before.__setstate__(fields)
-    assert before == stablenum.GuardConfig(max_skips_in_a_row=3)

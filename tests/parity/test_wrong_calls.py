@@ -189,7 +189,6 @@ def jax_calls() -> dict[str, Call]:
                 "on_nonfinite": ("x", 3, None),
                 "max_skips_in_a_row": ("x", -1, 0, 1.5, True),
                 "exact_norms": ("x", 1, None),
-                "check_replicas_every": ("x", -1, 0, 1.5, True),
             },
         ),
         "chain": Call(s.chain, {"transforms": (optax.sgd(0.1),)}, {"transforms": (("x",), (3,), (None,))}),
@@ -364,7 +363,6 @@ SETTINGS = {
     "on_nonfinite",
     "max_skips_in_a_row",
     "exact_norms",
-    "check_replicas_every",
 }
 
 

@@ -316,6 +316,23 @@ def test_a_log_has_every_step_and_is_of_one_optimizer(tmp_path):
         accelerator.prepare(torch.optim.AdamW(network().parameters()))
 
 
+def test_replicas_are_compared_after_every_so_many_steps_also_after_free_memory(caplog):
+    with pytest.raises(ValueError, match="check_replicas_every must be a whole number from 1"):
+        guard(accelerate.Accelerator(cpu=True), check_replicas_every=0)
+    parts = prepared(check_replicas_every=2)
+    parts[0].free_memory()
+    model = network()
+    for accelerator, net, opt in (
+        parts,
+        (parts[0], *parts[0].prepare(model, torch.optim.AdamW(model.parameters()))),
+    ):
+        caplog.clear()
+        train(accelerator, net, opt, range(1))
+        assert "check_replicas_every has nothing to compare" not in caplog.text
+        train(accelerator, net, opt, range(1))
+        assert "check_replicas_every has nothing to compare" in caplog.text
+
+
 def test_engines_that_step_by_themselves_are_refused():
     accelerator = accelerate.Accelerator(cpu=True)
     accelerator.state.distributed_type = DistributedType.DEEPSPEED

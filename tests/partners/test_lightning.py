@@ -87,6 +87,13 @@ def test_a_log_file_has_every_step_and_is_of_one_optimizer(tmp_path):
         fit(trainer_of(GuardCallback(log=tmp_path / "other.jsonl")), gan(guarded=False), data())
 
 
+def test_replicas_are_compared_after_every_so_many_steps(caplog):
+    with pytest.raises(ValueError, match="check_replicas_every must be a whole number from 1"):
+        GuardCallback(check_replicas_every=0)
+    fit(trainer_of(GuardCallback(check_replicas_every=3)), module_of(), data())
+    assert "check_replicas_every has nothing to compare" in caplog.text
+
+
 def manual(made: Any) -> Any:
     """A module in manual optimization that steps its scheduler after each batch: ``made(scheduler)``."""
     module = module_of()

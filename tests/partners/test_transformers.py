@@ -140,6 +140,11 @@ def test_a_log_file_has_every_step(tmp_path):
     assert run.skipped == [3]
 
 
+def test_replicas_are_compared_after_every_so_many_steps(tmp_path, caplog):
+    guard(make(tmp_path, rows()), check_replicas_every=3).train()
+    assert "check_replicas_every has nothing to compare" in caplog.text
+
+
 def test_nothing_is_logged_if_nothing_is_to_be_logged(tmp_path):
     trainer = guard(make(tmp_path, rows(bad=2), logging_strategy="no"))
     trainer.train()

@@ -293,6 +293,15 @@ class Logged(logging.Handler):
             self.messages.append(record.getMessage())
 
 
+def other_intervals() -> str:
+    """Ranks that compare after different numbers of steps would wait for each other forever."""
+    try:
+        ddp(every=1 + dist.get_rank() // 3).step()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def groups_of(*groups: list[int]) -> dist.ProcessGroup:
     """Return this rank's of several groups."""
     made = {rank: dist.new_group(ranks) for ranks in groups for rank in ranks}
@@ -398,6 +407,7 @@ CASES = {
     "hsdp": hsdp,
     "fsdp2": lambda: nothing_to_compare("fsdp2"),
     "no group": lambda: nothing_to_compare("no group"),
+    "other intervals": other_intervals,
     "plain shards": plain_shards,
     "pipeline": functools.partial(pipeline, parts_known=True),
     "other parameters": functools.partial(pipeline, parts_known=False),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import logging
+import pickle
 import re
 from pathlib import Path
 
@@ -173,6 +175,10 @@ def test_the_path_of_accelerators_compares_too(seen):
     assert found["flipped"]["parted"] == [[WEIGHT, "state['exp_avg_sq']", [0]]]
 
 
+def test_ranks_that_would_compare_after_different_numbers_of_steps_are_refused(seen):
+    assert "check_replicas_every is 1 on rank 0 and 2 on rank 3" in seen["other intervals"]
+
+
 # --- in one process --------------------------------------------------------------------------------
 
 
@@ -194,3 +200,14 @@ def test_one_process_has_nothing_to_compare(caplog, compiled):
     assert w.tolist() == [-5.0] * 3
     (record,) = [record for record in caplog.records if record.name == "stablenum"]
     assert re.search("nothing to compare: no two ranks hold copies", record.getMessage())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))])
+def test_a_copied_optimizer_compares_after_as_many_steps(caplog, copied):
+    w = torch.nn.Parameter(torch.zeros(3))
+    for every, logged in ((2, True), (None, False)):
+        opt = copied(st.wrap(torch.optim.SGD([w], lr=1.0), check_replicas_every=every))
+        caplog.clear()
+        for _ in range(2):
+            step(opt, opt.param_groups[0]["params"][0])
+        assert ("nothing to compare" in caplog.text) is logged
