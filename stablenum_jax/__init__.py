@@ -18,11 +18,11 @@ from stablenum_jax._precision.fp8 import Fp8State, fp8_dot, init_fp8
 from stablenum_jax._precision.model import precision
 from stablenum_jax._precision.value_and_grad import value_and_grad
 from stablenum_jax._step.readout import (
+    clear_halt,
     guard_state_dict,
     history,
     load_guard_state_dict,
     metrics,
-    resume,
     scalars,
     unless_skipped,
 )
@@ -56,6 +56,7 @@ __all__ = [
     "chain",
     "check_replicas",
     "checkup",
+    "clear_halt",
     "eased",
     "fp8_dot",
     "guard",
@@ -76,7 +77,6 @@ __all__ = [
     "range_report",
     "repair",
     "replay",
-    "resume",
     "scalars",
     "scale_loss",
     "step",

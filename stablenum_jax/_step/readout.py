@@ -23,12 +23,12 @@ from stablenum_jax._trees.state import GuardOptState, find_guard, is_inside_mult
 
 __all__ = [
     "check_readable",
+    "clear_halt",
     "guard_state_dict",
     "history",
     "load_guard_state_dict",
     "metrics",
     "raise_if_halted",
-    "resume",
     "scalars",
     "unless_skipped",
 ]
@@ -261,7 +261,7 @@ def _applied(opt_state: PyTree, before: PyTree) -> jax.Array:
     return guard.skipped_in_a_row == 0
 
 
-def resume(opt_state: PyTree) -> PyTree:
+def clear_halt(opt_state: PyTree) -> PyTree:
     """Return ``opt_state`` with a guard that continues after it has halted the training.
 
     The halt and the counts of skips in a row are cleared; everything else stays. This works under jit too.
@@ -272,7 +272,7 @@ def resume(opt_state: PyTree) -> PyTree:
     Example:
         >>> import optax, stablenum_jax
         >>> tx = optax.chain(stablenum_jax.guard(on_nonfinite="raise"), optax.sgd(0.1))
-        >>> opt_state = resume(tx.init({"w": jnp.zeros(2)}))
+        >>> opt_state = clear_halt(tx.init({"w": jnp.zeros(2)}))
     """
     found = find_guard(opt_state)
     guard = found.guard

@@ -53,10 +53,10 @@ def test_a_guard_outside_multisteps_recovers_under_plain_update():
     np.testing.assert_allclose(params["w"], 0.7, rtol=1e-6)
 
 
-def test_a_resumed_state_can_be_donated():
+def test_a_state_whose_halt_was_cleared_can_be_donated():
     tx = optax.chain(sj.guard(on_nonfinite="raise"), optax.sgd(0.1))
     params = {"w": jnp.ones(2)}
-    state = sj.resume(tx.init(params))
+    state = sj.clear_halt(tx.init(params))
     step = jax.jit(lambda p, s, g: sj.step(tx, p, s, g), donate_argnums=(0, 1))
     params, state = step(params, state, {"w": jnp.ones(2)})
     np.testing.assert_allclose(params["w"], 0.9, rtol=1e-6)

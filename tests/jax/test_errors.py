@@ -502,7 +502,7 @@ def test_reading_with_wrong_arguments() -> None:
             stablenum_jax.metrics,
             stablenum_jax.history,
             stablenum_jax.loss_scale,
-            stablenum_jax.resume,
+            stablenum_jax.clear_halt,
         ):
             with pytest.raises(ValueError, match="opt_state must hold exactly one guard's state; got none"):
                 read(wrong)

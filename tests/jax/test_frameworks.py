@@ -105,7 +105,7 @@ def test_nnx_optimizer_skips_truly(mode: str) -> None:
     ]
     train(model, optimizer, x)
     assert stablenum_jax.metrics(optimizer)["applied"]
-    optimizer.opt_state = nnx.data(stablenum_jax.resume(optimizer.opt_state))
+    optimizer.opt_state = nnx.data(stablenum_jax.clear_halt(optimizer.opt_state))
     train(model, optimizer, x)
     assert stablenum_jax.guard_state(optimizer).step == 4
 

@@ -123,7 +123,7 @@ def test_an_eager_step_raises_after_the_skipped_step(settings: dict[str, Any]) -
     remembered = caught.value.opt_state  # type: ignore[attr-defined]
     assert stablenum_jax.history(remembered)[-1]["reason"].name == "NAN_GRADIENT"
     assert caught.value.metrics["skipped_total"] == 1
-    resumed = stablenum_jax.resume(remembered)
+    resumed = stablenum_jax.clear_halt(remembered)
     params, resumed = stablenum_jax.step(tx, params, resumed, make_grads(2))
     assert stablenum_jax.metrics(resumed)["applied"]
     assert stablenum_jax.metrics(resumed)["skipped_total"] == 1
@@ -149,7 +149,7 @@ def test_under_jit_the_guard_halts_and_metrics_raise() -> None:
         stablenum_jax.metrics(opt_state)
     assert stablenum_jax.metrics(opt_state, raise_if_halted=False)["skipped_in_a_row"] == 2
     assert len(stablenum_jax.history(opt_state)) == 3
-    opt_state = jax.jit(stablenum_jax.resume)(opt_state)
+    opt_state = jax.jit(stablenum_jax.clear_halt)(opt_state)
     after, opt_state = step(params, opt_state, make_grads(3))
     assert stablenum_jax.metrics(opt_state)["applied"]
 

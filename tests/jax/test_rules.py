@@ -203,7 +203,7 @@ def test_all_buffers_can_be_donated(rule: str) -> None:
     for seed in range(3):
         params, opt_state = step(params, opt_state, make_grads(seed), value=jnp.float32(1.0))
     saved = sj.guard_state_dict(opt_state)
-    opt_state = sj.load_guard_state_dict(sj.resume(opt_state), saved)
+    opt_state = sj.load_guard_state_dict(sj.clear_halt(opt_state), saved)
     assert sj.guard_state_dict(opt_state) == saved
     params, opt_state = step(params, opt_state, make_grads(3), value=jnp.float32(1.0))
     assert [row["step"] for row in sj.history(opt_state)] == [0, 1, 2, 3]
@@ -249,7 +249,7 @@ def test_an_nnx_optimizer_keeps_the_statistics(rule: str) -> None:
     assert (plain.step, plain.skipped_total) == (4, 1)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(plain))
     saved = sj.guard_state_dict(optimizer)
-    optimizer.opt_state = nnx.data(sj.load_guard_state_dict(sj.resume(optimizer.opt_state), saved))
+    optimizer.opt_state = nnx.data(sj.load_guard_state_dict(sj.clear_halt(optimizer.opt_state), saved))
     assert sj.guard_state_dict(optimizer) == saved
     train(model, optimizer, jnp.ones((2, 3)))
     assert sj.metrics(optimizer)["applied"]

@@ -308,7 +308,7 @@ def jax_calls() -> dict[str, Call]:
         "metrics": Call(s.metrics, {"opt_state": state}, {"opt_state": states, "raise_if_halted": FLAGS}),
         **{
             name: Call(getattr(s, name), {"opt_state": state}, {"opt_state": states})
-            for name in ("guard_state", "guard_state_dict", "history", "loss_scale", "resume")
+            for name in ("guard_state", "guard_state_dict", "history", "loss_scale", "clear_halt")
         },
         "precision": Call(
             s.precision,

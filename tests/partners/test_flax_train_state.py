@@ -209,7 +209,7 @@ def test_a_halt_raises_and_the_state_is_still_good() -> None:
     halted = state.replace(opt_state=caught.value.opt_state)
     step = jax.jit(lambda s, g: s.apply_gradients(grads=g))
     assert int(step(halted, make_grads(1)).step) == 0
-    assert int(step(stablenum_jax.resume(halted), make_grads(1)).step) == 1
+    assert int(step(stablenum_jax.clear_halt(halted), make_grads(1)).step) == 1
 
 
 def test_unknown_fields_and_fields_of_another_structure_are_named() -> None:
