@@ -29,11 +29,11 @@ from stablenum import (
     Observation,
     SpikeGuard,
     UnderflowAwareLossScale,
-    Units,
     ZClip,
     decide,
     init_guard,
 )
+from stablenum.typing import Units
 
 __all__ = ["run"]
 

@@ -7,6 +7,7 @@ package loads no array library.
 
 from typing import TYPE_CHECKING
 
+from stablenum import typing as typing
 from stablenum._support.public_names import imported_later, present
 from stablenum.errors import (
     CheckpointError,
@@ -18,14 +19,13 @@ from stablenum.errors import (
 )
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, Observation, decide, init_guard
-from stablenum.guard.readout import Metrics, StepRecord, Worst
 from stablenum.guard.reasons import Reason
 from stablenum.guard.statedict import StatisticsNotLoadedWarning
 from stablenum.old_pickles import install as install_old_names
-from stablenum.precision.delayed_scaling import DelayedScaling, DelayedScalingState
+from stablenum.precision.delayed_scaling import DelayedScaling
 from stablenum.precision.policy import Policy, PolicyRule
 from stablenum.recovery.ledger import RecoveryEvent
-from stablenum.recovery.settings import RecoveryPolicy, Response
+from stablenum.recovery.settings import RecoveryPolicy
 from stablenum.rules.clipping import (
     AdaGC,
     AdaptiveGradClip,
@@ -34,7 +34,6 @@ from stablenum.rules.clipping import (
     ClipByNorm,
     ClipByValue,
     ClipUpdateRMS,
-    Units,
     ZClip,
 )
 from stablenum.rules.escalation import EscalatePrecision
@@ -61,7 +60,6 @@ __all__ = [
     "ClipUpdateRMS",
     "Decision",
     "DelayedScaling",
-    "DelayedScalingState",
     "DiffReport",
     "DynamicLossScale",
     "EscalatePrecision",
@@ -69,7 +67,6 @@ __all__ = [
     "GuardState",
     "LogMaxLossScale",
     "MeanStdSpikeGuard",
-    "Metrics",
     "NonFiniteError",
     "Observation",
     "PoisonedStateError",
@@ -81,14 +78,10 @@ __all__ = [
     "RecoveryPolicy",
     "RecoveryStopped",
     "ReplicasPartedError",
-    "Response",
     "SpikeGuard",
     "StaticLossScale",
     "StatisticsNotLoadedWarning",
-    "StepRecord",
     "UnderflowAwareLossScale",
-    "Units",
-    "Worst",
     "ZClip",
     "decide",
     "diff",

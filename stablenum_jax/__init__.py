@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from stablenum._support.public_names import imported_later, present
 from stablenum_jax import losses, numerics, policy
+from stablenum_jax import typing as typing
 from stablenum_jax._precision.compensated import kahan, master_weights, stochastic_rounding
-from stablenum_jax._precision.fp8 import Fp8State, fp8_dot, init_fp8
+from stablenum_jax._precision.fp8 import fp8_dot, init_fp8
 from stablenum_jax._precision.model import precision
 from stablenum_jax._precision.value_and_grad import value_and_grad
 from stablenum_jax._step.readout import (
@@ -32,7 +33,7 @@ from stablenum_jax._step.scaled_loss import scale_loss
 from stablenum_jax._step.training import step
 from stablenum_jax._step.transform import chain, guard
 from stablenum_jax._step.warnings import GuardPlacementWarning, NotATrueSkipWarning
-from stablenum_jax._trees.state import GuardOptState, guard_state, loss_scale
+from stablenum_jax._trees.state import guard_state, loss_scale
 
 if TYPE_CHECKING:
     from stablenum_jax._diagnosis.audit import audit, repair
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Checkpoints",
-    "Fp8State",
-    "GuardOptState",
     "GuardPlacementWarning",
     "NotATrueSkipWarning",
     "Recovery",

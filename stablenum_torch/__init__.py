@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 from stablenum._support.public_names import imported_later, present
 from stablenum_torch import losses, numerics
+from stablenum_torch import typing as typing
 from stablenum_torch._devices.compiled_decide import NotCompiledWarning
-from stablenum_torch._precision import KahanUpdate, MasterWeights, PolicyHandle, StochasticRounding, precision
+from stablenum_torch._precision import KahanUpdate, MasterWeights, StochasticRounding, precision
 from stablenum_torch._step.checks import EpsTooSmallWarning
 from stablenum_torch._step.optimizer import GuardedOptimizer, wrap
 
@@ -26,7 +27,6 @@ __all__ = [
     "KahanUpdate",
     "MasterWeights",
     "NotCompiledWarning",
-    "PolicyHandle",
     "Recovery",
     "StochasticRounding",
     "audit",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import pickle
 import re
 import sys
 from collections.abc import Iterator
@@ -37,15 +38,18 @@ PUBLIC = (
     "stablenum.losses",
     "stablenum.numerics",
     "stablenum.precision",
+    "stablenum.typing",
     "stablenum_jax",
     "stablenum_jax.integrations.flax",
     "stablenum_jax.integrations.orbax",
     "stablenum_jax.losses",
     "stablenum_jax.numerics",
     "stablenum_jax.policy",
+    "stablenum_jax.typing",
     "stablenum_torch",
     "stablenum_torch.losses",
     "stablenum_torch.numerics",
+    "stablenum_torch.typing",
     *filter(importable, INTEGRATIONS),
 )
 
@@ -80,6 +84,28 @@ def test_a_name_that_is_missing_on_a_page_is_noticed():
 def test_dir_shows_the_public_names_and_nothing_else(name):
     module = importlib.import_module(name)
     assert dir(module) == sorted(module.__all__)
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_classes_are_pickled_under_the_name_by_which_they_are_imported(module):
+    for name in names_of(module):
+        value = getattr(importlib.import_module(module), name)
+        if isinstance(value, type):
+            assert (value.__module__, value.__qualname__) == (module, name)
+            assert pickle.loads(pickle.dumps(value)) is value
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("stablenum", "Metrics"),
+        ("stablenum_jax", "GuardOptState"),
+        ("stablenum_torch", "PolicyHandle"),
+    ],
+)
+def test_types_for_annotations_have_a_module_of_their_own(module, name):
+    assert not hasattr(importlib.import_module(module), name)
+    assert name in importlib.import_module(f"{module}.typing").__all__
 
 
 @pytest.mark.parametrize("adapter", ["stablenum_jax", "stablenum_torch"])

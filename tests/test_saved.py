@@ -110,7 +110,7 @@ def test_a_torch_state_dict_continues(name):
 @pytest.mark.parametrize("name", only(IN_JAX, CONFIGS))
 def test_a_pickled_jax_state_continues(name):
     params, state = load(f"jax-{name}.pickle")
-    assert type(state[0]) is stablenum_jax.GuardOptState
+    assert type(state[0]) is stablenum_jax.typing.GuardOptState
     jax_goes_on(params, state, name)
 
 
@@ -142,16 +142,16 @@ def test_a_guard_state_dict_of_either_framework_loads_in_both(name, framework):
     [
         ("policy", stablenum.Policy),
         ("delayed-scaling", stablenum.DelayedScaling),
-        ("fp8-state", stablenum_jax.Fp8State),
+        ("fp8-state", stablenum_jax.typing.Fp8State),
         ("jmp-policy", stablenum_jax.policy.Policy),
         ("jmp-loss-scale", stablenum_jax.policy.DynamicLossScale),
         ("error", stablenum.NonFiniteError),
-        ("policy-handle", stablenum_torch.PolicyHandle),
+        ("policy-handle", stablenum_torch.typing.PolicyHandle),
         ("report", stablenum.diagnosis.Report),
         ("torch-KahanUpdate", stablenum_torch.KahanUpdate),
         ("torch-MasterWeights", stablenum_torch.MasterWeights),
         ("torch-StochasticRounding", stablenum_torch.StochasticRounding),
-        ("units", stablenum.Units),
+        ("units", stablenum.typing.Units),
     ],
 )
 def test_pickles_of_other_public_classes(file, cls):
@@ -177,7 +177,7 @@ def test_a_pickled_report_says_what_it_said():
 def test_pickled_history_rows_and_optax_states():
     (row,) = load("history.pickle")
     assert row["reason"] is stablenum.Reason.NAN_GRADIENT
-    assert type(row["worst"]) is stablenum.Worst
+    assert type(row["worst"]) is stablenum.typing.Worst
     state = load("jax-master_weights.pickle")
     assert type(state).__module__.startswith("stablenum_jax.")
 

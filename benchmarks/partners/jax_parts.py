@@ -87,7 +87,7 @@ def unscaled(fault: Fault | None) -> Fault | None:
 
 def named(**trees: Any) -> State:
     """Return the arrays of several trees by path, without a guard's own state."""
-    is_guard = lambda node: isinstance(node, stablenum_jax.GuardOptState)  # noqa: E731
+    is_guard = lambda node: isinstance(node, stablenum_jax.typing.GuardOptState)  # noqa: E731
     bare = jax.tree.map(lambda x: None if is_guard(x) else x, trees, is_leaf=is_guard)
     return {jax.tree_util.keystr(p): np.array(x) for p, x in jax.tree_util.tree_leaves_with_path(bare)}
 

@@ -10,7 +10,8 @@ from typing import Any
 from benchmarks.recovery.data import Batch
 from benchmarks.recovery.faults import Planted
 from benchmarks.recovery.runs import EVALUATE_AT, STEPS, Run
-from stablenum import MeanStdSpikeGuard, RecoveryStopped, Response
+from stablenum import MeanStdSpikeGuard, RecoveryStopped
+from stablenum.typing import Response
 
 __all__ = ["CHECKPOINT_EVERY", "WAYS", "Outcome", "same_data"]
 

@@ -21,11 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from stablenum import DelayedScaling, DelayedScalingState
 from stablenum._support.settings_checks import check_flag
 from stablenum.errors import bad_field, bad_type
 from stablenum.formats import FORMATS
-from stablenum.precision.delayed_scaling import fits_hardware
+from stablenum.precision.delayed_scaling import DelayedScaling, DelayedScalingState, fits_hardware
 from stablenum.precision.rounding import round_to_nearest
 from stablenum_jax._precision.escalate import raised_format
 

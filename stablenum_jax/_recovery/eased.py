@@ -47,10 +47,10 @@ def eased(
     """Wrap an optimizer so that :class:`stablenum_jax.Recovery` can take smaller steps for a while.
 
     After a rewind, the recovery may lower the learning rate and clip gradients more tightly
-    (:class:`stablenum.Response`). In optax, both are fixed in the compiled step. This wrapper keeps a factor
-    on the updates and a largest norm of the gradients in its state, where the recovery sets them. As long as
-    it does not, the updates are those of ``inner`` bit for bit. A factor on the updates acts as one on the
-    learning rate does, for decoupled weight decay too.
+    (:class:`stablenum.typing.Response`). In optax, both are fixed in the compiled step. This wrapper keeps a
+    factor on the updates and a largest norm of the gradients in its state, where the recovery sets them. As
+    long as it does not, the updates are those of ``inner`` bit for bit. A factor on the updates acts as one
+    on the learning rate does, for decoupled weight decay too.
 
     Args:
         inner: the optimizer, behind the guard:

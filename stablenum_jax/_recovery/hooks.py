@@ -101,13 +101,13 @@ class JaxHooks:
         self.state = state.put_into(self.state)
         self.generators.write(state.generators)
 
-    def log(self, why: Why, before: Sequence[stablenum.StepRecord]) -> None:
+    def log(self, why: Why, before: Sequence[stablenum.typing.StepRecord]) -> None:
         """Write why the run went back into its log, if it has one."""
         if self._log is not None:
             now = self.rows()
             self._log._go_back(why.rewind(before, now), now)
 
-    def rows(self) -> list[stablenum.StepRecord]:
+    def rows(self) -> list[stablenum.typing.StepRecord]:
         """Return the guard's history, oldest first."""
         self._check_alive()
         return history(self.state)

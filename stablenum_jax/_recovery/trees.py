@@ -86,7 +86,8 @@ def check_like(like: PyTree) -> None:
             raise TypeError(
                 f"like must hold the guard's own arrays, which tell how it is set up; those of {name} are "
                 "abstract. Make the rest abstract with jax.tree.map(f, state, is_leaf=lambda x: "
-                "isinstance(x, stablenum_jax.GuardOptState)), where f returns a GuardOptState unchanged."
+                "isinstance(x, stablenum_jax.typing.GuardOptState)), where f returns a GuardOptState "
+                "unchanged."
             )
 
 

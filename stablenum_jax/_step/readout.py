@@ -64,7 +64,7 @@ def check_readable(found: GuardOptState) -> None:
         )
 
 
-def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Metrics:
+def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.typing.Metrics:
     """Return the outcome of the last step.
 
     Keys: applied, reason (:class:`stablenum.Reason`), grad_norm (unscaled, before clipping),
@@ -100,7 +100,7 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
     note_scale_read()  # it is in the result
     names_id = find_guard(opt_state).names_id
     if isinstance(names_id, jax.core.Tracer) and not names_id.ndim:
-        return cast("stablenum.Metrics", _traced_metrics(find_guard(opt_state).guard))
+        return cast("stablenum.typing.Metrics", _traced_metrics(find_guard(opt_state).guard))
     state, names = _read(opt_state)
     if raise_if_halted:
         halting.check_halted(state, names)
@@ -164,7 +164,7 @@ def scalars(opt_state: PyTree, prefix: str = "") -> dict[str, float]:
     return readout.scalars(metrics(opt_state), prefix)
 
 
-def history(opt_state: PyTree) -> list[stablenum.StepRecord]:
+def history(opt_state: PyTree) -> list[stablenum.typing.StepRecord]:
     """Return the last 128 steps, oldest first, as dicts of plain values. A halt does not raise here.
 
     Keys: step, loss, grad_norm, loss_scale, clip_coefficient, reason, applied, worst, precision_level,

@@ -168,7 +168,7 @@ class GuardedRestore(ocp.args.CheckpointArgs):
             raise ValueError(
                 "item must hold the guard's own arrays, which tell how it is set up; got abstract ones. Make "
                 "the rest abstract with jax.tree.map(f, state, is_leaf=lambda x: isinstance(x, "
-                "stablenum_jax.GuardOptState)), where f returns a GuardOptState unchanged."
+                "stablenum_jax.typing.GuardOptState)), where f returns a GuardOptState unchanged."
             )
 
 

@@ -36,8 +36,8 @@ class Recovery:
     guard, schedulers, what is in ``extra``, the random generators of torch, NumPy and Python, and the place
     in the data. When a symptom is seen, the run goes back to a snapshot from before its likely origin, leaves
     out the data in between if the response says so, and goes on: :class:`stablenum.RecoveryPolicy` says what
-    is a symptom, and :class:`stablenum.Response` what is done about it. Tensors are restored in place, so
-    that references and compiled programs stay valid. Gradients are not part of a snapshot.
+    is a symptom, and :class:`stablenum.typing.Response` what is done about it. Tensors are restored in place,
+    so that references and compiled programs stay valid. Gradients are not part of a snapshot.
 
     On CUDA a snapshot is copied in the background, and the host waits for the device only at the checks,
     every ``check_every`` steps.

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablenum import Reason, RecoveryEvent, RecoveryPolicy, RecoveryStopped, Response, Worst
+from stablenum import Reason, RecoveryEvent, RecoveryPolicy, RecoveryStopped
 from stablenum.recovery.hooks import Easing
 from stablenum.recovery.ledger import Ledger
 from stablenum.recovery.logged import Why
@@ -26,6 +26,7 @@ from stablenum.recovery.plan import Rewind, Stop, plan
 from stablenum.recovery.snapshots import Snapshot, Snapshots
 from stablenum.recovery.symptoms import Finding, Symptom, SymptomCode
 from stablenum.runlog.lines import Rewind as LoggedRewind
+from stablenum.typing import Response, Worst
 
 
 class PythonsGenerator:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stablenum import Reason, RecoveryPolicy, Worst
+from stablenum import Reason, RecoveryPolicy
 from stablenum.recovery.symptoms import Symptom, SymptomCode, Watch, first_of
+from stablenum.typing import Worst
 
 POLICY = RecoveryPolicy(skips_in_a_row=4, runaway_steps=5, window=16)
 

@@ -14,8 +14,8 @@ import pytest
 import stablenum_jax
 from stablenum.norms.wide import Wide, recorded
 from stablenum.rules.clipping import Units
-from stablenum_jax import GuardOptState
 from stablenum_jax._step import measure, measure_units
+from stablenum_jax.typing import GuardOptState
 
 every_mode = pytest.mark.parametrize("mode", ["eager", "jit"])
 

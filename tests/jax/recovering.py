@@ -12,7 +12,8 @@ import numpy as np
 import optax
 
 import stablenum_jax
-from stablenum import DynamicLossScale, RecoveryPolicy, Response
+from stablenum import DynamicLossScale, RecoveryPolicy
+from stablenum.typing import Response
 
 POLICY = RecoveryPolicy(
     every=10, keep=4, good_after=10, check_every=5, window=16, skips_in_a_row=4, runaway_steps=6

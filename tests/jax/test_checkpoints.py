@@ -274,7 +274,7 @@ def test_a_state_may_be_abstract_and_leave_out_parts(kind, tmp_path):
     state = trained(tx, range(2)) | {"key": jax.random.key(5)}
     checkpoints = stablenum_jax.Checkpoints(tmp_path, format=kind)
     checkpoints.save(2, state)
-    is_guard = lambda x: isinstance(x, stablenum_jax.GuardOptState)  # noqa: E731
+    is_guard = lambda x: isinstance(x, stablenum_jax.typing.GuardOptState)  # noqa: E731
     shape = lambda x: x if is_guard(x) else jax.ShapeDtypeStruct(x.shape, x.dtype)  # noqa: E731
     assert_same(checkpoints.load(jax.tree.map(shape, state, is_leaf=is_guard))[1], state)
     assert_same(checkpoints.load({"params": state["params"]})[1], {"params": state["params"]})

@@ -17,8 +17,9 @@ import optax
 import pytest
 
 import stablenum_jax
-from stablenum import RecoveryStopped, Response
+from stablenum import RecoveryStopped
 from stablenum.recovery.symptoms import SymptomCode
+from stablenum.typing import Response
 from stablenum_jax._recovery.findings import Findings
 from tests.jax.recovering import (
     AGAIN,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from stablenum import Response
+from stablenum.typing import Response
 from stablenum_jax._recovery import copies
 from stablenum_jax._recovery.copies import Copy, copies_of
 from stablenum_jax._recovery.generators import ProcessGenerators

@@ -24,7 +24,8 @@ if count > 1:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{{port}}", num_processes=count, process_id=rank)
 import stablenum_jax
-from stablenum import RecoveryStopped, Response
+from stablenum import RecoveryStopped
+from stablenum.typing import Response
 from tests.jax.recovering import AGAIN, POLICY, INPUTS, TARGETS, once
 
 assert (jax.process_count(), jax.device_count()) == (count, 4)

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 import stablenum_jax
-from stablenum import CheckpointError, RecoveryStopped, Response
+from stablenum import CheckpointError, RecoveryStopped
+from stablenum.typing import Response
 from stablenum_jax._recovery.blocks import Block, region
 from stablenum_jax._recovery.copies import Copy, copies_of, copy_from
 from stablenum_jax._recovery.generators import ProcessGenerators

@@ -15,8 +15,9 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import stablenum_jax
-from stablenum import EscalatePrecision, Response
+from stablenum import EscalatePrecision
 from stablenum.recovery.hooks import Easing
+from stablenum.typing import Response
 from stablenum_jax._recovery.easing import eased_state
 from tests.jax.recovering import POLICY, batch_at, once, put, run, same
 

@@ -13,11 +13,12 @@ import pytest
 from rich.console import Console
 
 import stablenum_jax
-from stablenum import RecoveryPolicy, RecoveryStopped, Response
+from stablenum import RecoveryPolicy, RecoveryStopped
 from stablenum.commands.report.page import as_html
 from stablenum.commands.report.watch import shown
 from stablenum.runlog.lines import Rewind, Step, parsed
 from stablenum.runlog.reading import Run, read_run
+from stablenum.typing import Response
 from tests.jax.recovering import (
     AGAIN,
     POLICY,

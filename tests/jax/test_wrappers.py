@@ -14,8 +14,9 @@ import pytest
 
 import stablenum_jax
 from stablenum import DynamicLossScale
-from stablenum_jax import GuardOptState, GuardPlacementWarning, NotATrueSkipWarning
+from stablenum_jax import GuardPlacementWarning, NotATrueSkipWarning
 from stablenum_jax._trees.state import replace_guard
+from stablenum_jax.typing import GuardOptState
 from tests.jax.helpers import (
     all_finite,
     assert_same_bits,

@@ -17,7 +17,8 @@ from flax.training.dynamic_scale import DynamicScale
 
 import stablenum_jax
 import stablenum_torch
-from stablenum import DynamicLossScale, StepRecord
+from stablenum import DynamicLossScale
+from stablenum.typing import StepRecord
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrate.md"
 Weights = dict[str, np.ndarray]

@@ -224,7 +224,7 @@ with ocp.CheckpointManager(sys.argv[1]) as manager:
     manager.save(0, args=GuardedSave(state))
     manager.wait_until_finished()
     like = laid_out(two, P("b", "a"))
-    is_guard = lambda x: isinstance(x, stablenum_jax.GuardOptState)
+    is_guard = lambda x: isinstance(x, stablenum_jax.typing.GuardOptState)
     to_shape = lambda x: x if is_guard(x) else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
     for template in (like, jax.tree.map(to_shape, like, is_leaf=is_guard)):
         found = manager.restore(0, args=GuardedRestore(template))

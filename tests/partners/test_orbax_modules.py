@@ -127,7 +127,7 @@ def test_alone_in_a_composite_and_onto_abstract_arrays(tmp_path: Path) -> None:
         checkpointer.save(tmp_path / "alone", args=GuardedSave(state))
         like = GuardedRestore(started("List of Lists", seed=1))
         assert_same_bits(bare(checkpointer.restore(tmp_path / "alone", args=like)), bare(state))
-    is_guard = lambda x: isinstance(x, stablenum_jax.GuardOptState)  # noqa: E731
+    is_guard = lambda x: isinstance(x, stablenum_jax.typing.GuardOptState)  # noqa: E731
     to_shape = lambda x: x if is_guard(x) else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)  # noqa: E731
     like = jax.tree.map(to_shape, started("List of Lists", seed=1), is_leaf=is_guard)
     with ocp.CheckpointManager(tmp_path / "steps") as manager:

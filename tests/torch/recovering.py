@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import stablenum_torch as st
-from stablenum import RecoveryPolicy, Response
+from stablenum import RecoveryPolicy
+from stablenum.typing import Response
 
 __all__ = [
     "AGAIN",

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 import stablenum_torch as st
-from stablenum import RecoveryPolicy, RecoveryStopped, Response
+from stablenum import RecoveryPolicy, RecoveryStopped
 from stablenum.recovery.symptoms import SymptomCode
+from stablenum.typing import Response
 from tests.torch.recovering import AGAIN, KINDS, Training, made_nan, numbered, same, sgd, whole_state
 
 QUICK = RecoveryPolicy(

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import stablenum_torch as st
-from stablenum import AdaGC, ClipByGlobalNorm, EscalatePrecision, NonFiniteError, Response, ZClip
+from stablenum import AdaGC, ClipByGlobalNorm, EscalatePrecision, NonFiniteError, ZClip
 from stablenum.recovery.hooks import Easing
+from stablenum.typing import Response
 from stablenum_torch._recovery.easing import Eased
 from tests.torch.recovering import AGAIN, Training, halved, made_nan, numbered, same, sgd
 

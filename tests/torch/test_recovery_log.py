@@ -10,11 +10,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from stablenum import RecoveryPolicy, RecoveryStopped, Response
+from stablenum import RecoveryPolicy, RecoveryStopped
 from stablenum.commands.report.page import as_html
 from stablenum.commands.report.watch import shown
 from stablenum.runlog.lines import Rewind, Step, parsed
 from stablenum.runlog.reading import Run, read_run
+from stablenum.typing import Response
 from stablenum_torch._step import run_log
 from tests.torch.recovering import AGAIN, Training, made_nan, numbered
 from tests.torch.test_run_log import LateRead

@@ -48,7 +48,7 @@ def started(kind: str) -> dict[str, Any]:
         grown = isinstance(node, jax.Array) and node.ndim and jnp.issubdtype(node.dtype, jnp.floating)
         return jnp.abs(jnp.asarray(rng.normal(size=node.shape), node.dtype)) if grown else node
 
-    is_guard = lambda node: isinstance(node, stablenum_jax.GuardOptState)  # noqa: E731
+    is_guard = lambda node: isinstance(node, stablenum_jax.typing.GuardOptState)  # noqa: E731
     opt_state = jax.tree.map(moved, OPTIMIZERS[kind]().init(params), is_leaf=is_guard)
     return {
         "params": params,
@@ -125,8 +125,8 @@ def _as_single_files(state: Any, folder: Path) -> Path:
 
 def _as_manager(state: Any, folder: Path) -> Path:
     guarded = any(
-        isinstance(x, stablenum_jax.GuardOptState)
-        for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, stablenum_jax.GuardOptState))
+        isinstance(x, stablenum_jax.typing.GuardOptState)
+        for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, stablenum_jax.typing.GuardOptState))
     )
     save = GuardedSave if guarded else ocp.args.StandardSave
     with ocp.CheckpointManager(folder / "run") as manager:
