@@ -11,6 +11,7 @@ def train_step(params, opt_state, batch):
 
 from typing import TYPE_CHECKING
 
+from stablenum import __version__ as __version__
 from stablenum._support.public_names import imported_later, present
 from stablenum_jax import losses, numerics, policy
 from stablenum_jax import typing as typing

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from stablenum import __version__ as __version__
 from stablenum._support.public_names import imported_later, present
 from stablenum_torch import losses, numerics
 from stablenum_torch import typing as typing

@@ -109,6 +109,11 @@ def test_types_for_annotations_have_a_module_of_their_own(module, name):
 
 
 @pytest.mark.parametrize("adapter", ["stablenum_jax", "stablenum_torch"])
+def test_the_packages_have_one_version(adapter):
+    assert importlib.import_module(adapter).__version__ == importlib.import_module("stablenum").__version__
+
+
+@pytest.mark.parametrize("adapter", ["stablenum_jax", "stablenum_torch"])
 def test_rules_and_settings_are_found_in_the_core_alone(adapter):
     assert not set(names_of(adapter)) & set(names_of("stablenum"))
 
