@@ -15,6 +15,11 @@ from typing import Any
 
 import pytest
 
+import stablenum
+import stablenum_jax
+import stablenum_torch
+from stablenum.commands.diff.command import diff
+
 PAGES = sorted(Path(__file__).parents[1].joinpath("docs", "api").glob("*.md"))
 
 
@@ -116,6 +121,15 @@ def test_the_packages_have_one_version(adapter):
 @pytest.mark.parametrize("adapter", ["stablenum_jax", "stablenum_torch"])
 def test_rules_and_settings_are_found_in_the_core_alone(adapter):
     assert not set(names_of(adapter)) & set(names_of("stablenum"))
+
+
+def test_the_comparison_of_programs_is_called_experimental_wherever_it_is_described():
+    may_change = "the names of causes and the JSON may change in a minor version."
+    described = (stablenum.diff, stablenum.DiffReport, stablenum_jax.program, stablenum_torch.program, diff)
+    texts = [inspect.getdoc(one) or "" for one in described]
+    texts.append(PAGES[0].parents[1].joinpath("diff.md").read_text(encoding="utf-8"))
+    for text in texts:
+        assert re.search(rf"Experimental(: t|\nT){may_change[1:]}", text)
 
 
 def methods() -> Iterator[tuple[str, Any]]:

@@ -48,6 +48,8 @@ def diff(
     stablenum_jax.program(...). The right program is given the parameters of the left one; which is which is
     found out, unless PAIR.py defines weights, which may be all that stablenum.diff takes as weights.
 
+    Experimental: the names of causes and the JSON may change in a minor version.
+
     The exit code is 0 if the programs agree, 1 if they differ, and 2 if they cannot be compared.
     """
     # They import NumPy, and the help is shown without it.

@@ -66,6 +66,8 @@ def diff(left: Any, right: Any, *, weights: Weights = "match", steps: int = 1) -
     a value and a difference of the programs stands far above them. Values are matched by their contents,
     independently of layout, names and order. Nothing of the programs' own objects is changed.
 
+    Experimental: the names of causes and the JSON may change in a minor version.
+
     Args:
         left, right: made by ``stablenum_torch.program`` or ``stablenum_jax.program``. The left one is the
             reference: the right one is evaluated with its parameters.

@@ -39,6 +39,8 @@ def program(
 ) -> Program:
     """Return a program for :func:`stablenum.diff`.
 
+    Experimental: the names of causes and the JSON may change in a minor version.
+
     Args:
         loss_fn: called with ``(params, *args)``. If it returns a floating-point scalar, alone or first in
             a tuple, the gradients follow, and with ``optimizer`` one update. Anything else is compared as

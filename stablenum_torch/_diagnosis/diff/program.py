@@ -44,6 +44,8 @@ def program(
 ) -> Program:
     """Return a program for :func:`stablenum.diff`.
 
+    Experimental: the names of causes and the JSON may change in a minor version.
+
     Args:
         loss_fn: called with ``args``. If it returns a floating-point scalar, the backward pass follows, and
             with ``optimizer`` one step; anything else is compared as it is.

@@ -24,6 +24,8 @@ __all__ = ["DiffReport"]
 class DiffReport:
     """The result of comparing two programs.
 
+    Experimental: the names of causes and the JSON may change in a minor version.
+
     Attributes:
         verdict: "the same in exact arithmetic" or "different".
         differences: the places at which the programs part, each independent of those before it; one without a
