@@ -6,8 +6,9 @@ Each ``type: ignore`` marks a wrong use that must be an error; mypy reports one 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import assert_type
+from typing import Any, NamedTuple, assert_type
 
+import optax
 import torch
 
 import stablenum
@@ -38,3 +39,26 @@ def results(optimizer: stablenum_torch.GuardedOptimizer, opt_state: object) -> N
     assert_type(optimizer.history()[-1]["grad_norm"], float)
     assert_type(stablenum_jax.history(opt_state)[-1]["applied"], bool)
     optimizer.last["skiped_total"]  # type: ignore[typeddict-item]
+
+
+class Weights(NamedTuple):
+    w: float
+
+
+class State(NamedTuple):
+    steps_taken: int
+
+
+def loss_of(weights: Weights, batch: list[float], *, scale: float = 1.0) -> float:
+    return weights.w * batch[0] * scale
+
+
+def steps(weights: Weights, state: State, batch: list[float]) -> None:
+    gradients_of = stablenum_jax.value_and_grad(loss_of, state)
+    assert_type(gradients_of(weights, batch, scale=2.0), tuple[float, Any])
+    gradients_of(weights)  # type: ignore[call-arg]
+    gradients_of(weights, "batch")  # type: ignore[arg-type]
+    gradients_of(weights, batch, scal=2.0)  # type: ignore[call-arg]
+
+    _, grads = gradients_of(weights, batch)
+    assert_type(stablenum_jax.step(optax.sgd(0.1), weights, state, grads), tuple[Weights, State])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from stablenum._support.settings_checks import check_callable, check_flag
 from stablenum_jax._precision.escalate import check_not_escalating, in_level_format
@@ -17,17 +17,19 @@ from stablenum_jax._trees.state import loss_scale
 __all__ = ["value_and_grad"]
 
 PyTree: TypeAlias = Any
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def value_and_grad(
-    fun: Callable[..., Any],
+    fun: Callable[P, R],
     opt_state: PyTree,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     *,
     policy: Any = None,
     formats: Sequence[Any] | None = None,
-) -> Callable[..., tuple[Any, Any]]:
+) -> Callable[P, tuple[R, Any]]:
     """Return ``jax.value_and_grad(fun)`` with the guard's loss scale: small gradients survive half precision.
 
     The loss is multiplied by the scale in float32, so a float16 loss does not overflow; the value is

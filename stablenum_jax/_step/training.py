@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +20,19 @@ from stablenum_jax._trees.state import has_guard
 __all__ = ["step"]
 
 PyTree: TypeAlias = Any
+Params = TypeVar("Params")
+State = TypeVar("State")
 
 
 def step(
     tx: optax.GradientTransformation,
-    params: PyTree,
-    opt_state: PyTree,
+    params: Params,
+    opt_state: State,
     grads: PyTree,
     *,
     value: Any = None,
     **extra: Any,
-) -> tuple[PyTree, PyTree]:
+) -> tuple[Params, State]:
     """Run one guarded training step: decide, then update and add inside one ``lax.cond``, or skip.
 
     A skipped step leaves the parameters and the whole state of the optimizer bit for bit as they were; only
