@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -42,3 +43,7 @@ class StoreSettings:
         if not all(isinstance(pattern, str) for pattern in self.allow):
             raise bad_type("allow", "a sequence of strings", self.allow)
         object.__setattr__(self, "allow", tuple(self.allow))
+
+    def fields(self) -> dict[str, object]:
+        """Return the settings by name, for the line that shows a folder of checkpoints."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

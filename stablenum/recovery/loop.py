@@ -72,6 +72,12 @@ class RecoveryLoop:
         """The rewinds so far, oldest first."""
         return self._ledger.events
 
+    def fields(self) -> dict[str, object]:
+        """Return where the run is and its main settings, for the line that shows a recovery."""
+        shown = ("budget", "every", "keep", "good_after", "check_every")
+        settings = {name: getattr(self.policy, name) for name in shown}
+        return {"step": self.step, "rewinds": len(self.events), **settings}
+
     def history(self) -> list[dict[str, Any]]:
         """Return the guard's history with the identifier of each step's batch; None where it is not known.
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
 
+from stablenum._support.one_line import one_line
 from stablenum._support.settings_checks import check_choice
 from stablenum.checkpoints.codec import ALONE, Ranks
 from stablenum.checkpoints.settings import StoreSettings
@@ -93,7 +94,10 @@ class Checkpoints:
         check_choice("format", format, tuple(FORMATS))
         ranks: Ranks = _Processes() if jax.process_count() > 1 else ALONE
         codec = TreeFolder(FORMATS[format](), ranks)
-        self._store = Store(Path(folder), codec, settings, ranks)
+        self._format, self._store = format, Store(Path(folder), codec, settings, ranks)
+
+    def __repr__(self) -> str:
+        return one_line(self, folder=self.folder, format=self._format, **self._store.settings.fields())
 
     @property
     def folder(self) -> Path:

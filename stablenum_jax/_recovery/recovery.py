@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, Unpack
 import jax
 import numpy as np
 
+from stablenum._support.one_line import one_line
 from stablenum.errors import bad_type
 from stablenum.recovery.hooks import Easing
 from stablenum.recovery.ledger import RecoveryEvent
@@ -122,7 +123,7 @@ class Recovery:
     ) -> None:
         made = make_policy(policy, settings)
         check_functions(predicate=predicate, identify=identify, explain=explain, on_ease=on_ease)
-        place = absolute_folder(folder)
+        self._folder = place = absolute_folder(folder)
         if log is not None and not isinstance(log, RunLog):
             raise bad_type("log", "a RunLog or None", log)
         _check_state(state)
@@ -137,6 +138,9 @@ class Recovery:
             identify=identify,
             explain=explain,
         )
+
+    def __repr__(self) -> str:
+        return one_line(self, **self._loop.fields(), folder=self._folder)
 
     @property
     def state(self) -> PyTree:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from stablenum._support.one_line import kind_of, one_line
 from stablenum._support.partners import imported
 from stablenum._support.public_names import present
 from stablenum_jax._step.readout import unless_skipped
@@ -53,6 +54,14 @@ class TrainState(FlaxTrainState):
 
     # By keyword only, so that a subclass may add fields without a default, as it may to flax's class.
     batch_stats: Any = struct.field(default=None, kw_only=True)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # flax makes a dataclass of each subclass, which would show the elements of all arrays.
+        super().__init_subclass__(**{"repr": False, **kwargs})
+
+    def __repr__(self) -> str:
+        arrays = len(jax.tree.leaves((self.params, self.opt_state)))
+        return one_line(self, apply_fn=kind_of(self.apply_fn), tx=kind_of(self.tx), arrays=arrays)
 
     @classmethod
     def create(cls, *, apply_fn: Any, params: PyTree, tx: Any, **kwargs: Any) -> TrainState:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import jax
 import optax
 
+from stablenum._support.one_line import one_line
 from stablenum._support.partners import imported
 from stablenum._support.public_names import present
 from stablenum.checkpoints.orbax_lists import readable
@@ -126,7 +127,10 @@ class GuardedSave(ocp.args.CheckpointArgs):
         >>> args = ocp.args.Composite(state=GuardedSave(state), note=ocp.args.JsonSave({"epoch": 3}))
     """
 
-    item: PyTree = dataclasses.field(repr=False)
+    item: PyTree
+
+    def __repr__(self) -> str:
+        return one_line(self, arrays=len(jax.tree.leaves(self.item)))
 
     def __post_init__(self) -> None:
         _check_guard(self.item)
@@ -160,7 +164,10 @@ class GuardedRestore(ocp.args.CheckpointArgs):
         >>> args = GuardedRestore({"opt_state": tx.init({"w": jnp.zeros(2)})})
     """
 
-    item: PyTree = dataclasses.field(repr=False)
+    item: PyTree
+
+    def __repr__(self) -> str:
+        return one_line(self, arrays=len(jax.tree.leaves(self.item)))
 
     def __post_init__(self) -> None:
         _check_guard(self.item)

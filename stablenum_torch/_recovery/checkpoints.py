@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
+from stablenum._support.one_line import one_line
 from stablenum._support.settings_checks import check_choice
 from stablenum.checkpoints.codec import ALONE, Codec, Ranks, on_each
 from stablenum.checkpoints.settings import StoreSettings
@@ -100,6 +101,9 @@ class Checkpoints:
         # A program may change its working folder.
         self._folder, self._format, self._group = Path(folder).absolute(), format, process_group
         _FORMATS[format](ALONE, None)  # an import error comes now
+
+    def __repr__(self) -> str:
+        return one_line(self, folder=self._folder, format=self._format, **self._settings.fields())
 
     @property
     def folder(self) -> Path:

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
+from stablenum._support.one_line import one_line
 from stablenum.errors import bad_type
 from stablenum.recovery.ledger import RecoveryEvent
 from stablenum.recovery.loop import RecoveryLoop
@@ -125,7 +126,7 @@ class Recovery:
         check_same_model(model, opt)
         others = named_states(scheduler, extra)
         check_functions(predicate=predicate, identify=identify, explain=explain)
-        place = absolute_folder(folder)
+        self._folder = place = absolute_folder(folder)
         ranks = together(model, opt, process_group)
         hooks = TorchHooks(model, opt, others, ranks, place)
         self._loop = RecoveryLoop(
@@ -137,6 +138,9 @@ class Recovery:
             identify=identify,
             explain=explain,
         )
+
+    def __repr__(self) -> str:
+        return one_line(self, **self._loop.fields(), folder=self._folder)
 
     @property
     def policy(self) -> RecoveryPolicy:

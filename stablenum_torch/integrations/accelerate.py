@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from stablenum._support.mixins import Mixin, mix_in
+from stablenum._support.one_line import one_line
 from stablenum._support.partners import imported
 from stablenum._support.public_names import present
 from stablenum._support.user_warnings import warn
@@ -169,6 +170,9 @@ class GuardedAcceleratedOptimizer(_AcceleratedOptimizer):  # type: ignore[misc, 
     Attributes:
         optimizer: the :class:`stablenum_torch.GuardedOptimizer`, with ``last``, ``history()``, ``scalars()``.
     """
+
+    def __repr__(self) -> str:
+        return one_line(self, config=self.optimizer.config, optimizer=type(self.optimizer.inner))
 
     @property
     def step_was_skipped(self) -> bool:

@@ -9,6 +9,7 @@ import contextlib
 import importlib
 from typing import Any
 
+from stablenum._support.one_line import one_line
 from stablenum._support.partners import imported
 from stablenum._support.public_names import present
 from stablenum_torch._step.optimizer import GuardedOptimizer
@@ -56,6 +57,12 @@ class GuardCallback(_fastai.Callback):  # type: ignore[name-defined]
 
     def __init__(self) -> None:
         self._autocast = contextlib.ExitStack()
+
+    def __repr__(self) -> str:
+        # Not self.optimizer: what a callback of fastai does not have is looked up in its Learner.
+        optimizer, skipped = self.__dict__.get("optimizer"), self.__dict__.get("skipped", ())
+        inner = None if optimizer is None else type(optimizer.inner)
+        return one_line(self, optimizer=inner, skipped=len(skipped))
 
     def before_fit(self) -> None:
         """Find the guarded optimizer. There is none where a model that has not been trained predicts."""

@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from stablenum._support.one_line import one_line
 from stablenum._support.partners import imported
 from stablenum._support.public_names import present
 from stablenum._support.settings_checks import check_callable
@@ -51,6 +52,9 @@ class GuardHandler:
         if not isinstance(optimizer, GuardedOptimizer):
             raise bad_type("optimizer", "what stablenum_torch.wrap returned", optimizer)
         self.optimizer, self.prefix = optimizer, prefix
+
+    def __repr__(self) -> str:
+        return one_line(self, optimizer=type(self.optimizer.inner), prefix=self.prefix)
 
     def attach(self, trainer: Any, event: Any = _engine.Events.ITERATION_COMPLETED) -> None:
         """Write the last step into ``trainer.state.metrics``, where ignite's loggers and handlers read it.

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 
 import torch
 
+from stablenum._support.one_line import one_line
 from stablenum._support.partners import imported
 from stablenum._support.public_names import present
 from stablenum._support.user_warnings import warn
@@ -99,6 +100,16 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
         )
         self._taken: tuple[Any, Any] = (None, None)
         self._steps = 0  # the Trainer's global_step after the last batch
+
+    def __repr__(self) -> str:
+        return one_line(
+            self,
+            config=self.config,
+            prefix=self.prefix,
+            check_replicas_every=self._check_replicas_every,
+            log=self._log,
+            optimizers=len(self.optimizers),
+        )
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Guard the optimizers, hold the schedulers, and take clipping and loss scaling over."""

@@ -354,3 +354,8 @@ def test_a_nan_on_one_of_two_ranks_leaves_no_trace_on_either():
     ]
     assert parameters[0] == parameters[1]
     assert outcomes[0].log[BAD]["guard/applied"] == 0
+
+
+def test_the_prepared_optimizer_is_shown_in_one_line():
+    *_, opt = prepared(clip=1.0)
+    assert repr(opt) == f"GuardedAcceleratedOptimizer(config={GuardConfig(clip=1.0)}, optimizer=AdamW)"

@@ -160,3 +160,12 @@ def test_callbacks_that_do_the_guards_work_are_named(rival, hint):
 def test_the_optimizer_has_to_be_guarded():
     with pytest.raises(TypeError, match=r"opt_func must make.*got OptimWrapper with AdamW"):
         learner(GuardCallback(), guarded=False).fit(1)
+
+
+def test_the_callback_is_shown_in_one_line():
+    callback = GuardCallback()
+    assert repr(callback) == "GuardCallback(optimizer=None, skipped=0)"
+    learn = learner(callback)
+    assert repr(callback) == "GuardCallback(optimizer=None, skipped=0)"
+    learn.fit(1)
+    assert repr(callback) == "GuardCallback(optimizer=AdamW, skipped=1)"

@@ -220,3 +220,16 @@ def test_unknown_fields_and_fields_of_another_structure_are_named() -> None:
         ValueError, match=r"batch_stats must keep the structure.*Give the first value to create"
     ):
         state.apply_gradients(grads=make_grads(0), batch_stats={"mean": jnp.ones(2)})
+
+
+def test_a_state_is_shown_in_one_line_without_its_arrays() -> None:
+    class WithStatistics(TrainState):
+        ema: Any = None
+
+    tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.1))
+    for cls in (TrainState, WithStatistics):
+        state = cls.create(apply_fn=jnp.dot, params={"w": jnp.ones(2)}, tx=tx)
+        count = len(jax.tree.leaves((state.params, state.opt_state)))
+        shown = f"(apply_fn=dot, tx={type(tx).__name__}, arrays={count})"
+        jax.tree.map(lambda x: x.delete(), (state.params, state.opt_state))
+        assert repr(state) == cls.__name__ + shown

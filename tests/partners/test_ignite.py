@@ -124,3 +124,8 @@ def test_the_handler_takes_a_guarded_optimizer_and_a_handler():
     guarded = stablenum_torch.wrap(opt)
     with pytest.raises(TypeError, match="scheduler must be a scheduler among ignite's handlers"):
         GuardHandler(guarded).hold(torch.optim.lr_scheduler.ExponentialLR(guarded, 0.5))
+
+
+def test_the_handler_is_shown_in_one_line():
+    opt = stablenum_torch.wrap(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1))
+    assert repr(GuardHandler(opt, "g/")) == "GuardHandler(optimizer=SGD, prefix='g/')"

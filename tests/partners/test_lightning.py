@@ -94,6 +94,14 @@ def test_replicas_are_compared_after_every_so_many_steps(caplog):
     assert "check_replicas_every has nothing to compare" in caplog.text
 
 
+def test_the_callback_is_shown_in_one_line():
+    callback = GuardCallback(clip=1.0, check_replicas_every=5)
+    shown = f"GuardCallback(config={callback.config}, prefix='guard/', check_replicas_every=5, log=None, "
+    assert repr(callback) == f"{shown}optimizers=0)"
+    fit(trainer_of(callback), module_of(), data(1))
+    assert repr(callback) == f"{shown}optimizers=1)"
+
+
 def manual(made: Any) -> Any:
     """A module in manual optimization that steps its scheduler after each batch: ``made(scheduler)``."""
     module = module_of()

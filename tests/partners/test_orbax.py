@@ -341,3 +341,10 @@ def test_the_check_of_a_checkpoint_lets_records_and_windows_be_not_finite(tmp_pa
     file.write_text(json.dumps(plain))
     (outcome,), _ = look_at(path)
     assert (outcome.exit_code, outcome.word) == (0, "good")
+
+
+def test_what_to_save_and_to_restore_is_shown_in_one_line() -> None:
+    state = started(optimizer())
+    count = len(jax.tree.leaves(state))
+    assert repr(GuardedSave(state)) == f"GuardedSave(arrays={count})"
+    assert repr(GuardedRestore(state)) == f"GuardedRestore(arrays={count})"

@@ -14,6 +14,7 @@ import numpy as np
 from jax import make_jaxpr, value_and_grad
 from jax.extend.core import jaxpr_as_fun
 
+from stablenum._support.one_line import kind_of, one_line
 from stablenum._support.settings_checks import check_callable
 from stablenum.diagnosis.diff.sides.call_sites import CallSite, argument_site
 from stablenum.diagnosis.diff.sides.play import Moments, Play, Visit
@@ -91,6 +92,18 @@ class Program:
         self._traced: dict[int, Traced] = {}
         self._shown: dict[tuple[int, frozenset[float]], Showing] = {}
         self._moments: Moments | None = None
+
+    def __repr__(self) -> str:
+        return one_line(
+            self,
+            framework=self.framework,
+            loss_fn=kind_of(self._loss_fn),
+            params=kind_of(self._params),
+            args=len(self._args),
+            optimizer=kind_of(self._optimizer),
+            compute=self._compute,
+            recorded_steps=sorted(self._traced),
+        )
 
     def parameters(self) -> Mapping[str, Any]:
         """Return the parameters and buffers by name, as arrays of NumPy."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from stablenum._support.interrupts import and_restore
+from stablenum._support.one_line import kind_of, one_line
 from stablenum._support.settings_checks import check_callable
 from stablenum.diagnosis.diff.sides.call_sites import CallSite, argument_site
 from stablenum.diagnosis.diff.sides.exact_constants import exact_constants
@@ -99,6 +100,18 @@ class Program:
         self._shown: dict[int, Showing] = {}
         self._around: Surroundings | None = None
         self._begin_with: Callable[[Mapping[str, Tensor]], None] | None = None
+
+    def __repr__(self) -> str:
+        return one_line(
+            self,
+            framework=self.framework,
+            loss_fn=kind_of(self._loss_fn),
+            args=len(self._args),
+            model=kind_of(self._model),
+            optimizer=kind_of(self._optimizer),
+            compute=self._compute,
+            recorded_steps=sorted(self._tapes),
+        )
 
     def parameters(self) -> Mapping[str, Any]:
         """Return the parameters and buffers by name, as arrays of NumPy: of buffers that hold constants, the
