@@ -206,6 +206,13 @@ def test_what_is_something_else(tmp_path):
     assert_not_checked(tmp_path / "class.pt", "unreadable", "unknown")
 
 
+def test_a_torch_file_of_numbers_alone_is_judged_and_an_empty_one_is_not(tmp_path):
+    torch.save({"step": 3, "lr": 0.1}, tmp_path / "numbers.pt")
+    torch.save({}, tmp_path / "empty.pt")
+    assert looked_at(tmp_path / "numbers.pt").exit_code == 0
+    assert_not_checked(tmp_path / "empty.pt", "unknown")
+
+
 @pytest.mark.parametrize(
     ("header", "word"),
     [
