@@ -27,8 +27,12 @@ _FOLDER = "STABLENUM_TESTS_FORKS"
 _HERE = Path(__file__).parent
 
 
-def start() -> subprocess.Popen[bytes] | None:
-    """Start the server, and return its process, without waiting for its imports; None where there is none."""
+def start(*packages: str) -> subprocess.Popen[bytes] | None:
+    """Start the server, and return its process, without waiting for its imports; None where there is none.
+
+    Args:
+        packages: those to have ready; all that the tests use if none is named.
+    """
     if sys.platform != "linux" or _FOLDER in os.environ:
         return None
     folder = tempfile.mkdtemp(prefix="forks-")
@@ -36,7 +40,7 @@ def start() -> subprocess.Popen[bytes] | None:
     python.write_text(f'#!/bin/sh\nexec "{FRESH}" -IS "{_HERE / "client.py"}" "$@"\n', encoding="utf-8")
     python.chmod(0o755)
     os.environ[_FOLDER] = folder
-    command = [FRESH, str(_HERE / "server.py"), folder]
+    command = [FRESH, str(_HERE / "server.py"), folder, *packages]
     return subprocess.Popen(command, env=os.environ | {"PYTHONHASHSEED": "0"}, stdin=subprocess.DEVNULL)
 
 

@@ -1,4 +1,4 @@
-"""Fork for each program that a client asks for: ``python server.py FOLDER``.
+"""Fork for each program that a client asks for: ``python server.py FOLDER [PACKAGE ...]``.
 
 The server has one thread and no backend of a framework has been started, so that a fork is as good as new.
 """
@@ -269,7 +269,7 @@ def _below(tb: TracebackType | None) -> TracebackType | None:
 
 SETTINGS = _settings(os.environ)  # before a framework changes them
 READY = importlib.import_module("ready").Ready()
-READY.load(PACKAGES)
+READY.load({name: PACKAGES[name] for name in sys.argv[2:]} or PACKAGES)
 sys.meta_path.insert(0, READY)
 gc.collect()
 gc.freeze()
