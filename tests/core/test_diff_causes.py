@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from stablenum.diagnosis.diff.causes.by_update import cause_of_updates, epsilon_like
 from stablenum.diagnosis.diff.causes.by_value import Values, factor_of, reason_of
-from stablenum.diagnosis.diff.causes.update_laws import Law, law_of
-from stablenum.diagnosis.diff.causes.window_variants import (
+from stablenum.diagnosis.diff.causes.formulas.update_laws import Law, law_of
+from stablenum.diagnosis.diff.causes.formulas.window_variants import (
     convolutions_of,
     pools_of,
     resizes_of,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablenum.diagnosis.diff.causes.by_update import cause_of_updates
+from stablenum.diagnosis.diff.causes.formulas.variants import variants_of
 from stablenum.diagnosis.diff.causes.remedies import REMEDIES
-from stablenum.diagnosis.diff.causes.variants import variants_of
 from stablenum.diagnosis.diff.places.arrangement import laid_apart, same_arrangement
 from stablenum.diagnosis.diff.places.results import Update
 from stablenum.diagnosis.diff.sides.exact_constants import exact_constant, exact_constants

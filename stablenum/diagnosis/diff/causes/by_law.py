@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
-from stablenum.diagnosis.diff.causes.update_laws import Law
+from stablenum.diagnosis.diff.causes.formulas.update_laws import Law
 
 __all__ = ["cause_of_laws", "cause_of_rates", "is_limit", "near"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.moment_laws import History, moments_of
+from stablenum.diagnosis.diff.causes.formulas.moment_laws import History, moments_of
 from stablenum.diagnosis.diff.places.results import Update
 
 __all__ = ["cause_of_moments"]

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stablenum.diagnosis.diff.causes.formulas.variants import Variant, code_of, variants_of
 from stablenum.diagnosis.diff.causes.scene import Scene, cause
-from stablenum.diagnosis.diff.causes.variants import Variant, code_of, variants_of
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.frontier import Start
 from stablenum.diagnosis.diff.sides.kinds import functions_of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stablenum.diagnosis.diff.causes.by_law import cause_of_laws, cause_of_rates, is_limit
-from stablenum.diagnosis.diff.causes.update_laws import Law, law_of
+from stablenum.diagnosis.diff.causes.formulas.update_laws import Law, law_of
 from stablenum.diagnosis.diff.places.results import Update
 
 __all__ = ["cause_of_updates", "epsilon_like"]

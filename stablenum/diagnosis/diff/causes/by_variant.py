@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
+from stablenum.diagnosis.diff.causes.formulas.variants import Variant, code_of, elementwise_of, variants_of
 from stablenum.diagnosis.diff.causes.scene import Scene, cause
-from stablenum.diagnosis.diff.causes.variants import Variant, code_of, elementwise_of, variants_of
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.frontier import Start
 from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, distance, fingerprint

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.scene import Scene, cause
-from stablenum.diagnosis.diff.causes.variants import Variant
-from stablenum.diagnosis.diff.causes.window_variants import (
+from stablenum.diagnosis.diff.causes.formulas.variants import Variant
+from stablenum.diagnosis.diff.causes.formulas.window_variants import (
     convolutions_of,
     pools_of,
     resizes_of,
     transposed_convolutions_of,
 )
+from stablenum.diagnosis.diff.causes.scene import Scene, cause
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.arrangement import chain_of
 from stablenum.diagnosis.diff.places.frontier import Start

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.variants import Variant
+from stablenum.diagnosis.diff.causes.formulas.variants import Variant
 
 __all__ = ["convolutions_of", "pools_of", "resizes_of", "transposed_convolutions_of"]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.update_laws import Law, law_of
+from stablenum.diagnosis.diff.causes.formulas.update_laws import Law, law_of
 
 __all__ = ["History", "moments_of"]
 
