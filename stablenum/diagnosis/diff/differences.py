@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Cause", "Difference", "Location", "Off", "Row"]
+__all__ = ["MOST_NAMED", "Cause", "Difference", "Location", "Off", "Row"]
+
+# A sentence of a report names so many of several, and counts the rest. Chosen, not measured.
+MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

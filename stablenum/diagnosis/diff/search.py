@@ -24,6 +24,8 @@ from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["Found", "Stuck", "differences_of", "untold"]
 
+# A program that differs in more places than these differs everywhere. Each takes a search of its own. Chosen,
+# not measured; where the search got no further, the report says so.
 _MOST_ROUNDS = 16
 _PHASES = {"gradient": "backward", "updated": "update"}
 

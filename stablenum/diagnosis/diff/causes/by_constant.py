@@ -14,7 +14,15 @@ from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_constant", "numbers_of_update"]
 
+# Each trial evaluates a side once more. There are as many as there are pairs of numbers, the likeliest first.
+# Chosen, not measured.
 _MOST_TRIALS = 16
+# Smaller numbers are epsilons, and any two of them may be meant to be one.
+_LARGEST_EPSILON = 1e-2
+# The operations of an update that are looked at for numbers, one after another. Chosen, not measured.
+_MOST_STEPS = 200
+# Larger numbers are masks, or infinite.
+_LARGEST = 1e30
 _NORMS = ("norm", "normalize", "standard", "sqrt", "var", "std")
 
 
@@ -44,7 +52,7 @@ def by_constant(scene: Scene) -> Cause | None:
 def _strangeness(number: float, new: float) -> float:
     """Return how unlikely it is that one number was meant to be the other: small ones are epsilons, and whole
     ones are axes and sizes."""
-    if 0 < number < 1e-2 and 0 < new < 1e-2:
+    if 0 < number < _LARGEST_EPSILON and 0 < new < _LARGEST_EPSILON:
         return 0.0
     whole = (number == round(number)) + (new == round(new))
     return 1.0 + whole + (number * new <= 0)
@@ -58,7 +66,7 @@ def _numbers_of(scene: Scene, name: str) -> dict[int, tuple[float, Step]]:
     region = getattr(scene.found, f"region_{name}")
     if start is None:
         return {}
-    near = region[:200] if scene.group.kind == "updated" else same_line(start, region)
+    near = region[:_MOST_STEPS] if scene.group.kind == "updated" else same_line(start, region)
     return _numbers_in(side, near)
 
 
@@ -77,7 +85,7 @@ def _numbers_in(side: Side, near: Iterable[Step]) -> dict[int, tuple[float, Step
             if known.role == "constant" and mark.entries == 1:
                 found[value] = (mark.total, step)
         for number in step.scalars:
-            if side.program.framework != "jax" and number == number and abs(number) < 1e30:
+            if side.program.framework != "jax" and number == number and abs(number) < _LARGEST:
                 found[-len(found) - 1] = (number, step)
     return found
 

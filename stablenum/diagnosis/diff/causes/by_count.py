@@ -13,6 +13,8 @@ from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_count"]
 
+# An optimizer counts its steps in each of its parts, such as moments and schedule, and each count takes two
+# evaluations. Chosen, not measured.
 _MOST_COUNTS = 4
 
 

@@ -10,12 +10,12 @@ import numpy as np
 from stablenum.diagnosis.diff.causes.scene import Scene, cause
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.flow import OTHER
-from stablenum.diagnosis.diff.places.slopes import direction_of
+from stablenum.diagnosis.diff.places.slopes import SAME_SLOPE, direction_of
+from stablenum.diagnosis.diff.sides.equality import SAME_ENTRIES
 
 __all__ = ["by_gradient", "by_hand", "by_rows"]
 
-_CLOSE = 1e-9
-_SLOPES = 1e-5
+# Of values that may correspond, so many pairs are compared row by row. Chosen, not measured.
 _MOST_PAIRS = 8
 
 
@@ -57,7 +57,7 @@ def _given(scene: Scene, width: int) -> Iterator[Any]:
 
 def _equal(a: Any, b: Any) -> bool:
     size = max(float(np.abs(a).max(initial=0.0)), float(np.abs(b).max(initial=0.0)))
-    return float(np.abs(a - b).max(initial=0.0)) <= _CLOSE * size
+    return float(np.abs(a - b).max(initial=0.0)) <= SAME_ENTRIES * size
 
 
 def by_hand(scene: Scene) -> Cause | None:
@@ -90,7 +90,7 @@ def _by_hand(scene: Scene, name: str) -> bool:
 
 
 def _agree(a: float, b: float) -> bool:
-    return abs(a - b) <= _SLOPES * max(abs(a), abs(b))
+    return abs(a - b) <= SAME_SLOPE * max(abs(a), abs(b))
 
 
 def by_gradient(scene: Scene) -> Cause | None:

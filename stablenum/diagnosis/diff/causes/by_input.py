@@ -11,6 +11,7 @@ import numpy as np
 from stablenum.diagnosis.diff.causes.scene import Scene, cause
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.flow import OTHER
+from stablenum.diagnosis.diff.sides.equality import SAME_ARRAY
 from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.sides.kinds import LOOKUPS, called, kind
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
@@ -18,8 +19,8 @@ from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_entries", "by_input"]
 
+# A call that reads more other values than these is another call. Chosen, not measured.
 _MOST_READ = 3
-_SAME = 1e-12
 _SIDES = ("right", "left")
 _COMBINES = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 
@@ -169,7 +170,7 @@ def _read_alone(scene: Scene, name: str, read: Mapping[str, tuple[set[int], set[
         if value in known:
             return further.isdisjoint(known[value])
         parameter, mark = side.trace.values[value].role == "parameter", side.prints[value]
-        return parameter and not any(distance(mark, other.prints[v]) <= _SAME for v in further)
+        return parameter and not any(distance(mark, other.prints[v]) <= SAME_ARRAY for v in further)
 
     return sorted(v for v in read[name][0] if alone(v))
 

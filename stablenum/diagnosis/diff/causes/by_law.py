@@ -8,17 +8,27 @@ from typing import TypeAlias
 
 from stablenum.diagnosis.diff.causes.formulas.update_laws import Law
 
-__all__ = ["cause_of_laws", "cause_of_rates", "is_limit", "near"]
+__all__ = ["LEAST_POWER", "cause_of_laws", "cause_of_rates", "is_limit", "near"]
 
 # A cause: its code and a sentence.
 _Found: TypeAlias = tuple[str, str]
 _Numbers: TypeAlias = tuple[Collection[float], Collection[float]]
 
-_USUAL = (0.9, 0.999)
-# Above, a number is one minus an epsilon rather than the decay rate of a moment; a factor of 2 is a doubled
-# rate rather than the missing correction of a moment with a decay rate of 0.5.
+_USUAL = (0.9, 0.999)  # the decay rates of Adam's moments in torch and optax
+# Above, a number is one minus an epsilon rather than the decay rate of a moment.
 _LARGEST_RATE = 0.9999
+# A factor of 2 is a doubled rate rather than the missing correction of a moment with a decay rate of 0.5.
 _SMALLEST_RATE = 0.5
+_DIGITS = 12  # of a rate that is given as one minus it: 1 - 0.9 is 0.09999999999999998
+# A loss scale is a power of two, and larger than the factors 2 and 4 that losses are written with.
+LEAST_POWER = 3
+# A fitted constant is one that is written, or that of the other side. Chosen, not measured.
+_ROUGHLY = 1e-3
+# A factor is that of a clipped norm: torch divides the limit by the norm + 1e-6, which for a norm of more
+# than 0.01 changes the factor by less.
+_CLIPPED = 1e-4
+# All other numbers are the same. Chosen, not measured.
+_EQUAL = 1e-5
 _NOTHING = 1e-14  # an epsilon that no optimizer has
 
 
@@ -58,7 +68,7 @@ def cause_of_rates(a: Law, b: Law) -> _Found | None:
 def _of_limits(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | None:
     """Name what the rates are made of, where each side's own numbers give them: a rate, and the limit of the
     norm of all gradients over that norm."""
-    if near(a.rate, b.rate, 1e-3):
+    if near(a.rate, b.rate, _ROUGHLY):
         return None
     mine, theirs = (_rates_and_limits(law, own, norm) for law, own in zip((a, b), numbers, strict=True))
     pairs = [(x, y) for x in mine for y in theirs]
@@ -80,7 +90,7 @@ def _rates_and_limits(law: Law, own: Collection[float], norm: float) -> list[tup
     """Return the rates and limits of a side whose product over the norm is the law's rate, and that alone
     with an infinite limit. Of two numbers, the smaller one is taken for the rate."""
     whole = [(rate, math.inf) for rate in own if near(rate, law.rate)]
-    clipped = [(r, c) for r in own for c in own if r <= c < norm and near(r * c, law.rate * norm, 1e-4)]
+    clipped = [(r, c) for r in own for c in own if r <= c < norm and near(r * c, law.rate * norm, _CLIPPED)]
     return whole + clipped
 
 
@@ -89,7 +99,7 @@ def _of_factor(a: Law, b: Law, numbers: _Numbers) -> _Found | None:
     ratio = a.rate / b.rate
     size = max(ratio, 1 / ratio) if ratio > 0 else 0.0
     written = all(_among(law.rate, own) for law, own in zip((a, b), numbers, strict=True))
-    if size < 1 + 1e-3 or (written and near(a.epsilon, b.epsilon, 1e-3)):
+    if size < 1 + _ROUGHLY or (written and near(a.epsilon, b.epsilon, _ROUGHLY)):
         return None
     scale = _left_in(size)
     if scale is not None:
@@ -130,14 +140,14 @@ def _of_betas(a: Law, b: Law, numbers: _Numbers) -> _Found | None:
 
 def _uncorrected(law: Law, own: Collection[float]) -> list[tuple[float, float]]:
     """Return the rates r and decay rates b of squares that give a law's rate as r / sqrt(1 - b)."""
-    betas = {x for n in own for x in (n, round(1 - n, 12)) if _SMALLEST_RATE <= x <= _LARGEST_RATE}
+    betas = {x for n in own for x in (n, round(1 - n, _DIGITS)) if _SMALLEST_RATE <= x <= _LARGEST_RATE}
     return [(r, x) for r in own for x in betas if near(r / math.sqrt(1 - x), law.rate)]
 
 
 def _of_epsilons(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | None:
     """Name the factor between two epsilons, which is also that between gradients whose size cancels."""
     ratio = a.epsilon / b.epsilon if a.epsilon and b.epsilon else 1.0
-    if near(ratio, 1.0, 1e-4) or not near(a.rate, b.rate, 1e-3):
+    if near(ratio, 1.0, _CLIPPED) or not near(a.rate, b.rate, _ROUGHLY):
         return None
     told = f"the epsilon is {a.epsilon:.4g} on the left and {b.epsilon:.4g} on the right."
     if all(_among(law.epsilon, own) for law, own in zip((a, b), numbers, strict=True)):
@@ -163,7 +173,7 @@ _BEFORE_CORRECTION = "adam_epsilon_placement", "only one side adds the epsilon b
 def _is_correction(ratio: float, numbers: Iterable[float]) -> bool:
     """Return whether a factor is that of Adam's bias correction in the first step, by one of some numbers."""
     rates = [x for n in numbers for x in (n, 1 - n) if 0 < x < 1]
-    return any(near(min(ratio, 1 / ratio), math.sqrt(1 - x), 1e-3) for x in rates)
+    return any(near(min(ratio, 1 / ratio), math.sqrt(1 - x), _ROUGHLY) for x in rates)
 
 
 def _is_sign(law: Law, numbers: Collection[float]) -> bool:
@@ -172,21 +182,22 @@ def _is_sign(law: Law, numbers: Collection[float]) -> bool:
 
 def is_limit(factor: float, norm: float, numbers: Collection[float]) -> bool:
     """Return whether a factor is that of a clipped norm: the largest norm over that of all gradients."""
-    return factor > 0 and any(near(norm * min(factor, 1 / factor), x, 1e-4) for x in numbers)
+    return factor > 0 and any(near(norm * min(factor, 1 / factor), x, _CLIPPED) for x in numbers)
 
 
-def near(a: float, b: float, gap: float = 1e-5) -> bool:
+def near(a: float, b: float, gap: float = _EQUAL) -> bool:
     """Return whether two numbers are equal but for a relative gap."""
     return a == b or abs(a - b) <= gap * abs(b) < math.inf
 
 
 def _among(x: float, numbers: Collection[float]) -> bool:
-    return any(near(x, n, 1e-3) for n in numbers)
+    return any(near(x, n, _ROUGHLY) for n in numbers)
 
 
 def _left_in(size: float) -> _Found | None:
     """Name a power of two of at least 8 between the gradients."""
     power = math.log2(size)
-    if power < 3 or abs(power - round(power)) >= 1e-6:
+    # Powers are whole up to 5e-11 in the tests, and others are not by 0.09 and more.
+    if power < LEAST_POWER or abs(power - round(power)) >= 1e-6:
         return None
     return "loss_scale_left_in", f"a factor of 2^{round(power)} is left in the gradients."

@@ -16,6 +16,8 @@ from stablenum.diagnosis.diff.causes.formulas.variants import Variant, code_of, 
 from stablenum.diagnosis.diff.causes.scene import Scene, cause
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.frontier import Start
+from stablenum.diagnosis.diff.places.regions import STEPS_AHEAD
+from stablenum.diagnosis.diff.sides.equality import SAME_FORMULA
 from stablenum.diagnosis.diff.sides.kinds import functions_of
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.diff.weights.layouts import layouts
@@ -23,10 +25,10 @@ from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_normalisation", "is_of_batch"]
 
-_SAME = 1e-7
+# Of values that both calls read, so many pairs are looked at. Chosen, not measured.
 _MOST_PAIRS = 4
+# A larger array, of 512 KiB in float64, is not normalised in all ways. Chosen, not measured.
 _MOST_ELEMENTS = 2**16
-_NEAR = 24
 _FAMILIES = {"group_norm", "layer_norm", "rms_norm"}
 _BATCH = "batch_norm"
 
@@ -96,7 +98,7 @@ def _call(start: Start, region: Iterable[Step]) -> list[Step]:
         if s.index >= step.index
         and s.module == step.module
         and (s.place == step.place or s.frames[:-1] == step.frames[:-1])
-    ][:_NEAR]
+    ][:STEPS_AHEAD]
 
 
 def _layer(side: Side, value: int, line: Sequence[Step]) -> _Layer:
@@ -174,7 +176,7 @@ def _is_line(x: Any, y: Any, axis: int) -> bool:
         dx, dy = (v - v.mean(axis=others, keepdims=True) for v in (x, y))
         slope = (dx * dy).sum(axis=others, keepdims=True) / (dx * dx).sum(axis=others, keepdims=True)
         gap, largest = float(np.abs(dy - slope * dx).max()), float(np.abs(dy).max())
-    return largest > 0 and gap <= _SAME * largest
+    return largest > 0 and gap <= SAME_FORMULA * largest
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -182,4 +184,4 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _near(a: Any, b: Any, size: float) -> bool:
-    return bool(np.abs(a - b).max() <= _SAME * size)
+    return bool(np.abs(a - b).max() <= SAME_FORMULA * size)

@@ -12,14 +12,17 @@ from stablenum.diagnosis.diff.causes.scene import Scene, cause
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.flow import size
 from stablenum.diagnosis.diff.places.patches import Pair
+from stablenum.diagnosis.diff.sides.equality import SAME_MULTIPLE
 from stablenum.diagnosis.diff.sides.kinds import called, kind
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_number", "follows_number", "well_known"]
 
-_EXACT = 1e-8
+# A factor is compared with the ratios of so many numbers, of which there are 10 000: with more, some ratio
+# would be near any factor. Chosen, not measured.
 _MOST_NUMBERS = 100
+# Each trial evaluates the right side once more. Chosen, not measured.
 _MOST_TRIALS = 4
 
 
@@ -97,11 +100,11 @@ def well_known(scene: Scene, factor: float) -> bool:
     size_of = abs(factor)
     if not size_of or not math.isfinite(size_of):
         return False
-    if abs(math.log2(size_of) - round(math.log2(size_of))) < _EXACT:
+    if abs(math.log2(size_of) - round(math.log2(size_of))) < SAME_MULTIPLE:
         return True
     numbers = np.array(sorted(_numbers(scene))[:_MOST_NUMBERS])
     ratios = (numbers[:, None] / numbers).reshape(-1)
-    return any(bool((np.abs(ratios / f - 1) < _EXACT).any()) for f in (size_of, size_of**2))
+    return any(bool((np.abs(ratios / f - 1) < SAME_MULTIPLE).any()) for f in (size_of, size_of**2))
 
 
 def _numbers(scene: Scene) -> set[float]:

@@ -11,6 +11,7 @@ import numpy as np
 from stablenum.diagnosis.diff.causes.scene import Scene, cause
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.frontier import same_line
+from stablenum.diagnosis.diff.places.mended_places import MOST_CALLS
 from stablenum.diagnosis.diff.sides.kinds import kind, quiet
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
@@ -23,8 +24,8 @@ __all__ = [
     "by_transposition",
 ]
 
+# Each pair of values that is exchanged takes an evaluation. Chosen, not measured.
 _MOST_TRIALS = 6
-_MOST_MODULES = 16
 
 
 def by_transposition(scene: Scene) -> Cause | None:
@@ -119,7 +120,7 @@ def _mends_all(scene: Scene, name: str, step: Step, read: tuple[int, int]) -> bo
     at = [step.inputs.index(v) for v in read]
     trace, comparison = scene.comparison.side(name).trace, scene.comparison
     own = step.place, step.primitive, step.phase, len(step.inputs)
-    calls = [s for s in trace.steps if (s.place, s.primitive, s.phase, len(s.inputs)) == own][:_MOST_MODULES]
+    calls = [s for s in trace.steps if (s.place, s.primitive, s.phase, len(s.inputs)) == own][:MOST_CALLS]
     for call in calls if len(calls) > 1 else ():
         a, b = (call.inputs[k] for k in at)
         arrays = arrays_of(comparison.side(name), {a, b})
@@ -155,7 +156,7 @@ def by_repetition(scene: Scene) -> Cause | None:
         steps = {o: s for s in region for o in s.outputs if _function(s) == function}
         merges = [o for o, s in steps.items() if kind(s) == "reshape"]
         comparison, turned = scene.comparison, False
-        for module in list(dict.fromkeys(steps[o].module for o in merges))[:_MOST_MODULES]:
+        for module in list(dict.fromkeys(steps[o].module for o in merges))[:MOST_CALLS]:
             side, values = comparison.side(name), dict[int, Any]()
             for value in (o for o in merges if steps[o].module == module):
                 values.update(_turned(side, value, steps))

@@ -7,15 +7,17 @@ from stablenum.diagnosis.diff.causes.by_value import DROPS, Reason, Values, fact
 from stablenum.diagnosis.diff.causes.scene import Scene, cause
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.patches import Pair
+from stablenum.diagnosis.diff.places.regions import STEPS_AHEAD
 from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.sides.kinds import kind, quiet
-from stablenum.diagnosis.diff.sides.sides import Side
+from stablenum.diagnosis.diff.sides.sides import MOST_ENTRIES, Side
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_loss", "by_pair"]
 
+# Of the pairs of values near a difference, of which there may be 24 x 24, so many are looked at. Chosen, not
+# measured.
 _MOST_PAIRS = 300
-_MOST_ELEMENTS = 2**22
 
 
 def by_pair(scene: Scene) -> Cause | None:
@@ -46,7 +48,9 @@ def _reasons(scene: Scene) -> list[tuple[Pair, Reason]]:
     if scene.group.kind == "updated" or here is None or there is None:
         return []
     read = scene.read()
-    names = {s.operation for r in (scene.found.region_left, scene.found.region_right) for s in r[:24]}
+    names = {
+        s.operation for r in (scene.found.region_left, scene.found.region_right) for s in r[:STEPS_AHEAD]
+    }
     names |= {here.step.operation, there.step.operation}
     moved = quiet(here.step) and quiet(there.step)
     flattened = _flattens(scene.left, here.step) and _flattens(scene.right, there.step)
@@ -54,7 +58,7 @@ def _reasons(scene: Scene) -> list[tuple[Pair, Reason]]:
     found, elements, known = list[tuple[Pair, Reason]](), 0, set[int]()
     for pair in sorted(scene.pairs, key=lambda p: (p.depth, p.unlike))[:_MOST_PAIRS]:
         elements += pair.mine.size
-        if elements > _MOST_ELEMENTS:
+        if elements > MOST_ENTRIES:
             break
         reason = (
             None
@@ -84,6 +88,7 @@ def by_loss(scene: Scene) -> Cause | None:
         mine, theirs = scene.comparison.arrays_of(pair)
         factors.append(factor_of(mine.reshape(-1), theirs.reshape(-1), fewest=1))
     known = [f for f in factors if f is not None]
+    # One factor, but for rounding; chosen, not measured.
     if len(known) < max(2, len(factors)) or max(known) - min(known) > 1e-7 * abs(known[0]):
         return None
     return cause(

@@ -72,7 +72,7 @@ def _within(scene: Scene) -> bool:
     )
 
 
-_FIRST = 8
+_FIRST = 8  # steps of a line, among which its first statistic is; chosen, not measured
 _MOVING = {"reshape", "transpose"}
 _REDUCTIONS = {"mean", "sum", "var", "std"}
 _BY_OPERATION: tuple[tuple[frozenset[str], str], ...] = (

@@ -9,6 +9,7 @@ from typing import Any
 from stablenum.diagnosis.diff.causes.scene import Scene, cause
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.frontier import Start, same_line
+from stablenum.diagnosis.diff.sides.equality import SAME_MULTIPLE
 from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.sides.kinds import kind
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
@@ -16,9 +17,9 @@ from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_divisor", "by_sum"]
 
-_SAME = 1e-8
-_FIRST = 4
-_MOST_AXES = 4
+# Of the steps of a line, so many are looked at, and of an array so many axes, which have 15 sums. Chosen, not
+# measured.
+_FIRST, _MOST_AXES = 4, 4
 
 
 def by_sum(scene: Scene) -> Cause | None:
@@ -76,7 +77,7 @@ def _divided(side: Side, value: int, other: float) -> tuple[float, int] | None:
     arrays = arrays_of(side, step.inputs)
     total, divisor = (float(arrays[i]) for i in step.inputs)
     count = round(total / other) if other else 0
-    fits = count > 0 and count != divisor and abs(total - count * other) < _SAME * abs(total)
+    fits = count > 0 and count != divisor and abs(total - count * other) < SAME_MULTIPLE * abs(total)
     return (divisor, count) if fits else None
 
 
@@ -99,4 +100,4 @@ def _summed(x: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    return bool(a.size == b.size and distance(fingerprint(a), fingerprint(b)) < _SAME)
+    return bool(a.size == b.size and distance(fingerprint(a), fingerprint(b)) < SAME_MULTIPLE)

@@ -13,17 +13,20 @@ import numpy as np
 from stablenum.diagnosis.diff.causes.scene import Scene, cause
 from stablenum.diagnosis.diff.causes.targets import Targets, targets_of
 from stablenum.diagnosis.diff.differences import Cause
-from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
+from stablenum.diagnosis.diff.sides.equality import SAME_FORMULA
+from stablenum.diagnosis.diff.sides.sides import MOST_ENTRIES, Side, arrays_of
 
 __all__ = ["by_targets"]
 
+# Rows of fewer numbers may well sum to 0 for another reason. Chosen, not measured.
 _LEAST_CLASSES = 4
-_MOST_VALUES = 40
-_MOST_LOGITS = 8
-_MOST_ELEMENTS = 2**22
-_CLOSE = 1e-7
-# So much of the labels must agree after a shift: what is shifted out of a sequence has no counterpart.
-_SHIFTED = 0.6
+# The first gradients of the backward pass, and the last values of the forward pass, that are looked at: those
+# of a loss lie there. Chosen, not measured.
+_MOST_VALUES, _MOST_LOGITS = 40, 8
+_DIGITS = 7  # as many as SAME_FORMULA compares
+# So much of the labels must agree after a shift: what is shifted out of a sequence has no counterpart. And
+# half as many more than before. Chosen, not measured.
+_SHIFTED, _BETTER = 0.6, 1.5
 
 
 def by_targets(scene: Scene) -> Cause | None:
@@ -56,7 +59,7 @@ def _found(side: Side) -> Targets | None:
 
 def _like_logits(side: Side, value: int) -> bool:
     shape = side.shapes[value]
-    fits = len(shape) > 1 and shape[-1] >= _LEAST_CLASSES and np.prod(shape, dtype=int) <= _MOST_ELEMENTS
+    fits = len(shape) > 1 and shape[-1] >= _LEAST_CLASSES and np.prod(shape, dtype=int) <= MOST_ENTRIES
     return fits and side.prints[value].floating
 
 
@@ -66,6 +69,7 @@ def _of_size(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 def _sums_to_zero(side: Side, value: int) -> bool:
     mark = side.prints[value]
+    # Up to 4e-16 in the tests, and 6e-4 and more where the rows do not.
     return bool(mark.entries) and abs(mark.total) <= 1e-9 * mark.absolute
 
 
@@ -103,10 +107,10 @@ def _compared(left: Targets, right: Targets) -> Cause | None:
 def _pairs(mine: Any, theirs: Any) -> list[tuple[int, int]]:
     """Return which rows have the same softmax."""
     known: dict[bytes, list[int]] = {}
-    for i, row in enumerate(np.round(mine, 7) + 0.0):
+    for i, row in enumerate(np.round(mine, _DIGITS) + 0.0):
         known.setdefault(row.tobytes(), []).append(i)
     found = []
-    for j, row in enumerate(np.round(theirs, 7) + 0.0):
+    for j, row in enumerate(np.round(theirs, _DIGITS) + 0.0):
         same = known.get(row.tobytes())
         if same:
             found.append((same.pop(0) if len(same) > 1 else same[0], j))
@@ -122,7 +126,7 @@ def _labels(left: Targets, right: Targets, i: Any, j: Any, both: Any) -> _Reason
         inside = (at >= 0) & (at < len(right.label)) & (left.weight[i] > 0)
         inside[inside] &= right.weight[at[inside]] > 0
         same = left.label[i[inside]] == right.label[at[inside]]
-        if inside.any() and same.mean() >= max(_SHIFTED, 1.5 * (1 - differ.mean())):
+        if inside.any() and same.mean() >= max(_SHIFTED, _BETTER * (1 - differ.mean())):
             where = "before" if shift > 0 else "after"
             told = f"the right program has the labels that the left one has one position {where}."
             return _Reason("label_shift", told)
@@ -154,7 +158,8 @@ def _smoothing(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
     if left.spread is not None or right.spread is not None:
         return _weighted_smoothing(left, right, i, j)
     near = (
-        np.abs(left.on[i] - right.on[j]).max() < _CLOSE and np.abs(left.off[i] - right.off[j]).max() < _CLOSE
+        np.abs(left.on[i] - right.on[j]).max() < SAME_FORMULA
+        and np.abs(left.off[i] - right.off[j]).max() < SAME_FORMULA
     )
     if near:
         return None
@@ -193,15 +198,15 @@ def _one_number(values: Any) -> bool:
 
 def _told(targets: Any) -> str:
     # Rounded to what is compared; + 0.0 turns -0 into 0.
-    return f"{round(float(np.median(targets)), 7) + 0.0:.6g}"
+    return f"{round(float(np.median(targets)), _DIGITS) + 0.0:.6g}"
 
 
 def _weights(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
     ratio = right.own[j] / left.own[i]
     low, high = float(ratio.min()), float(ratio.max())
-    if max(abs(low - 1), abs(high - 1)) < _CLOSE:
+    if max(abs(low - 1), abs(high - 1)) < SAME_FORMULA:
         return None
-    if high - low < _CLOSE * high:
+    if high - low < SAME_FORMULA * high:
         told = f"each row weighs {high:.6g} times as much on the right as on the left"
         return _Reason("reduction", *_divided(left, right, told))
     classes = _by_class(left, right, i, j)
@@ -233,7 +238,7 @@ def _sums_to_one(targets: Targets) -> bool:
 
 
 def _alike(values: Any) -> bool:
-    return bool(values.max() - values.min() < _CLOSE * values.max())
+    return bool(values.max() - values.min() < SAME_FORMULA * values.max())
 
 
 def _by_class(left: Targets, right: Targets, i: Any, j: Any) -> _Reason | None:
@@ -264,8 +269,10 @@ def _class_weights(own: Any, labels: Any, rows: list[Any]) -> str:
     return ", ".join(shown if len(rows) <= _MOST_SHOWN else [*shown, "..."])
 
 
+# Shares of label smoothing, which are quotients of what is fitted, are one number: up to 1e-16 in the tests,
+# and a tenth and more where they are several.
 _ROUGH = 1e-6
-_MOST_SHOWN = 8
+_MOST_SHOWN = 8  # classes whose weights a sentence gives; chosen, not measured
 _WEIGHTED_MEAN = (
     "With class weights, F.cross_entropy divides by the sum of the weights of the rows: in jax, "
     "(w[y] * losses).sum() / w[y].sum(), not .mean()."

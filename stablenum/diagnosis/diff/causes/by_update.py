@@ -9,17 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.by_law import cause_of_laws, cause_of_rates, is_limit
+from stablenum.diagnosis.diff.causes.by_law import LEAST_POWER, cause_of_laws, cause_of_rates, is_limit
 from stablenum.diagnosis.diff.causes.formulas.update_laws import Law, law_of
 from stablenum.diagnosis.diff.places.results import Update
+from stablenum.diagnosis.diff.sides.equality import SAME_ENTRIES, SAME_UPDATE
 
 __all__ = ["cause_of_updates", "epsilon_like"]
 
-_EXACT = 1e-6
-# So many entries tell a law from others.
+# So many entries tell a law from others: one has three constants, rate, epsilon and decay.
 _FEWEST = 4
-# So many entries of one parameter tell the constants of its own law.
+# So many entries of one parameter tell the constants of its own law, or where updates differ most: more than
+# twice as many as there are constants.
 _ENOUGH = 8
+# Factors are the same that differ by less, and an epsilon of a clip changes one by less: torch adds 1e-6 to
+# the norm. Chosen, not measured.
+_ALIKE, _CLIP_EPSILON = 1e-3, 1e-3
+# An epsilon changes the smallest gradients so many times as much as the largest, and nearly always a smaller
+# one by more: of the entries in order, no larger part may change by more than the one before. Chosen, not
+# measured.
+_MUCH_MORE, _SOME_RISES = 4, 0.1
+_MOST_NAMED = 3  # parameters in a sentence that says more than their names; chosen, not measured
 # What an optimizer does in the same way to all parameters.
 _OF_ALL = {"bias_correction", "momentum_dampening", "nesterov"}
 
@@ -145,7 +154,7 @@ def _each_clipped(unlike: Sequence[Update], known: _Known) -> tuple[str, str, st
         ratios.append(left.epsilon / right.epsilon)
     if not ratios:
         return None
-    apart = max(ratios) > (1 + 1e-3) * min(ratios)
+    apart = max(ratios) > (1 + _ALIKE) * min(ratios)
     if not apart and not is_limit(ratios[0], _norm(unlike), known.every):
         return None
     return (
@@ -165,7 +174,7 @@ def _by_value(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] |
         cut = [np.clip(u.gradient, -limit, limit) - u.gradient for u in unlike]
         factors = [_ratio(u.left - u.right, c) for u, c in zip(unlike, cut, strict=True)]
         told = [f for f in factors if f is not None]
-        if len(told) == len(factors) and max(told) - min(told) <= 1e-6 * max(map(abs, told)):
+        if len(told) == len(factors) and max(told) - min(told) <= SAME_UPDATE * max(map(abs, told)):
             side = "left" if told[0] < 0 else "right"
             return (
                 "clip_missing",
@@ -176,8 +185,9 @@ def _by_value(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] |
 
 
 def _equal(a: Any, b: Any) -> bool:
+    # Differences below 1e-308 have no digits in float64.
     scale = max(float(np.abs(a).max()), float(np.abs(b).max()), 1e-300) if a.size else 1.0
-    return bool((np.abs(a - b) <= 1e-9 * scale).all())
+    return bool((np.abs(a - b) <= SAME_ENTRIES * scale).all())
 
 
 def _decay(updates: Sequence[Update], unlike: Sequence[Update]) -> tuple[str, str, str] | None:
@@ -225,7 +235,7 @@ def _decay_of_both(unlike: Sequence[Update], rates: Sequence[float]) -> tuple[st
 
 
 def _named(updates: Sequence[Update]) -> str:
-    return ", ".join(u.name for u in updates[:3] if u.name)
+    return ", ".join(u.name for u in updates[:_MOST_NAMED] if u.name)
 
 
 def _factor(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] | None:
@@ -234,9 +244,9 @@ def _factor(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] | N
     if known.clip_named and all(f is not None for f in added):
         evidence = "The updates differ by a multiple of the gradient."
         own = [f for f in added if f is not None]
-        if max(map(abs, own)) < 1e-3 * _of_gradient(unlike):
+        if max(map(abs, own)) < _CLIP_EPSILON * _of_gradient(unlike):
             return ("clip_epsilon", "the two sides clip with different epsilons.", evidence)
-        if max(own) - min(own) <= 1e-3 * max(abs(f) for f in own):
+        if max(own) - min(own) <= _ALIKE * max(abs(f) for f in own):
             return ("clip_missing", "only one side clips the gradients, or the norms differ.", evidence)
         return ("clip_per_tensor", "one side clips each tensor separately.", evidence)
     fits = [_ratio(u.left, u.right) for u in unlike]
@@ -244,7 +254,7 @@ def _factor(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] | N
         return None
     factors = [f for f in fits if f is not None]
     spread = max(factors) / min(factors) - 1 if min(factors) > 0 else math.inf
-    if spread > _EXACT:
+    if spread > SAME_UPDATE:
         return (
             "clip_per_tensor" if known.limited else "scale",
             f"each update differs by a factor of its own, from {min(factors):.4g} to {max(factors):.4g}.",
@@ -253,11 +263,11 @@ def _factor(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] | N
     factor = factors[0]
     evidence = f"Every update on the left is {factor:.9g} times that on the right."
     power = math.log2(factor)
-    if known.clip_named and abs(factor - 1) < 1e-3:
+    if known.clip_named and abs(factor - 1) < _CLIP_EPSILON:
         return ("clip_epsilon", "the two sides clip with different epsilons.", evidence)
     if known.clip_named or is_limit(factor, _norm(unlike), known.every):
         return ("clip_missing", "only one side clips the gradients, or the norms differ.", evidence)
-    if abs(power) >= 3 and abs(power - round(power)) < 1e-9:
+    if abs(power) >= LEAST_POWER and abs(power - round(power)) < SAME_ENTRIES:
         return ("loss_scale_left_in", f"a factor of 2^{round(power)} is left in the gradients.", evidence)
     return ("scale", "the two updates differ by one factor (rate, schedule, momentum).", evidence)
 
@@ -286,13 +296,13 @@ def epsilon_like(updates: Sequence[Update]) -> tuple[str, str, str] | None:
         ratios.append(np.abs(u.left[kept] / u.right[kept] - 1).reshape(-1))
         sizes.append(np.abs(u.gradient[kept]).reshape(-1))
     ratio, size = np.concatenate(ratios or [np.zeros(0)]), np.concatenate(sizes or [np.zeros(0)])
-    if ratio.size < 8:
+    if ratio.size < _ENOUGH:
         return None
     order = np.argsort(size)
     quarter = max(ratio.size // 4, 1)
     small, large = float(ratio[order[:quarter]].mean()), float(ratio[order[-quarter:]].mean())
-    rises = np.diff(ratio[order]) > 1e-9 * float(ratio.max())
-    if small < 4 * large or rises.mean() > 0.1:
+    rises = np.diff(ratio[order]) > SAME_ENTRIES * float(ratio.max())
+    if small < _MUCH_MORE * large or rises.mean() > _SOME_RISES:
         return None
     return (
         "adam_epsilon_placement",
@@ -308,4 +318,4 @@ def _ratio(a: Any, b: Any) -> float | None:
         return None
     c = float((a * b).sum()) / norm
     scale = float(np.abs(a).max())
-    return c if scale and float(np.abs(a - c * b).max()) <= _EXACT * scale else None
+    return c if scale and float(np.abs(a - c * b).max()) <= SAME_UPDATE * scale else None

@@ -8,15 +8,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stablenum.diagnosis.diff.sides.equality import SAME_MULTIPLE
 from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.sides.play import MASKED
 
 __all__ = ["DROPS", "Reason", "Values", "factor_of", "reason_of"]
 
 DROPS = "one side drops units."
-_EXACT = 1e-8
+# Fewer entries may be like others by accident. Chosen, not measured.
 _FEWEST = 4
-_LARGEST_COUNT = 4096
+# The largest ratio of two counts of entries, and the largest divisor in lowest terms. Chosen, not measured.
+_LARGEST_COUNT, _LARGEST_DIVISOR = 4096, 64
+# Dropout has set a part of the entries to zero that lies between these. Chosen, not measured.
+_LEAST_ZERO, _MOST_ZERO = 0.02, 0.98
+# Its factor times the part that is left is 1 but for chance. Chosen, not measured.
+_LEAST_KEPT, _MOST_KEPT = 0.6, 1.5
 _LOSSES = frozenset({"cross_entropy", "gather", "log_softmax", "nll_loss", "softmax_cross_entropy"})
 
 
@@ -122,10 +128,10 @@ def _zeros(v: Values) -> Reason | None:
     factor = factor_of(v.mine[kept], v.theirs[kept])
     if factor is None:
         return None
-    if _LOSSES & set(v.names) and abs(abs(factor) - 1) < _EXACT:
+    if _LOSSES & set(v.names) and abs(abs(factor) - 1) < SAME_MULTIPLE:
         reason = _of_masks(mine, theirs, "left out")
         return reason._replace(code="ignored_labels", sentence="the two losses leave out different labels.")
-    if abs(factor - 1) < _EXACT:
+    if abs(factor - 1) < SAME_MULTIPLE:
         return _of_masks(mine, theirs, "zero")
     both = f"{int(mine.sum())} entries are zero on the left, {int(theirs.sum())} on the right"
     return Reason("dropout", DROPS, f"{both}; the others differ by {factor:.6g}.")
@@ -137,13 +143,17 @@ def _zeros(v: Values) -> Reason | None:
 def _scale(v: Values) -> Reason | None:
     """All entries differ by one factor."""
     factor = factor_of(v.mine, v.theirs)
-    if factor is None or abs(factor - 1) < _EXACT:
+    if factor is None or abs(factor - 1) < SAME_MULTIPLE:
         return None
     evidence = f"Every entry on the left is {factor:.9g} times that on the right."
     zeros = float((v.mine == 0).mean())
-    if 0.02 < zeros < 0.98 and {"where", "mul", "dropout"} & set(v.names) and "relu" not in v.names:
+    if (
+        _LEAST_ZERO < zeros < _MOST_ZERO
+        and {"where", "mul", "dropout"} & set(v.names)
+        and "relu" not in v.names
+    ):
         rescaled = factor * (1 - zeros)
-        if 0.6 < rescaled < 1.5 or 0.6 < (1 - zeros) / factor < 1.5:
+        if _LEAST_KEPT < rescaled < _MOST_KEPT or _LEAST_KEPT < (1 - zeros) / factor < _MOST_KEPT:
             return Reason("dropout", "only one side divides by the share of units that are kept.", evidence)
     return Reason("scale", f"the two sides differ by the factor {factor:.6g}.", evidence)
 
@@ -175,8 +185,8 @@ def _rows(ndim: int) -> list[tuple[int, ...]]:
 def _ratio_of_counts(r: float) -> Fraction | None:
     if not 0 < r < _LARGEST_COUNT:
         return None
-    found = Fraction(float(r)).limit_denominator(64)
-    return found if found and abs(float(found) - r) < _EXACT * r else None
+    found = Fraction(float(r)).limit_denominator(_LARGEST_DIVISOR)
+    return found if found and abs(float(found) - r) < SAME_MULTIPLE * r else None
 
 
 # --- arrangements -------------------------------------------------------------------------------------------
@@ -244,11 +254,13 @@ def _moved_whole(a: Any, b: Any, axis: int) -> bool:
 def _same(a: Any, b: Any) -> bool:
     if not np.size(a):
         return True
-    return bool(np.abs(a - b).max() <= _EXACT * max(float(np.abs(a).max()), float(np.abs(b).max()), 1e-300))
+    # Differences below 1e-308 have no digits in float64.
+    scale = max(float(np.abs(a).max()), float(np.abs(b).max()), 1e-300)
+    return bool(np.abs(a - b).max() <= SAME_MULTIPLE * scale)
 
 
 def _alike(a: Any, b: Any) -> bool:
-    return distance(fingerprint(a), fingerprint(b)) < _EXACT
+    return distance(fingerprint(a), fingerprint(b)) < SAME_MULTIPLE
 
 
 def _constant(x: Any) -> bool:

@@ -9,16 +9,20 @@ from stablenum.diagnosis.diff.causes.formulas.variants import Variant, code_of, 
 from stablenum.diagnosis.diff.causes.scene import Scene, cause
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.frontier import Start
+from stablenum.diagnosis.diff.sides.equality import SAME_FORMULA
 from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, distance, fingerprint
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_variant"]
 
-# A formula of NumPy and an operation agree up to so much.
-_SAME = 1e-7
+# Formulas that are nearer than this to a value are as near as can be told.
 _ROUNDING = 1e-13
+# Hundreds of variants are computed of an array, each of 1 MiB at most. It was 2^20 at first. Chosen, not
+# measured.
 _MOST_ELEMENTS = 2**17
+# The operations of a function that are compared with the variants. Chosen, not measured.
+_MOST_STEPS = 40
 
 
 def by_variant(scene: Scene) -> Cause | None:
@@ -83,7 +87,7 @@ def _prints(side: Side, region: Iterable[Step], start: Start) -> list[Fingerprin
     """Return the fingerprints of what the function that a step belongs to computes."""
     at = start.step
     own = at.place, at.module
-    near = [s for s in region if (s.place, s.module) == own or s.operation == at.operation][:40]
+    near = [s for s in region if (s.place, s.module) == own or s.operation == at.operation][:_MOST_STEPS]
     return [side.prints[o] for s in near for o in s.outputs if side.prints[o].entries]
 
 
@@ -93,7 +97,7 @@ def _recognised(tried: list[tuple[Variant, Fingerprint]], wanted: list[Fingerpri
     found = list[Variant]()
     for mark in reversed(wanted):
         gaps = [(v, distance(own, mark)) for v, own in tried[1:] if own.entries and not own.simple]
-        near = sorted(((v, max(gap, _ROUNDING)) for v, gap in gaps if gap < _SAME), key=itemgetter(1))
+        near = sorted(((v, max(gap, _ROUNDING)) for v, gap in gaps if gap < SAME_FORMULA), key=itemgetter(1))
         found += [v for v, _ in near]
     return found
 

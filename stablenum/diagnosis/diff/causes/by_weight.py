@@ -14,7 +14,10 @@ from stablenum.diagnosis.diff.places.frontier import same_line
 
 __all__ = ["by_weight", "held_otherwise"]
 
+# Each trial evaluates the right side once more. Chosen, not measured.
 _MOST_TRIALS = 4
+# Parameters hold the same numbers if they differ by less, relative to the largest: float32, in which most are
+# kept, rounds by 6e-8, and they may have been computed in it.
 _SAME = 1e-6
 _OTHER = "Give both programs the same numbers there."
 _ORDER = "Lay the axes out as the report's map of the weights says."

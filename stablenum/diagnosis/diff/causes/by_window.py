@@ -18,14 +18,15 @@ from stablenum.diagnosis.diff.causes.scene import Scene, cause
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.arrangement import chain_of
 from stablenum.diagnosis.diff.places.frontier import Start
+from stablenum.diagnosis.diff.places.regions import STEPS_AHEAD
+from stablenum.diagnosis.diff.sides.equality import SAME_FORMULA
 from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_window"]
 
-_SAME = 1e-7
-_NEAR = 24
+# A larger array, of 2 MiB in float64, is not convolved and resized in all ways. Chosen, not measured.
 _MOST_ELEMENTS = 2**18
 _CONVOLUTIONS = ("conv", "convolution")
 _POOLS = ("avg_pool", "max_pool", "pool", "reduce_window")
@@ -52,7 +53,7 @@ def by_window(scene: Scene) -> Cause | None:
         for variant in variants:
             mark = fingerprint(variant.values)
             for found, prints in ((left, a), (right, b)):
-                if any(p.entries and distance(mark, p) < _SAME for p in prints):
+                if any(p.entries and distance(mark, p) < SAME_FORMULA for p in prints):
                     found.append(variant._replace(values=None))
         if left and right and not {v[:2] for v in left} & {v[:2] for v in right}:
             likely = min(left, key=_uneven), min(right, key=_uneven)
@@ -96,7 +97,7 @@ def _sizes(side: Side, values: Iterable[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _outputs(side: Side, start: Start, region: Iterable[Step]) -> list[int]:
-    near = [s for s in region if s.index >= start.step.index][:_NEAR]
+    near = [s for s in region if s.index >= start.step.index][:STEPS_AHEAD]
     return [o for s in near for o in s.outputs if side.prints[o].entries and side.prints[o].floating]
 
 

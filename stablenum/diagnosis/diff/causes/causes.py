@@ -33,6 +33,9 @@ from stablenum.diagnosis.diff.sides.kinds import kind
 
 __all__ = ["causes_of"]
 
+# The operations of an update whose names tell what it does. Chosen, not measured.
+_MOST_STEPS = 20
+
 
 def causes_of(scene: Scene) -> tuple[Cause, ...]:
     """Return the first cause that is confirmed; without one, those that are likely, the most likely first."""
@@ -60,7 +63,7 @@ def _by_update(scene: Scene) -> Cause | None:
     names = [
         s.library or s.operation
         for region in (scene.found.region_left, scene.found.region_right)
-        for s in region[:20]
+        for s in region[:_MOST_STEPS]
     ]
     own, clips = (numbers_of_update(scene.left), numbers_of_update(scene.right)), _clips(scene)
     of_moments = cause_of_moments(scene.comparison.updates_so_far(scene.group), own, clips)

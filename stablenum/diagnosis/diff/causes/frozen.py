@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stablenum.diagnosis.diff.causes.remedies import REMEDIES
-from stablenum.diagnosis.diff.differences import Cause, Difference
+from stablenum.diagnosis.diff.differences import MOST_NAMED, Cause, Difference
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.flow import OTHER
 from stablenum.diagnosis.diff.places.frontier import Frontier, Start
@@ -26,8 +26,8 @@ from stablenum.diagnosis.diff.weights.parameter_uses import first_uses
 __all__ = ["OneSided", "one_sided"]
 
 # A gradient this much smaller than the largest one is a rounding error of zero, and so is such an update.
+# Chosen, not measured.
 _NOTHING = 1e-10
-_MOST_NAMES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,7 @@ class _Training:
         if name not in self.updated:
             return np.zeros_like(before)
         change = self.updated[name].reshape(before.shape) - before
+        # What was 0 has moved by any change; differences below 1e-308 have no digits in float64.
         return change if _size(change) > _NOTHING * max(_size(before), 1e-300) else np.zeros_like(before)
 
 
@@ -158,8 +159,8 @@ def _names(case: _Case, side: str) -> str:
 
 
 def _cause(first: _Case, frozen: Sequence[str], named: Mapping[str, str]) -> Cause:
-    said = ", ".join(list(dict.fromkeys(frozen))[:_MOST_NAMES])
-    more = len(set(frozen)) - _MOST_NAMES
+    said = ", ".join(list(dict.fromkeys(frozen))[:MOST_NAMED])
+    more = len(set(frozen)) - MOST_NAMED
     all_of_them = said if more <= 0 else f"{said} and {more} more"
     code = "stopped_gradient" if first.phase == "backward" else "decay_excluded"
     what = "gradient" if first.phase == "backward" else "update"

@@ -15,13 +15,14 @@ from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.flow import OTHER, Flow, Read, maker
 from stablenum.diagnosis.diff.places.frontier import Start
 from stablenum.diagnosis.diff.places.results import Group
-from stablenum.diagnosis.diff.places.slopes import direction_of
+from stablenum.diagnosis.diff.places.slopes import SAME_SLOPE, direction_of
 from stablenum.diagnosis.diff.sides.kinds import quiet
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["Hidden", "goes_on", "hidden_stop", "part_without_gradients"]
 
-_CLOSE = 1e-5
+# So many lines are tried, each with several evaluations. It was 6 until stops were looked for also at values
+# that both sides have. Chosen, not measured.
 _MOST_PLACES = 8
 
 
@@ -78,7 +79,7 @@ def _found(
         held = {o for step in _ending(flow) for o in step.outputs}
         slopes = chain(along.through(name, values), along.through_alone(name, values, held))
         for place, passing in zip(chain(some, some), slopes, strict=True):
-            if passing and abs(passing - lacking) <= _CLOSE * abs(lacking):
+            if passing and abs(passing - lacking) <= SAME_SLOPE * abs(lacking):
                 return Hidden(name, place.stop, place.passes, place.reads)
     return None
 

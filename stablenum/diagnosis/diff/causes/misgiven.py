@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from stablenum.diagnosis.diff.causes.by_weight import held_otherwise
+from stablenum.diagnosis.diff.differences import MOST_NAMED
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.weights.carrying import carried
+from stablenum.diagnosis.diff.weights.layouts import MOST_AXES
 from stablenum.diagnosis.diff.weights.settling import values_shared
 from stablenum.diagnosis.diff.weights.weights import UnmappedError
 
 __all__ = ["misgiven", "other_numbers"]
 
-_MOST_NAMED = 4
-_MOST_AXES = 4
 _OTHER = "These parameters of the right program hold other numbers than their counterparts on the left: {}."
 _ALL_OTHER = "All parameters of the right program hold other numbers than their counterparts on the left."
 _NOTE = "The fault may lie in weights rather than in the programs: there, {}. As the match has {}, {}."
@@ -32,8 +32,8 @@ def other_numbers(comparison: Comparison) -> tuple[str, ...]:
         return ()
     if len(names) == len(comparison.weights.origins):
         return (_ALL_OTHER,)
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return (_OTHER.format(", ".join(names[:_MOST_NAMED]) + more),)
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return (_OTHER.format(", ".join(names[:MOST_NAMED]) + more),)
 
 
 def misgiven(comparison: Comparison) -> tuple[str, ...]:
@@ -53,10 +53,10 @@ def misgiven(comparison: Comparison) -> tuple[str, ...]:
     if then <= now and not agree:
         return ()
     shown = [f"{name} is {words}" for name, words in said.items()]
-    more = f"; and {len(shown) - _MOST_NAMED} more" if len(shown) > _MOST_NAMED else ""
+    more = f"; and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
     what = "the forward passes agree" if agree else f"{then} values of the right one are shared, not {now}"
     them = "it" if len(said) == 1 else "them"
-    return (_NOTE.format("; ".join(shown[:_MOST_NAMED]) + more, them, what),)
+    return (_NOTE.format("; ".join(shown[:MOST_NAMED]) + more, them, what),)
 
 
 def _said(name: str, given: Any, found: Mapping[str, Any]) -> str:
@@ -77,7 +77,7 @@ def _same(a: Any, b: Any) -> bool:
 
 def _turned(x: Any) -> Iterator[Any]:
     """Yield an array with its axes in other orders, also with the two axes of a matrix that was reshaped."""
-    if x.ndim <= _MOST_AXES:
+    if x.ndim <= MOST_AXES:
         orders = itertools.permutations(range(x.ndim))
         yield from (x.transpose(order) for order in orders if list(order) != sorted(order))
     for i in range(1, x.ndim):

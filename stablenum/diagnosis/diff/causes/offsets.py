@@ -14,6 +14,7 @@ from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.flow import OTHER, Flow
 from stablenum.diagnosis.diff.places.frontier import Frontier, Start
 from stablenum.diagnosis.diff.places.results import Group
+from stablenum.diagnosis.diff.sides.equality import SAME_ENTRIES
 from stablenum.diagnosis.diff.sides.kinds import kind
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
@@ -21,8 +22,9 @@ from stablenum.diagnosis.replay.trace import Step
 __all__ = ["offset"]
 
 _SUMS = {"add", "sub"}
-_SAME = 1e-9
+# Each number is tried by an evaluation without it. Chosen, not measured.
 _MOST_TRIALS = 8
+_DIGITS = 9  # as many as SAME_ENTRIES compares
 
 
 def offset(comparison: Comparison, group: Group, found: Frontier) -> Stopped | None:
@@ -55,7 +57,7 @@ def _added(comparison: Comparison, name: str, group: Group) -> Iterator[tuple[fl
         read, made = arrays[_depending(side, step)[0]], arrays[step.outputs[0]]
         number = _difference(made, read)
         if number is not None:
-            found.setdefault(round(number, 9), []).append(step)
+            found.setdefault(round(number, _DIGITS), []).append(step)
     yield from found.items()
 
 
@@ -72,7 +74,7 @@ def _difference(made: Any, read: Any) -> float | None:
     gap = made - read
     number = float(np.median(gap))
     scale = float(np.abs(read).max()) + abs(number)
-    return number if number and float(np.abs(gap - number).max()) <= _SAME * scale else None
+    return number if number and float(np.abs(gap - number).max()) <= SAME_ENTRIES * scale else None
 
 
 def _without(comparison: Comparison, name: str, steps: Sequence[Step]) -> Comparison:

@@ -11,13 +11,12 @@ from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.frontier import Frontier, Start
 from stablenum.diagnosis.diff.places.patches import Pair, Patch, tried_with
+from stablenum.diagnosis.diff.places.regions import STEPS_AHEAD
 from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["Scene", "cause"]
-
-_NEAR = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class Scene:
         start = self.found.right
         if start is None:
             return []
-        later = [s for s in self.found.region_right if s.index >= start.step.index][:_NEAR]
+        later = [s for s in self.found.region_right if s.index >= start.step.index][:STEPS_AHEAD]
         wanted = {i for s in later for i in s.inputs if i in self.shared and self.right.prints[i].floating}
         wanted.update(() if start.value is None else (start.value,))
         return list(self.arrays(wanted).values())

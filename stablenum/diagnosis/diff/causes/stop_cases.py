@@ -16,8 +16,10 @@ from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["SUMS", "Case", "cases_of"]
 
-_MOST_CASES = 8
-_MOST_CHOICES = 3
+# Each line that may end the flow, and each value that the other side may read in its place, takes
+# evaluations. Chosen, not measured.
+_MOST_CASES, _MOST_CHOICES = 8, 3
+_UNLIKE = 3  # of steps that do nothing alike, in a row of 0 to 3
 SUMS = {"add", "sub"}
 # A sum of products is also a product of matrices.
 _PRODUCTS = {"matmul", "mul"}
@@ -107,11 +109,11 @@ def _read(side: Flow, other: Flow, stop: Step) -> Iterator[list[Read]]:
             for read in other.read_by(same)
             if read.step.index in other.live and read.value in other.fed
         }
-        most = max(1, min((key[0] for key in ranked), default=3))
+        most = max(1, min((key[0] for key in ranked), default=_UNLIKE))
         first = {
             read.step.index: read
             for key, read in sorted(ranked.items(), key=itemgetter(0))
-            if key[0] <= most < 3
+            if key[0] <= most < _UNLIKE
         }
         if first:
             yield list(first.values())[:_MOST_CHOICES]
@@ -124,7 +126,7 @@ def _unlike(side: Flow, mine: Step, theirs: Step) -> int:
         return 0
     if kind(mine) == kind(theirs) or functions_of(mine) & functions_of(theirs):
         return 1
-    return 2 if {kind(mine), kind(theirs)} <= _PRODUCTS else 3
+    return 2 if {kind(mine), kind(theirs)} <= _PRODUCTS else _UNLIKE
 
 
 def _passed_by(side: Flow, other: Flow, stop: Step) -> Iterator[tuple[int, Read]]:

@@ -28,9 +28,9 @@ from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["Stopped", "stopped"]
 
-_MOST_TRIALS = 9
-_MOST_PAIRS = 3
-_MOST_OF_TWO = 4
+# What may pass through a line is tried set by set, each by an evaluation; of pairs of lines so many, with so
+# many sets of each line: 3 x 4 x 4. Chosen, not measured.
+_MOST_TRIALS, _MOST_PAIRS, _MOST_OF_TWO = 9, 3, 4
 
 
 class Stopped(NamedTuple):

@@ -13,12 +13,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stablenum.diagnosis.diff.sides.equality import SAME_FORMULA
+
 __all__ = ["Targets", "targets_of"]
 
-_CLOSE = 1e-7
+# With targets of its own for each class, a system of so many equations is solved: 8 MiB. Chosen, not
+# measured.
 _MOST_CLASSES = 1024
+# Labels are guessed, and guessed anew where they do not fit: most fit at once, and others never. Chosen, not
+# measured.
 _TURNS = 3
+# Beyond, the equations do not tell the targets: in the tests 4, and 6e16 where all rows are alike.
 _MOST_CONDITION = 1e7
+# A row whose gradient is smaller than this part of the largest one is not counted in the loss.
+_UNCOUNTED = 1e-12
 
 
 class Targets(NamedTuple):
@@ -68,15 +76,15 @@ def targets_of(p: Any, gradient: Any) -> Targets | None:
         gradient: that of the loss with respect to the logits, [rows, classes].
     """
     size = np.abs(gradient).max(axis=1)
-    counted = size > 1e-12 * size.max(initial=0.0)
-    if not counted.any() or np.abs(gradient.sum(axis=1)).max() > _CLOSE * size.max():
+    counted = size > _UNCOUNTED * size.max(initial=0.0)
+    if not counted.any() or np.abs(gradient.sum(axis=1)).max() > SAME_FORMULA * size.max():
         return None
     label, on, off = (np.zeros(len(p), kind) for kind in (int, float, float))
     weight, open_rows = np.zeros(len(p)), counted.copy()
     for guess in _guesses(p, gradient):
         a, b, gap = _fitted(p, gradient, guess)
         with np.errstate(all="ignore"):
-            fits = open_rows & (gap <= _CLOSE * size) & (a > 0)
+            fits = open_rows & (gap <= SAME_FORMULA * size) & (a > 0)
         at = np.arange(len(p))[fits]
         label[fits], weight[fits], off[fits] = guess[fits], a[fits], b[fits] / a[fits]
         on[fits] = p[at, guess[fits]] - gradient[at, guess[fits]] / a[fits]
@@ -129,7 +137,7 @@ def _weighted(p: Any, gradient: Any, counted: Any) -> Targets | None:
             return None
         spread, a = found
         gap = np.abs(a[:, None] * x - spread - g)
-        if (kept * gap).max() <= _CLOSE * np.abs(g).max():
+        if (kept * gap).max() <= SAME_FORMULA * np.abs(g).max():
             break
         label = gap.argmax(axis=1)
     else:

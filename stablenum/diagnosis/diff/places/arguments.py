@@ -11,15 +11,17 @@ import numpy as np
 
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.sides.fingerprints import distance
-from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
+from stablenum.diagnosis.diff.sides.sides import MOST_ENTRIES, Side, arrays_of
+from stablenum.diagnosis.diff.weights.layouts import MOST_AXES
 from stablenum.diagnosis.replay.trace import Value
 
 __all__ = ["other_arguments"]
 
+# Rows and windows of two arguments are the same if they differ by less than this part of the largest: float32
+# rounds by 6e-8, and both may have been scaled in it before. Chosen, not measured.
 _SAME = 1e-5
-_MOST_AXES = 4
+# A window of an array is looked for in so many places; elsewhere it may lie, too. Chosen, not measured.
 _MOST_WINDOWS = 4096
-_MOST_ELEMENTS = 2**22
 _ADVICE = "Give both programs the same batch, unless you mean this."
 
 
@@ -135,9 +137,9 @@ def _is_other_batch(x: Any, y: Any, mine: Collection[Any], theirs: Collection[An
         mine, theirs: all arguments of each side.
         named: whether they have the same name or place.
     """
-    if x.ndim != y.ndim or x.size == y.size or _kind(x) != _kind(y) or not 0 < x.ndim <= _MOST_AXES:
+    if x.ndim != y.ndim or x.size == y.size or _kind(x) != _kind(y) or not 0 < x.ndim <= MOST_AXES:
         return False
-    if x.dtype.kind == "c" or max(x.size, y.size) > _MOST_ELEMENTS:  # too much to be compared row by row
+    if x.dtype.kind == "c" or max(x.size, y.size) > MOST_ENTRIES:  # too much to be compared row by row
         return named
     axes = [k for k in range(x.ndim) if any(True for _ in _slices(y, _without(x.shape, k)))]
     if not named and (x.ndim == 1 or not axes or (_kind(x) == "f" and axes == [x.ndim - 1])):
@@ -162,7 +164,7 @@ def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
 def _slices(x: Any, like: Sequence[int]) -> Iterator[Any]:
     """Yield the slices of one shape that an array has along an axis, with its axes in any order: a row for
     each."""
-    for order in itertools.permutations(range(x.ndim)) if x.ndim == len(like) + 1 <= _MOST_AXES else ():
+    for order in itertools.permutations(range(x.ndim)) if x.ndim == len(like) + 1 else ():
         turned = x.transpose(order)
         if turned.shape[1:] == tuple(like):
             yield turned.reshape(len(turned), -1)

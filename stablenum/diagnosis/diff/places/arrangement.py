@@ -20,6 +20,8 @@ from stablenum.diagnosis.replay.trace import Trace
 
 __all__ = ["chain_of", "first_rearranged", "laid_apart", "same_arrangement"]
 
+# Entries, and norms of slices, are the same on both sides if they differ by less than this part of the
+# largest. Chosen, not measured.
 _CLOSE = 1e-6
 Shape: TypeAlias = tuple[int, ...]
 
@@ -117,5 +119,6 @@ def _fits(a: Any, b: Any, way: Sequence[int], shapes: tuple[Shape, Shape]) -> bo
 
 
 def _close(a: np.ndarray, b: np.ndarray) -> bool:
+    # Differences below 1e-300 are those of zeros.
     scale = float(np.abs(a).max()) if a.size else 0.0
     return a.shape == b.shape and bool((np.abs(a - b) <= _CLOSE * scale + 1e-300).all())

@@ -14,16 +14,15 @@ from stablenum.diagnosis.diff.places.results import Group, Pair, Update, groups_
 from stablenum.diagnosis.diff.sides.fingerprints import distance
 from stablenum.diagnosis.diff.sides.kinds import kind, quiet
 from stablenum.diagnosis.diff.sides.matching import Matching, matched
-from stablenum.diagnosis.diff.sides.sides import Side, again, arrays_of
+from stablenum.diagnosis.diff.sides.sides import MOST_NOISE, Side, again, arrays_of
 from stablenum.diagnosis.diff.weights.weights import WeightMap
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["Comparison"]
 
-# A difference of a value this much smaller than that of the results does not explain it.
+# A difference of a value this much smaller than that of the results does not explain it. Chosen, not
+# measured.
 _SMALL = 1e-6
-# A gradient that rounding moves further than this, relative to its size, is taken for rounding.
-_NOISE = 1e-3
 # Operations that read every entry of a row, so that a value's order matters to them.
 _MIX = ("conv", "matmul")
 # Elementwise operations of several operands, by what they do.
@@ -259,7 +258,7 @@ def _known(gradient: Any, tolerance: float) -> Any:
     """Return which entries of a gradient are more than rounding, or exactly 0."""
     size = np.abs(gradient)
     exact = (size == 0) | (size > tolerance * size.max(initial=0.0))
-    return exact & (tolerance < _NOISE)
+    return exact & (tolerance < MOST_NOISE)
 
 
 def _of(side: Side, group: Group) -> Iterable[Any]:

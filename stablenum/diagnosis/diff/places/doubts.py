@@ -18,10 +18,11 @@ from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["doubts_of", "unsure"]
 
-# Results that rounding moves further than this are named if they differ by more than that.
+# Results that rounding moves by more than a hundredth are named if they differ by more than a few roundings
+# of float32. Chosen, not measured.
 _FAR, _SEEN = 1e-2, 1e-6
-_NOTHING = 1e-9  # of the largest result of its kind: 0 but for rounding
-_MOST_NAMED = 3
+_NOTHING = 1e-9  # of the largest result of its kind: 0 but for rounding; chosen, not measured
+_MOST_NAMED = 3  # results, whose kind stands before each name; chosen, not measured
 _UNSURE = (
     "Rounding in float64 alone moves {} by more than 1 % of the size, so that no difference there counts; "
     "the largest is {} of the size. A quotient of numbers that are equal but for rounding does that, or a "

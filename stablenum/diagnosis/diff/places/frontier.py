@@ -15,6 +15,7 @@ from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["Frontier", "Start", "frontiers", "last_of_line", "leading_to", "same_line"]
 
+# After the most likely place, those of so many pairs of operations are yielded. Chosen, not measured.
 _MOST_PAIRS = 4
 
 

@@ -19,6 +19,7 @@ from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["after_call", "lacking"]
 
+# Each trial evaluates the side that lacks an operation once more. Chosen, not measured.
 _MOST_TRIALS = 8
 
 

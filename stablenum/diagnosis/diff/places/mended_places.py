@@ -15,15 +15,17 @@ from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.sides.kinds import quiet
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["set_right", "unseen_in_loss"]
+__all__ = ["MOST_CALLS", "set_right", "unseen_in_loss"]
 
 MendedPlace: TypeAlias = tuple[Frontier, list[Pair], Patch | None]
+# So many places are looked at, the most likely first. Chosen, not measured.
 _MOST_PLACES = 8
-# Of places after the first, so many values are tried.
+# Of places after the first, so many values are tried, each of which is an evaluation. Chosen, not measured.
 _MOST_TRIALS = 3
-# Of the calls of a line, so many are set right together.
-_MOST_CALLS = 16
-# Losses come nearer if their gap is less than this times what it was.
+# Of the calls of a line, such as those of several layers, so many are set right together. Each is an
+# evaluation. Chosen, not measured.
+MOST_CALLS = 16
+# Losses come nearer if their gap is less than this times what it was. Chosen, not measured.
 _NEARER = 0.1
 
 
@@ -60,7 +62,7 @@ def _in_every_call(comparison: Comparison, place: Frontier, group: Group, patch:
     """Return the patch of all calls of the two lines, such as those of several layers, one after the other;
     None if the results do not agree with that either."""
     values = dict(patch.values)
-    for _ in range(_MOST_CALLS):
+    for _ in range(MOST_CALLS):
         after = comparison.with_values(patch.side, values, until=group)
         again = next(g for g in after.groups if (g.kind, g.step) == (group.kind, group.step))
         if not again.differing:

@@ -15,6 +15,7 @@ import numpy as np
 
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.frontier import Frontier, Start, last_of_line
+from stablenum.diagnosis.diff.places.regions import STEPS_AHEAD
 from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.sides.kinds import quiet
 from stablenum.diagnosis.diff.sides.play import MASKED
@@ -24,12 +25,14 @@ from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["Pair", "Patch", "candidates", "laid_out", "patched", "tried_with"]
 
-_NEAR = 24  # so many steps of each side are looked at
+# So many pairs of values are tried, and so many of the last values of lines: each is an evaluation. Chosen,
+# not measured.
 _MOST_TRIALS = 6
+# Sides go on alike if they share so many more values: fewer may be an accident. Chosen, not measured.
 _LEAST_SHARED = 3
-_MOST_LAYOUTS = 24
-_MOST_ROWS = 128
-_CLOSE = 1e-16  # of squares
+_MOST_LAYOUTS = 24  # all orders of four axes
+_MOST_ROWS = 128  # each of which is compared with each other one: 16 384 pairs; chosen, not measured
+_CLOSE = 1e-16  # of squares: entries agree up to 1e-8 of their size
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,7 @@ def _values(side: Side, start: Start, region: Sequence[Step]) -> Iterator[tuple[
         yield start.value, 0
     elif all(s.index != start.step.index for s in region):
         yield from ((o, 0) for o in start.step.outputs)
-    later = [s for s in region if s.index >= start.step.index][:_NEAR]
+    later = [s for s in region if s.index >= start.step.index][:STEPS_AHEAD]
     for depth, step in enumerate(later):
         for o in step.outputs:
             if not side.neutral(o):
@@ -205,7 +208,9 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _near(a: Any, b: Any) -> bool:
-    return _gap(a, b) < 0.5
+    return (
+        _gap(a, b) < 0.5
+    )  # 0 for the same array, and about 1 for two that have nothing to do with each other
 
 
 def _gap(a: Any, b: Any) -> float:

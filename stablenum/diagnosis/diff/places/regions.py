@@ -12,13 +12,17 @@ from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["PLAIN", "Region", "Start", "last_of_line", "same_line"]
+__all__ = ["PLAIN", "STEPS_AHEAD", "Region", "Start", "last_of_line", "same_line"]
 
 # Functions that nearly every line has.
 PLAIN = {"add", "sub", "mul", "div", "where", "cast", "sum"}
-# A line in a loop runs again after so many steps.
+# A line in a loop runs again after so many steps. Chosen, not measured.
 _NEAR = 60
+# From the step at which a side begins to differ, so many are looked at: one step of the other side may stand
+# for several. Chosen, not measured.
+STEPS_AHEAD = 24
 _CHOICES = {"masked_fill", "select_n", "where"}
+# So many functions one after another are looked at to see what one side lacks. Chosen, not measured.
 _FAR = 6
 
 

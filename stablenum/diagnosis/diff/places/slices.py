@@ -11,6 +11,8 @@ from stablenum.diagnosis.replay.trace import Step, Trace
 
 __all__ = ["Slice", "given_at", "sliced"]
 
+# A script that reproduces a difference has so many operations at most, which is a page to read; what comes
+# before them is read from a file. Chosen, not measured.
 _MOST_STEPS = 48
 
 

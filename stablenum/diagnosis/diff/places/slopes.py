@@ -14,10 +14,13 @@ from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.sides.play import ReplacedError
 from stablenum.diagnosis.diff.sides.sides import arrays_of
 
-__all__ = ["Direction", "direction_of"]
+__all__ = ["SAME_SLOPE", "Direction", "direction_of"]
 
 # Central differences in float64: the error is about the square of the step, and 1e-16 over the step.
 _STEP = 1e-6
+# Two slopes of which one was measured agree if they differ by less than this part: the rounding of a loss,
+# 1e-16 of it, becomes 1e-10 of it in a slope, which may be small beside the loss.
+SAME_SLOPE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,16 @@ from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.flow import OTHER
 from stablenum.diagnosis.diff.places.locations import location_of
 from stablenum.diagnosis.diff.places.regions import Start
-from stablenum.diagnosis.diff.sides.sides import Side, arrays_of, depending
+from stablenum.diagnosis.diff.sides.sides import MOST_ENTRIES, Side, arrays_of, depending
 from stablenum.diagnosis.replay.trace import Value
 
 __all__ = ["with_exact_tables"]
 
-_ROUNDING = 2.0**-24
+_ROUNDING = 2.0**-24  # of float32: half a unit in the last place
 _UNITS = 8  # a sine or a root of a product that was rounded is off by some
+# A table has at least so many different numbers, since one or two may be as near by accident, and at most so
+# many entries: 512 positions of 128 features. Chosen, not measured.
 _LEAST, _MOST = 3, 2**16
-_MOST_IN_ALL = 2**22
 _NOTE = "The {} program holds in float32 what the {} one computes{}: compared as if it were exact."
 _ALIKE = (
     "A table of the {} program and one of the {} one{} differ by float32's rounding: compared as if they "
@@ -89,7 +90,7 @@ def _telling(comparison: Comparison, name: str) -> Iterator[int]:
 
 def _room(side: Side, values: Iterator[int]) -> Iterator[int]:
     """Yield the values that are no larger than a table, as long as they take no more memory than that."""
-    room = _MOST_IN_ALL
+    room = MOST_ENTRIES
     for value in values:
         size = int(np.prod(side.shapes[value], dtype=int))
         if size <= min(_MOST, room):

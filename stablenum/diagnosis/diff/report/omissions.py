@@ -11,8 +11,9 @@ from stablenum.diagnosis.diff.weights.weights import WeightMap
 
 __all__ = ["beside_the_loss", "left_out", "one_optimizer", "untaken", "untied"]
 
+# A note names so many parameters that are left out, of which none is to be overlooked. Chosen, not measured.
 _MOST_NAMED = 8
-# Of what is returned beside the loss in every run, so many names remind of the rest.
+# Of what is returned beside the loss in every run, one name reminds of the rest.
 _MOST_BESIDE = 1
 _LEFT_OUT = (
     "weights leaves out {} of the right program, which keeps its own values: "

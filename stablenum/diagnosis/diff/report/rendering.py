@@ -9,6 +9,7 @@ from stablenum.diagnosis.diff.differences import Difference, Location, Off, Row
 
 __all__ = ["Shown", "amount", "as_rich", "as_text", "headline", "several", "shared", "title", "weights_title"]
 
+# The terminal shows so many weights of the map, and says where all of them are. Chosen, not measured.
 _MOST_WEIGHTS = 8
 
 

@@ -22,12 +22,12 @@ import numpy as np
 __all__ = ["LARGEST_WRITTEN", "exact_constant", "exact_constants", "narrow_constant"]
 
 _DIGITS = 6  # float32 holds any decimal number of so many digits
-LARGEST_WRITTEN = 16  # larger arrays are data
+LARGEST_WRITTEN = 16  # larger arrays are data, not written by hand; chosen, not measured
 _COUNTS = range(257)  # bfloat16 holds these, and not all larger whole numbers
 _LARGEST = 2048  # with larger numbers, a ratio is found for every float32
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # numbers; chosen, not measured
 def exact_constant(x: float) -> float:
     """Return the number that rounds to a float32, or the float32 itself if no usual number does.
 
@@ -70,6 +70,7 @@ def narrow_constant(x: float, numbers: Collection[float], rounded: Callable[[flo
         return x
     size = abs(x)
     theirs = sorted(map(abs, numbers), key=lambda n: abs(n - size))
+    # A power of two, or three times one.
     plain = (size,) if size in _COUNTS or math.frexp(size)[0] in (0.5, 0.75) else ()
     short = (float(f"{size:.{digits}g}") for digits in (1, 2))
     roots = (math.sqrt(round(size**2)), math.sqrt(1 / (round(size**-2) or 1))) if size else ()
@@ -105,6 +106,7 @@ def _is_usual(x: float) -> bool:
 
 
 def _rounds_to(candidate: float, x: float) -> bool:
+    # float32 ends at 3.4e38, and struct raises an error beyond that.
     return abs(candidate) < 3e38 and struct.unpack("f", struct.pack("f", candidate))[0] == x
 
 
@@ -114,7 +116,8 @@ def _usual() -> tuple[float, ...]:
         math.pi, math.e, math.log(2), math.log(10), 1 / math.log(2), math.log(2 * math.pi),
         0.5 * math.log(2 * math.pi), math.sqrt(math.pi), math.sqrt(2 * math.pi), 1 / math.sqrt(math.pi),
         1 / math.sqrt(2 * math.pi), 2 / math.sqrt(math.pi), 1 / math.pi, 2 / math.pi, math.pi / 2,
-        1.0507009873554805, 1.7580993408473766, 1.6732632423543772, 0.044715, 1.702,
+        1.0507009873554805, 1.7580993408473766, 1.6732632423543772,  # of SELU: scale, scale * alpha, alpha
+        0.044715, 1.702,  # of GELU by tanh, and by sigmoid
     ]  # fmt: skip
     return (*own, *(math.sqrt(c) for c in own), 2 * math.pi, 4 * math.pi)
 
@@ -134,7 +137,7 @@ def _roots(x: float) -> Iterator[float]:
 def _ratios(x: float) -> Iterator[float]:
     """Yield the ratios of small whole numbers near a number: one of the two is at most 16."""
     for small in range(1, 17):
-        denominator = round(small / x) if x > 1e-9 else 0
+        denominator = round(small / x) if x > 1e-9 else 0  # else too large, and 1 / x may overflow
         if 0 < denominator < _LARGEST:
             yield small / denominator
         numerator = round(x * small)

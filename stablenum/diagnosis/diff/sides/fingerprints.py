@@ -10,7 +10,8 @@ from stablenum.diagnosis.diff.sides.play import MASKED
 
 __all__ = ["Fingerprint", "distance", "fingerprint"]
 
-# Entries this much smaller than the largest are the rounding errors of zeros.
+# Entries this much smaller than the largest are the rounding errors of zeros: what float64 adds up to 0 from
+# a thousand terms of that size is off by up to so much.
 _NOTHING = 1e-13
 
 
@@ -43,6 +44,8 @@ class Fingerprint(NamedTuple):
         if not self.entries:
             return True
         mean = self.total / self.entries
+        # Equal entries have no variance but for a few roundings of float64, and 5040 is a multiple of all
+        # whole numbers up to 10: thirds and tenths are round numbers, too.
         equal = abs(self.squares - mean * mean * self.entries) <= 1e-15 * self.squares
         return equal and abs(mean * 5040 - round(mean * 5040)) < 1e-9
 

@@ -11,15 +11,13 @@ from typing import NamedTuple
 
 from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint
 from stablenum.diagnosis.diff.sides.kinds import kind, quiet
-from stablenum.diagnosis.diff.sides.sides import Side
+from stablenum.diagnosis.diff.sides.sides import MOST_NOISE, Side
 
 __all__ = ["Whole", "put_together", "wholes_of"]
 
-# A line of a loop computes at most so many values of one kind in an iteration.
-_MOST_IN_ONE = 16
-_MOST_PARTS = 4096
-# What rounding moves further is noise.
-_MOST_NOISE = 1e-3
+# A line of a loop computes at most so many values of one kind in an iteration, and a loop has at most so many
+# values to be put together: two ways for each number of values in an iteration. Chosen, not measured.
+_MOST_IN_ONE, _MOST_PARTS = 16, 4096
 
 
 class Whole(NamedTuple):
@@ -51,7 +49,7 @@ def wholes_of(side: Side) -> list[Whole]:
                 alike.setdefault(key, []).append(value)
     groups = (parts for values in alike.values() for parts in _parts(values))
     wholes = (_whole(side, parts) for parts in groups if any(not side.neutral(i) for i in parts))
-    return [whole for whole in wholes if whole.tolerance <= _MOST_NOISE]
+    return [whole for whole in wholes if whole.tolerance <= MOST_NOISE]
 
 
 def _parts(values: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -12,13 +12,11 @@ from typing import NamedTuple
 from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, distance
 from stablenum.diagnosis.diff.sides.loops import wholes_of
 from stablenum.diagnosis.diff.sides.row_matching import rows_shared
-from stablenum.diagnosis.diff.sides.sides import Side
+from stablenum.diagnosis.diff.sides.sides import MOST_NOISE, Side
 
 __all__ = ["Matching", "matched"]
 
 _ORDER = ("forward", "backward", "update")
-# The sizes of equal values differ by less than this and the tolerance of one of them.
-_NEAR = 1e-3
 
 
 class Matching:
@@ -108,7 +106,7 @@ class _Index:
     def equal_to(self, other: _Mark) -> Iterator[_Mark]:
         """Yield the marks that are equal to another one."""
         size = _size(other.print)
-        width = other.tolerance + _NEAR
+        width = other.tolerance + MOST_NOISE  # which is the largest tolerance that a mark has
         low = bisect.bisect_left(self._sizes, size - width)
         high = bisect.bisect_right(self._sizes, size + width)
         return (mark for mark in self._marks[low:high] if mark.equals(other))

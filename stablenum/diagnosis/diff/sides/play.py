@@ -14,7 +14,8 @@ __all__ = [
 ]  # fmt: skip
 
 # Larger entries are masks (-1e9, the least number of a format), which programs fill in differently. They are
-# given no noise: what it adds to them would hide everything else.
+# given no noise: what it adds to them would hide everything else. The limit lies a factor of ten below the
+# smallest number that is usual for a mask.
 MASKED = 1e8
 
 # The role of the number of steps that an optimizer has taken. Other roles are those of the audit, or the name

@@ -13,15 +13,22 @@ from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, distance, f
 from stablenum.diagnosis.diff.sides.play import Play, Program, ReplacedError, Visit
 from stablenum.diagnosis.replay.trace import Trace, Value
 
-__all__ = ["NOISE", "Side", "again", "arrays_of", "depending", "first_with", "host", "measured"]
+__all__ = [
+    "MOST_ENTRIES", "MOST_NOISE", "NOISE", "Side", "again", "arrays_of", "depending", "first_with", "host",
+    "measured",
+]  # fmt: skip
 
 # The size of the noise that shows how a value depends on rounding: thousands of float64's roundings.
 NOISE = 1e-12
-# A value moves by less than this many times what the noise moves it, or by less than the floor.
-_FACTOR = 16.0
-_FLOOR = 1e-10
-# A value that float64's rounding moves by more than this, relative to its size, is 0 but for rounding.
-_NOISE = 1e-3
+# A value moves by less than this many times what one draw of the noise moves it, which may happen to be
+# little, or by less than the floor: a hundred times the noise. Chosen, not measured.
+_FACTOR, _FLOOR = 16.0, 1e-10
+# A value that float64's rounding moves by more than this, relative to its size, is 0 but for rounding: of
+# others at least three digits can be compared. Chosen, not measured.
+MOST_NOISE = 1e-3
+# Of values that are looked at entry by entry, so many entries are, of one value or of all together: 32 MiB in
+# float64. Chosen, not measured.
+MOST_ENTRIES = 2**22
 
 
 @dataclass(slots=True)
@@ -67,7 +74,7 @@ class Side:
     def noise(self, value: int) -> bool:
         """Return whether a value is 0 but for rounding: in float64, too, that moves it by a part of its size.
         Without tolerances none is."""
-        return value < len(self.tolerance) and self.tolerance[value] > _NOISE
+        return value < len(self.tolerance) and self.tolerance[value] > MOST_NOISE
 
 
 def measured(
@@ -84,11 +91,12 @@ def measured(
         side.arrays = arrays_of(side, {r.value for r in play.results}, keep=True)
         moved: list[Fingerprint] = []
         program.play(_into(moved), weights=weights, steps=steps, noise=NOISE)
+        # A distance may be infinite; tolerances are numbers, far above any that counts.
         side.tolerance = [
             _FACTOR * min(distance(a, b), 1e3) + _FLOOR for a, b in zip(prints, moved, strict=True)
         ]
     else:
-        side.tolerance = [_FLOOR * 10] * len(prints)
+        side.tolerance = [_FLOOR * 10] * len(prints)  # not known: taken as this; chosen, not measured
     return side
 
 

@@ -25,9 +25,10 @@ __all__ = ["Roles", "apart", "roles_of"]
 # For each axis of a parameter, its roles in a product; an axis may be split into two. Empty if not known.
 Roles: TypeAlias = "tuple[frozenset[str], ...]"
 
-# Entries are numbered below this, so that no function of them overflows.
+# Entries are numbered below this, so that no function of them overflows; any number below 1 would do.
 _LARGEST = 0.5
-# Operations with a parameter alone, one after another, after which it is still followed.
+# Operations with a parameter alone, one after another, after which it is still followed, such as those of a
+# weight that is rounded or normalised. Chosen, not measured.
 _MOST_STEPS = 8
 _INNER = ("summed", "window")
 
@@ -200,6 +201,7 @@ def apart(
 
 def _spans(shape: Sequence[int]) -> list[tuple[float, float]]:
     """Return where each axis begins and ends, on a scale on which sizes add up."""
+    # Rounded, since logarithms of one product may differ in their last digits.
     ends = np.concatenate([[0.0], np.cumsum(np.log(np.maximum(shape, 1)))]).round(9)
     return list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from stablenum.diagnosis.diff.sides.equality import SAME_ARRAY
 from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.sides.play import Program
 from stablenum.diagnosis.diff.sides.sides import Side, measured
@@ -39,8 +40,6 @@ from stablenum.diagnosis.diff.weights.weights import (
 )
 
 __all__ = ["carried"]
-
-_SAME = 1e-12
 
 
 def carried(left: Side, right: Program, weights: Weights) -> tuple[WeightMap, Mapping[str, Any] | None]:
@@ -165,7 +164,7 @@ def _by_numbers(left: Program, right: Program) -> dict[str, str]:
     found = dict[str, str]()
     for name, x in right.parameters().items():
         mark = fingerprint(x)
-        same = [n for n, other in mine.items() if not mark.simple and distance(mark, other) <= _SAME]
+        same = [n for n, other in mine.items() if not mark.simple and distance(mark, other) <= SAME_ARRAY]
         if len(same) == 1 and layouts(np.shape(arrays[same[0]]), np.shape(x), "other"):
             found[name] = same[0]
     return found

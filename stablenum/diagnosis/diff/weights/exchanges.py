@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import combinations, pairwise, product
 
+from stablenum.diagnosis.diff.differences import MOST_NAMED
 from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.diff.weights.origins import Origin
 from stablenum.diagnosis.diff.weights.parameter_uses import Use, uses_of
@@ -15,7 +16,6 @@ from stablenum.diagnosis.diff.weights.weights import WeightMap
 
 __all__ = ["by_flow_only", "note_on", "out_of_order"]
 
-_MOST_NAMED = 4
 _NOTE = (
     "Only their uses tell which of these weights correspond, not their names: {}. A program "
     "that exchanges two of them is the same under this map. Check whether that is what you mean."
@@ -49,8 +49,8 @@ def note_on(names: Sequence[str], mapped: WeightMap) -> tuple[str, ...]:
     if not names:
         return ()
     shown = [f"{name} <- {mapped.origins[name]}" for name in names]
-    more = f" and {len(shown) - _MOST_NAMED} more" if len(shown) > _MOST_NAMED else ""
-    return (_NOTE.format("; ".join(shown[:_MOST_NAMED]) + more),)
+    more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
+    return (_NOTE.format("; ".join(shown[:MOST_NAMED]) + more),)
 
 
 def out_of_order(mapped: WeightMap) -> tuple[str, ...]:

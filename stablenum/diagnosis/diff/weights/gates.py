@@ -12,6 +12,8 @@ from stablenum.diagnosis.diff.weights.sequences import cut_from
 
 __all__ = ["apart", "with_twins"]
 
+# Into how many parts a matrix may be cut: the gates of an LSTM and a GRU first, then those of other cells and
+# gated layers. Chosen, not measured.
 _COUNTS = (4, 3, 2, 6, 8)
 # The parts of a recurrent layer's name that tell the weights of the input from those of the state.
 _TWINS = {"ih": "hh", "hh": "ih", "i": "h", "h": "i"}

@@ -35,6 +35,7 @@ _COPIED = (
     " The words of a report are not names: give report.weights itself, or a function from the left arrays to "
     "the right ones."
 )
+# An error names so many parameters, from which a mistyped name can be mended. Chosen, not measured.
 _MOST_NAMED = 12
 
 
@@ -213,7 +214,7 @@ def _check_made(made: Mapping[str, Any], right: Mapping[str, Any]) -> None:
         if name not in right:
             raise ValueError(
                 f"the function given as weights returns {name!r}, which the right program does not have. "
-                f"Its parameters are {', '.join(list(right)[:12])}."
+                f"Its parameters are {', '.join(list(right)[:_MOST_NAMED])}."
             )
         if x.size != right[name].size:
             raise ValueError(

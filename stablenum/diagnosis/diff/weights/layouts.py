@@ -6,10 +6,16 @@ import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 
-__all__ = ["layouts"]
+__all__ = ["MOST_AXES", "layouts"]
+
+# All orders of an array's axes are tried if it has no more than these: 24 orders. Images, kernels and the
+# heads of attention have four axes.
+MOST_AXES = 4
+# Layouts are looked for among 120 orders at most: kernels of volumes have five axes.
+_MOST_PERMUTED = 5
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # pairs of shapes; chosen, not measured
 def layouts(given: tuple[int, ...], wanted: tuple[int, ...], kind: str) -> tuple[tuple[int, ...], ...]:
     """Return the permutations of the axes after which an array can be reshaped to another shape, the most
     usual one first.
@@ -23,7 +29,7 @@ def layouts(given: tuple[int, ...], wanted: tuple[int, ...], kind: str) -> tuple
         >>> layouts((6, 4), (4, 2, 3), "matmul"), layouts((8, 3, 5, 5), (5, 5, 3, 8), "conv")[0]
         (((1, 0),), (2, 3, 1, 0))
     """
-    if len(given) > 5:
+    if len(given) > _MOST_PERMUTED:
         return (tuple(range(len(given))),) if _regroups(given, wanted) else ()
     found = [p for p in itertools.permutations(range(len(given))) if _regroups([given[i] for i in p], wanted)]
     usual = _usual(len(given), kind)

@@ -23,7 +23,11 @@ __all__ = ["exchanged", "neighbours_of"]
 # The neighbours of each parameter, on the left and on the right.
 Before: TypeAlias = "tuple[Mapping[str, frozenset[str]], Mapping[str, frozenset[str]]]"
 
+# Descriptions reach so many neighbours far at most, and as far as a program has parameters if these are
+# fewer: no longer description tells more then. Chosen, not measured.
 _MOST_ROUNDS = 64
+# Each pass looks at all pairs of parameters. One exchange may undo another, so that passes need not end by
+# themselves. Chosen, not measured.
 _MOST_PASSES = 8
 _PRODUCTS = ("matmul", "conv", "gather")
 

@@ -11,6 +11,8 @@ from stablenum.diagnosis.diff.weights.weights import WeightMap
 
 __all__ = ["continued"]
 
+_MOST_NAMED = 3  # entries that are lost: those of one parameter of Adam, and one more; chosen, not measured
+
 
 @dataclass(slots=True)
 class _Moments:
@@ -64,7 +66,7 @@ def _notes(kept: Mapping[tuple[str, str], Any], used: set[tuple[str, str]]) -> t
         return (_FRESH,)
     roles = sorted({role for _, role in used})
     lost = sorted({f"{role} of {name}" for name, role in kept if (name, role) not in used})
-    some = f"{', '.join(lost[:3])}{' and others' if len(lost) > 3 else ''}"
+    some = f"{', '.join(lost[:_MOST_NAMED])}{' and others' if len(lost) > _MOST_NAMED else ''}"
     return (
         *((_CARRIED.format(", ".join(roles)),) if roles else ()),
         *((_LOST.format(some),) if lost else ()),

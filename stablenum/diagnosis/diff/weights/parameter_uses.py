@@ -28,7 +28,8 @@ _KINDS = {
 }  # fmt: skip
 _MULTIPLIED = frozenset({"matmul", "conv", "gather"})
 _PUT_TOGETHER = frozenset({"cat", "concatenate"})
-# Fingerprints of what depends on no parameter differ by less than this if the values are the same.
+# Fingerprints of what depends on no parameter differ by less than this if the values are the same: float32,
+# in which arguments are given, rounds by 6e-8, and inputs may have been scaled in it.
 _SAME = 1e-6
 _EMPTY = Fingerprint(0)
 _LOOP = "of scan"
@@ -81,9 +82,11 @@ class Use:
         """
         a, b = self.data, other.data
         if a is None or b is None:
+            # What is not known tells less than what is zero at first. Chosen, not measured.
             return 0.0 if a is b else 0.5 if (a or b or _EMPTY).entries else 1.0
         if bool(a.entries) != bool(b.entries):
             return 1.0
+        # Where programs differ before, what corresponds has other values. Chosen, not measured.
         return 0.0 if distance(a, b) <= _SAME else 0.25
 
 

@@ -12,8 +12,10 @@ from stablenum.diagnosis.diff.weights.parameter_uses import Use
 
 __all__ = ["columns_apart", "layers_apart", "put_together", "rows_apart"]
 
+# No stack has more layers: a longer first axis is one of features. Chosen, not measured.
 _MOST_LAYERS = 256
-# A stack of layers has at least so many parameters.
+# A stack of layers has at least so many parameters, such as a matrix and a gain: sizes of one parameter show
+# none.
 _FEWEST = 2
 
 

@@ -14,11 +14,17 @@ from stablenum.diagnosis.diff.weights.parameter_uses import Use
 
 __all__ = ["aligned", "any_of", "cut_from", "likeness"]
 
+# A matrix is put together from at most so many, such as the queries, keys and values of several heads.
+# Chosen, not measured.
 _MOST_PARTS = 16
+# To leave out two parameters costs more than the dearest pair, so that nothing that fits is left out.
 _SKIP = 8.0
-# Among matrices that multiply one value, names count for more than order.
-_CROSSED = 0.1
-_EXCHANGED = 0.5
+# Among matrices that multiply one value, names count for more than order: four of them cross six times at
+# most, and a name without a word in common costs 2, as each of two teams of matrices that are exchanged
+# would.
+_CROSSED, _EXCHANGED = 0.1, 0.5
+# So many matrices that multiply one value are tried in any order, of which there are 24: the queries, keys
+# and values, and one more.
 _MOST_IN_GROUP = 4
 _APART = [{a, b} for a in ("matmul", "conv") for b in ("mul", "add")]
 _Pair: TypeAlias = "tuple[Sequence[Use], Sequence[Use]]"
@@ -177,6 +183,7 @@ def _counts(whole: Use, parts: Sequence[Use]) -> Iterator[int]:
 def _cost(a: Use, b: Use) -> float:
     if a.size != b.size or not layouts(a.shape, b.shape, a.kind) or _is_other(a, b):
         return float("inf")
+    # What they multiply counts most, then names, then the operation. Chosen, not measured.
     return 1.0 * (a.kind != b.kind) + 2.0 * (1 - likeness(a.words, b.words)) + 3.0 * a.unlike(b)
 
 
@@ -190,6 +197,7 @@ def _cost_parts(whole: Use, parts: Sequence[Use]) -> float:
     if any(p.kind != whole.kind for p in parts) or _cuts(whole, parts) is None:
         return float("inf")
     unequal = len({p.size for p in parts}) > 1
+    # The more parts, and the less equal, the more of a guess. Chosen, not measured.
     return 1.0 + 1.0 * unequal + 0.5 * len(parts) + 3.0 * max(whole.unlike(p) for p in parts)
 
 

@@ -18,12 +18,17 @@ from stablenum.diagnosis.diff.weights.weights import WeightMap
 
 __all__ = ["better_of", "settled", "values_shared"]
 
+# Each trial evaluates the right program once more. Enough for two kernels of 23 orders, and for some gates;
+# chosen, not measured.
 _MOST_TRIALS = 64
-# A map is better if the sides share so many more values: fewer may be an accident.
+# A map is better if the sides share so many more values: fewer may be an accident. Chosen,
+# not measured.
 _MORE = 3
+# The gates of an LSTM, which have 24 orders.
 _MOST_GATES = 4
-_MOST_SQUARE = 8
-_MOST_KERNELS = 4
+# So many square matrices are turned one by one, and so many kernels laid out in each other way. Chosen, not
+# measured.
+_MOST_SQUARE, _MOST_KERNELS = 8, 4
 _Move: TypeAlias = "Callable[[Mapping[str, Source]], dict[str, Source]]"
 # The gates of these come in an order that is known.
 _KNOWN = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -72,7 +77,9 @@ def better_of(left: Side, right: Program, one: WeightMap, other: WeightMap) -> W
 def _named_alike(mapped: WeightMap) -> float:
     """Return how much the names of the right parameters resemble those of the left ones, in total."""
     pairs = ((name, source) for name, origin in mapped.origins.items() for source in origin.names)
-    return round(sum(likeness(words_of(a), words_of(b)) for a, b in pairs), 6)
+    return round(
+        sum(likeness(words_of(a), words_of(b)) for a, b in pairs), 6
+    )  # else sums in another order would differ
 
 
 def _shared(left: Side, right: Program, mapped: WeightMap) -> tuple[int, bool]:

@@ -22,7 +22,8 @@ __all__ = [
 
 Revision: TypeAlias = "Callable[[dict[str, Source]], dict[str, Source]]"
 Apart: TypeAlias = "Callable[[Sequence[Use]], list[Use]]"
-_MOST_ENTRIES = 4
+# An error names so many parameters of each side, and shows an entry for so many. Chosen, not measured.
+_MOST_LISTED, _MOST_ENTRIES = 8, 4
 _Both: TypeAlias = "tuple[Sequence[Use], Sequence[Use]]"
 
 
@@ -181,8 +182,8 @@ def _missing(right: Sequence[Use], origins: Mapping[str, Source]) -> list[Use]:
 
 
 def _message(right: Sequence[Use], left: Sequence[Use], all_of_them: Sequence[Use]) -> str:
-    named = ", ".join(f"{u.name} {list(u.shape)}" for u in right[:8])
-    candidates = ", ".join(f"{u.name} {list(u.shape)}" for u in left[:8]) or "none"
+    named = ", ".join(f"{u.name} {list(u.shape)}" for u in right[:_MOST_LISTED])
+    candidates = ", ".join(f"{u.name} {list(u.shape)}" for u in left[:_MOST_LISTED]) or "none"
     entries = {u.name: _fitting(u, left) or _fitting(u, all_of_them) for u in right[:_MOST_ENTRIES]}
     return (
         f"weights='match' finds no counterpart for these parameters of the right program: {named}. "

@@ -19,14 +19,22 @@ from typing import Any
 import numpy as np
 
 from stablenum.diagnosis.diff.causes.formulas.update_laws import Law, law_of
+from stablenum.diagnosis.diff.sides.equality import SAME_UPDATE
 
 __all__ = ["History", "moments_of"]
 
-_EXACT = 1e-6
-# So many entries, spread over all parameters, tell which numbers fit; all of them then have to.
-_ENTRIES = 256
-_MOST_RATES = 48
+# So many entries, spread over all parameters, tell which numbers fit; all of them then have to. With so many
+# rates for each of two moments, that is a table of 48 x 48 x 256 numbers: 4.5 MiB. Chosen, not measured.
+_ENTRIES, _MOST_RATES = 256, 48
+_DIGITS = 12  # of a rate that is given as one minus it: 1 - 0.9 is 0.09999999999999998
+# Larger numbers are decay rates. Chosen, not measured.
 _LARGEST_EPSILON = 1e-2
+# A law fits if it is so much nearer than the one that it is to be told from. Chosen, not measured.
+_NEARER = 1e-2
+# The decay rates that optimizers have by default, and that their authors recommend, are tried first.
+_USUAL = (0.9, 0.999, 0.99, 0.95, 0.98, 0.5)
+# A larger number is no weight decay.
+_LARGEST_DECAY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +91,7 @@ def moments_of(
     for limit in (math.inf, *limits):
         factors = [min(1.0, limit / n) if n else 1.0 for n in norms]
         if limit == math.inf or min(factors) < 1:
-            found = _fitting(history.scaled(factors), rates, epsilons, min(_EXACT, 1e-2 * gap))
+            found = _fitting(history.scaled(factors), rates, epsilons, min(SAME_UPDATE, _NEARER * gap))
             if found is not None:
                 return found
     return None
@@ -91,9 +99,8 @@ def moments_of(
 
 def _rates(numbers: Collection[float]) -> list[float]:
     """Return which numbers may be decay rates; of some, programs compute with what is missing to 1."""
-    found = {0.0, *(round(x, 12) for n in numbers for x in (n, 1 - n) if 0 < x < 1)}
-    usual = (0.9, 0.999, 0.99, 0.95, 0.98, 0.5)
-    return sorted(found, key=lambda x: (x not in usual, -x))[:_MOST_RATES]
+    found = {0.0, *(round(x, _DIGITS) for n in numbers for x in (n, 1 - n) if 0 < x < 1)}
+    return sorted(found, key=lambda x: (x not in _USUAL, -x))[:_MOST_RATES]
 
 
 def _fitting(
@@ -127,7 +134,7 @@ def _forms(
         return
     inside = law.name == "inside"
     added = [law.decay] if law.coupled else []
-    for decay in dict.fromkeys((*added, 0.0, *(r for r in rates if r < 0.5))):
+    for decay in dict.fromkeys((*added, 0.0, *(r for r in rates if r < _LARGEST_DECAY))):
         for epsilon in (law.epsilon, *epsilons):
             yield partial(_adam, epsilon=epsilon, inside=inside, decay=decay), 2
 
@@ -150,7 +157,7 @@ def _adam(rows: Any, grid: Any, *, epsilon: float, inside: bool, decay: float) -
     rates, at = np.unique(grid, return_inverse=True)
     at = at.reshape(grid.shape)
     first, second = _means(hs, rates), _means(hs * hs, rates)
-    e = epsilon + 1e-300
+    e = epsilon + 1e-300  # keeps 0 / 0 from being NaN
     roots = np.sqrt(second + e) if inside else np.sqrt(second) + e
     return _errors(us[-1], first[at[:, 0]] / roots[at[:, 1]], None if decay else ps[-1])
 

@@ -19,12 +19,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from stablenum.diagnosis.diff.sides.equality import SAME_FORMULA
+
 __all__ = ["Law", "law_of"]
 
-_EXACT = 1e-7
+# Gauss-Newton ends after some rounds if a law fits; if it does not, after so many. Chosen, not measured.
 _ROUNDS = 60
-_NOTHING = 1e-9  # of a gradient, or of an update: what a decay adds to it
-_MOST_TRIED = 4
+_STEP = 1e-4  # of derivatives, in units of each constant: they need not be exact, since rounds follow
+_NOTHING = (
+    1e-9  # of a gradient, or of an update: what a decay adds to it; 1e-12 in the tests, or 2e-4 and more
+)
+_MOST_TRIED = 4  # parameters, the largest first, until one is decayed; chosen, not measured
 _Row: TypeAlias = tuple[Any, Any, Any]  # a parameter, its gradient and its update
 # Where the fit of a decay that is added to the gradient begins: the signs of small gradients depend on it.
 _DECAYS = (1e-2, 1e-1, 1e-3, 5e-2, 5e-3, 5e-4, 1e-4, 0.5, 1e-5)
@@ -119,6 +124,7 @@ def _made(name: str, p: Any, g: Any, constants: Iterable[float], *, coupled: boo
         return -a * _SCALED[name](g + d * p if coupled else g, e) - (0.0 if coupled else d * p)
 
 
+# The smallest numbers keep 0 / 0 from being NaN.
 _SCALED: dict[str, Callable[[Any, float], Any]] = {
     "gradient": lambda g, e: g,
     "outside": lambda g, e: g / (np.abs(g) + abs(e) + 1e-300),
@@ -129,6 +135,7 @@ _SCALED: dict[str, Callable[[Any, float], Any]] = {
 def _start(name: str, g: Any, u: Any, decay: float) -> list[float]:
     if name == "gradient":
         return [float(-(u * g).sum() / (g * g).sum()), 0.0, decay]
+    # Adam's usual epsilon; that within the root is of squares.
     return [float(np.median(np.abs(u))), 1e-8 if name == "outside" else 1e-12, decay]
 
 
@@ -139,9 +146,10 @@ def _solved(
     they give every element and come no nearer."""
     x, scale = np.asarray(start, float), float(np.abs(wanted).max())
     rate = abs(x[0]) or scale
+    # An epsilon of 0 has no size of its own: no optimizer has one below these.
     steps = np.asarray([rate, max(abs(x[1]), 1e-10), rate])
     index = [i for i, on in enumerate(free) if on]
-    best, found = _EXACT * scale, None
+    best, found = SAME_FORMULA * scale, None
     for _ in range(_ROUNDS):
         gap = wanted - made(x)
         size = float(np.abs(gap).max())
@@ -152,8 +160,8 @@ def _solved(
         columns = []
         for i in index:
             h = np.zeros(3)
-            h[i] = 1e-4 * steps[i]
-            columns.append((made(x + h) - made(x - h)) / 2e-4)
+            h[i] = _STEP * steps[i]
+            columns.append((made(x + h) - made(x - h)) / (2 * _STEP))
         slopes = np.stack(columns, axis=1)
         if not (np.isfinite(slopes).all() and np.isfinite(gap).all()):
             return found

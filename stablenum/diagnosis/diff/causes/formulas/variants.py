@@ -11,7 +11,9 @@ import numpy as np
 __all__ = ["Variant", "code_of", "elementwise_of", "variants_of"]
 
 _Setting: TypeAlias = tuple[tuple[str, Any], ...]
-_EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 2.0**-23, 1e-6, 1e-5, 1e-4, 1e-3)  # torch.rms_norm has 2^-23
+# Keras has 1e-3, torch 1e-5, and 2^-23 in rms_norm, flax 1e-6, BERT 1e-12; and powers of ten between.
+_EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 2.0**-23, 1e-6, 1e-5, 1e-4, 1e-3)
+_EPSILONS_OF_GROUPS = (1e-6, 1e-5, 1e-3)  # of group norms in flax, torch and Keras
 
 
 class Variant(NamedTuple):
@@ -106,7 +108,7 @@ def _in_groups(x: Any) -> Iterator[Variant]:
             if 1 < groups < channels and neighbours.shape[3] > 1:
                 found.append((neighbours, (2,), (("at", "each position"),)))
             for grouped, axes, told in found:
-                for epsilon in (1e-6, 1e-5, 1e-3):
+                for epsilon in _EPSILONS_OF_GROUPS:
                     values = np.moveaxis(_normalised(grouped, axes, epsilon).reshape(y.shape), 1, axis)
                     yield Variant("group_norm", (("groups", groups), *told, ("epsilon", epsilon)), values)
 
@@ -173,6 +175,7 @@ def _tanh_gelu(x: Any) -> Any:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
+# As torch and jax.nn have them; the sigmoids are those of hard_sigmoid in torch (and JAX) and in Keras.
 _ELEMENTWISE: tuple[tuple[str, tuple[tuple[str, Any], ...], Callable[[Any], Any]], ...] = (
     ("gelu", (("by", "erf"),), lambda x: 0.5 * x * (1 + _erf(x / np.sqrt(2.0)))),
     ("gelu", (("by", "tanh"),), _tanh_gelu),

@@ -15,8 +15,10 @@ from stablenum.diagnosis.diff.causes.formulas.variants import Variant
 
 __all__ = ["convolutions_of", "pools_of", "resizes_of", "transposed_convolutions_of"]
 
-_STRIDES = (1, 2, 3, 4)
-_DILATIONS = (1, 2, 3, 4, 8)
+# The strides and dilations of convolutions that are tried. Chosen, not measured.
+_STRIDES, _DILATIONS = (1, 2, 3, 4), (1, 2, 3, 4, 8)
+# The windows and strides of pools that are tried, and below what their padding is. Chosen, not measured.
+_POOLS, _STRIDES_OF_POOLS, _PADDING_OF_POOLS = (2, 3, 4, 5), (1, 2, 3), 3
 # What is put beside the entries, with NumPy's name for it.
 _MODES = {
     "zeros": "constant",
@@ -112,8 +114,8 @@ def _spread(x: Any, stride: int) -> Any:
 def pools_of(x: Any, size: tuple[int, ...]) -> Iterator[Variant]:
     """Return average and maximum pooling of an array (N, C, *spatial) to a spatial size."""
     spatial = x.ndim - 2
-    for width, stride in itertools.product((2, 3, 4, 5), (1, 2, 3)):
-        for low, high in itertools.product(range(min(width, 3)), repeat=2):
+    for width, stride in itertools.product(_POOLS, _STRIDES_OF_POOLS):
+        for low, high in itertools.product(range(min(width, _PADDING_OF_POOLS)), repeat=2):
             window = (width,) * spatial
             if _size(tuple(n + low + high for n in x.shape[2:]), window, stride) != size:
                 continue
