@@ -12,6 +12,11 @@ from stablenum.diagnosis.replay.trace import Trace
 from stablenum.diagnosis.replay.values import Place
 
 __all__ = [
+    "HALFWAY_DOWN",
+    "MOST_PLACES",
+    "NEARLY_DOWN",
+    "NOT_DOWN",
+    "PARTLY_DOWN",
     "UNTRAINED",
     "Clip",
     "Course",
@@ -28,6 +33,15 @@ Array = Any
 
 # The role, in a trace, of an array that a model holds as a plain array instead of a parameter.
 UNTRAINED = "untrained"
+
+# Of the lines of a script that do the same, such as making optimizers, so many are kept. Chosen, not
+# measured.
+MOST_PLACES = 4
+# How far a loss has come down (``Course.fall``), which tells how serious a complaint is: hardly; a part of
+# the way to 0; half of it; next to all of it.
+NOT_DOWN, PARTLY_DOWN, HALFWAY_DOWN, NEARLY_DOWN = 0.1, 0.3, 0.5, 0.9
+# Fewer losses show no course. What they begin and end with is the median of one in so many of them.
+_LEAST_LOSSES, _PARTS = 4, 8
 
 
 class ParameterSeen(NamedTuple):
@@ -303,9 +317,9 @@ class Course:
         if it rose; NaN for fewer than four losses, and for losses that change their sign, as in
         reinforcement learning."""
         values = [v for v in self.values if math.isfinite(v)]
-        if len(values) < 4 or min(values) < 0 < max(values):
+        if len(values) < _LEAST_LOSSES or min(values) < 0 < max(values):
             return math.nan
-        part = max(1, len(values) // 8)
+        part = max(1, len(values) // _PARTS)
         # A first step that is too large makes the losses after it larger than the one to compare with.
         first, last = min(values[0], median(values[:part])), median(values[-part:])
         return (first - last) / abs(first) if first else 0.0

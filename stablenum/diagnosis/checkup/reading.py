@@ -28,6 +28,9 @@ _WEIGHING = frozenset({"bmm", "einsum", "matmul", "mul"})
 # Operations of many steps, and those that are often in a loop of the user's.
 _SHARED = LAYERS | {"cross_entropy", "layer_norm", "log_softmax", "relu", "sigmoid", "softmax", "tanh"}
 
+# A value is followed back through so many reshapes and casts. Chosen, not measured.
+_MOST_MOVES = 64
+
 
 def _call(step: Step) -> tuple[object, ...]:
     return step.operation, step.place, step.module
@@ -90,7 +93,7 @@ class Reading:
 
     def source(self, value: int) -> Value:
         """Return the value from which this one was moved, reshaped or converted."""
-        for _ in range(64):
+        for _ in range(_MOST_MOVES):
             found = self.trace.values[value]
             if found.producer is None:
                 return found
@@ -173,7 +176,7 @@ class Reading:
 
     def signal(self, value: int) -> Signal | None:
         """Return what was measured of a value, or of that from which it was moved."""
-        for _ in range(64):
+        for _ in range(_MOST_MOVES):
             found = self.signals.get(value)
             producer = self.trace.values[value].producer
             if found is not None or producer is None:

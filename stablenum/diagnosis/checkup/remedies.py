@@ -15,15 +15,22 @@ from stablenum.diagnosis.checkup.trials import deviations_for
 
 __all__ = ["Change", "Remedy", "outcome_of", "remedy_for", "resumed"]
 
-# A step that suits most trainings changes a weight by this part of its size.
+# A step that suits most trainings changes a weight by this part of its size. Chosen, not measured; ``trials``
+# asks for twice as much of the first step.
 _USUAL_STEP = 0.005
-# A trial takes so many steps, or this part of those that the script took.
+# A trial takes so many steps, or this part of those that the script took: it is to cost less than the first
+# run. Chosen, not measured.
 _LEAST_STEPS, _PART = 30, 0.25
 # Where a change shows only after the first loss, a trial begins with the loss of the first run. Batches that
-# are not seeded may make this part of a difference; in a trial that was too short, none.
+# are not seeded may make this part of a difference; in a trial that was too short, none. Chosen, not
+# measured.
 _ALIKE, _SAME = 0.1, 1e-3
-# A trial with less than this part of the losses was too short.
+# A trial with less than this part of the losses was too short. Chosen, not measured.
 _MOST = 0.8
+# A rate is changed tenfold at least: factors are powers of ten, of which 1 changes nothing.
+_LEAST_FACTOR = 10.0
+# What a trial ends with is the mean of this part of its losses. Chosen, not measured.
+_LAST = 4
 
 
 class Change(StrEnum):
@@ -119,7 +126,7 @@ def outcome_of(remedy: Remedy, before: Sequence[float], after: Sequence[float]) 
     count = min(len(before), len(after))
     if count < 2:
         return ""
-    part = max(1, count // 4)  # its mean, because the losses of single batches differ
+    part = max(1, count // _LAST)  # its mean, because the losses of single batches differ
     cured, unchanged = (math.fsum(values[count - part : count]) / part for values in (after, before))
     doubt = "" if cured < unchanged or math.isnan(unchanged) else " (so far that is no better)"
     return (
@@ -166,7 +173,7 @@ def _none(one: Complaint, course: Course) -> Remedy | None:
 
 def _lower_rate(one: Complaint, course: Course) -> Remedy:
     change = _relative(course)
-    return _rate(min(0.1, _USUAL_STEP / change) if change > 0 else 0.1)
+    return _rate(min(1 / _LEAST_FACTOR, _USUAL_STEP / change) if change > 0 else 1 / _LEAST_FACTOR)
 
 
 def _other_sign(one: Complaint, course: Course) -> Remedy:
@@ -179,7 +186,7 @@ def _less_decay(one: Complaint, course: Course) -> Remedy:
 
 def _higher_rate(one: Complaint, course: Course) -> Remedy | None:
     change = _relative(course)
-    return _rate(max(10.0, _USUAL_STEP / change)) if change > 0 else None
+    return _rate(max(_LEAST_FACTOR, _USUAL_STEP / change)) if change > 0 else None
 
 
 def _rate(factor: float) -> Remedy:

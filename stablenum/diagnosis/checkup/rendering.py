@@ -13,7 +13,7 @@ from stablenum.diagnosis.report.text import numbered, wrapped
 
 __all__ = ["as_html", "as_rich", "as_text"]
 
-# So many complaints are shown in full.
+# So many complaints are shown in full, and the others in a line each. Chosen, not measured.
 MOST = 4
 
 

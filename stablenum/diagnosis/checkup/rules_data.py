@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from stablenum.diagnosis.checkup.course import Course
+from stablenum.diagnosis.checkup.course import NEARLY_DOWN, Course
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.wording import places_of
@@ -13,14 +13,19 @@ from stablenum.diagnosis.replay.source_files import lines_with
 
 __all__ = ["RULES"]
 
-# Inputs with a larger root mean square are not scaled; bytes have about 100, standardised data 1.
-_INPUT = 30.0
+# Inputs with a larger root mean square are not scaled; bytes have about 100, standardised data 1. So are
+# those with a smaller one than the second.
+_INPUT, _SMALL = 30.0, 1e-3
+# Beyond this many times that bound, inputs are a fault rather than a warning, if the loss does not come down.
+_FAR = 10
 # How scripts make arrays of their data.
 _DATA = r"torch\.(?:as_)?tensor\(|from_numpy\(|\.FloatTensor\(|jnp\.(?:as)?array\("
 # Targets so many times larger than the output.
 _TARGET = 30.0
 # Items of a batch so similar, relative to the output's size, are the same.
 _CONSTANT = 1e-4
+# An output is constant if it was in so many of the last measured steps.
+_LAST = 3
 
 
 def _inputs(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
@@ -31,11 +36,11 @@ def _inputs(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         found = layer.input
         if found is None or not reading.is_data(layer.source) or found.size < 2:
             continue
-        if found.rms > _INPUT or 0 < found.rms < 1e-3:
-            poor = not course.fall() > 0.9
+        if found.rms > _INPUT or 0 < found.rms < _SMALL:
+            poor = not course.fall() > NEARLY_DOWN
             yield Complaint.of(
                 Symptom.UNSCALED_INPUT,
-                Level.FAULT if poor and found.rms > 10 * _INPUT else Level.WARNING if poor else Level.NOTE,
+                Level.FAULT if poor and found.rms > _FAR * _INPUT else Level.WARNING if poor else Level.NOTE,
                 f"the input of {layer.weight or 'the first layer'} has a root mean square of "
                 f"{found.rms:.3g}, mean {found.mean:.3g}, values in "
                 f"[{found.least:.3g}, {found.greatest:.3g}]",
@@ -55,10 +60,10 @@ def _targets(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]
         target, made = reading.signal(data), reading.signal(output)
         if target is None or made is None or step.operation not in _COMPARING:
             continue
-        if target.rms > _TARGET * max(made.rms, 1e-3) and target.rms > _INPUT:
+        if target.rms > _TARGET * max(made.rms, _SMALL) and target.rms > _INPUT:
             yield Complaint.of(
                 Symptom.UNSCALED_TARGET,
-                Level.WARNING if not course.fall() > 0.9 else Level.NOTE,
+                Level.WARNING if not course.fall() > NEARLY_DOWN else Level.NOTE,
                 f"the targets have a root mean square of {target.rms:.3g}, the output {made.rms:.3g}",
                 place=step.place,
                 places=lines_with(course.step_place, _DATA),
@@ -201,7 +206,7 @@ def _unreachable(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
         if usual and (target.least < least - margin or target.greatest > most + margin):
             yield Complaint.of(
                 Symptom.UNSCALED_TARGET,
-                Level.WARNING if not course.fall() > 0.9 else Level.NOTE,
+                Level.WARNING if not course.fall() > NEARLY_DOWN else Level.NOTE,
                 f"the targets are in [{target.least:.3g}, {target.greatest:.3g}]; {last.operation} gives "
                 f"[{least:g}, {most:g}]",
                 place=last.place,
@@ -213,9 +218,12 @@ def _unreachable(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
             return
 
 
-# Activation -> what it gives. Targets beyond that by half of their size are out of reach.
+# Targets that lie outside of what an activation gives by more than this part of their size are out of reach.
+_BEYOND = 0.5
+# Activation -> what it gives.
 _RANGES = {"sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu": (0.0, math.inf)}
-_BEYOND, _ABOVE = 0.5, 0.01
+# Log-probabilities end at 0, but for rounding.
+_ABOVE = 0.01
 _ON_LOGITS = ("cross_entropy", "log_softmax", "softmax")
 
 
@@ -238,7 +246,7 @@ def _out_of_range(course: Course, readings: Sequence[Reading]) -> Iterator[Compl
 
 def _constant(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     spreads = []
-    for reading in readings[-3:]:
+    for reading in readings[-_LAST:]:
         output = reading.output()
         found = None if output is None else reading.signal(output[1])
         if output is None or found is None or math.isnan(found.spread) or found.shape[0] < 2:

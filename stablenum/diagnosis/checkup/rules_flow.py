@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from stablenum.diagnosis.checkup.course import Course, median
+from stablenum.diagnosis.checkup.course import HALFWAY_DOWN, PARTLY_DOWN, Course, median
 from stablenum.diagnosis.checkup.reading import Layer, Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.wording import places_of
@@ -13,13 +13,21 @@ from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["RULES", "activation_after", "activation_of", "gain_for", "some"]
 
-# A chain of layers has at least so many.
+# A chain of layers, or of rounds of one, has at least so many.
 _LEAST_LAYERS = 3
 # The ratio between the first layer and the last, or the extreme one, beyond which a signal explodes or
 # vanishes. A sound initialisation keeps it within about 10.
 _RATIO = 1e3
+# The same of gradients, which vary more along a chain that trains.
 _GRADIENT_RATIO = 1e4
-_FALLEN = 0.3
+# The layer is named that first makes a signal larger, or smaller, by more than twice.
+_GAIN, _LOSS = 2, 0.5
+# The activation after a layer may follow so many other operations. Chosen, not measured.
+_MOST_BETWEEN = 6
+# Gradients are looked at in so many of the first measured steps.
+_FIRST = 3
+# Sizes are shown up to so many, of which half are the first and half the last ones. Chosen, not measured.
+_MOST_SHOWN = 8
 
 # Activation -> the initialisation for it, and its gain.
 _INITIALISATIONS = {
@@ -45,7 +53,7 @@ def gain_for(activation: str) -> float:
 def activation_after(reading: Reading, layer: Layer) -> str:
     """Return the activation that reads a layer's output; "" for none."""
     value = layer.step.outputs[0]
-    for _ in range(6):
+    for _ in range(_MOST_BETWEEN):
         readers = [s for s in reading.readers.get(value, []) if s.phase == "forward" and s.outputs]
         known = next((s.operation for s in readers if s.operation in _INITIALISATIONS), "")
         if known or not readers:
@@ -75,16 +83,16 @@ def _activations(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
         f"gain per layer {median([g for g, _ in gains]):.2g}; {activation or 'this chain'} needs about 1",
     )
     if top / first > _RATIO and reading.probe.step == 0:
-        worst = next((layer for gain, layer in gains if gain > 2), gains[0][1])
+        worst = next((layer for gain, layer in gains if gain > _GAIN), gains[0][1])
         symptom = Symptom.EXPLODING_ACTIVATIONS
     elif low / first < 1 / _RATIO and reading.probe.step == 0:
-        worst = next((layer for gain, layer in gains if gain < 0.5), gains[0][1])
+        worst = next((layer for gain, layer in gains if gain < _LOSS), gains[0][1])
         symptom = Symptom.VANISHING_ACTIVATIONS
     else:
         return
     yield Complaint.of(
         symptom,
-        Level.NOTE if course.fall() > 0.5 and low / first > 1 / _RATIO**2 else Level.FAULT,
+        Level.NOTE if course.fall() > HALFWAY_DOWN and low / first > 1 / _RATIO**2 else Level.FAULT,
         shown,
         cure=f"use {init}: torch.nn.init or the initialiser of the layer"
         if course.framework == "torch"
@@ -98,11 +106,13 @@ def _activations(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
 
 def some(sizes: Sequence[float]) -> Sequence[float]:
     """Return the numbers to show: all, or the first and the last ones."""
-    return sizes if len(sizes) <= 8 else [*sizes[:4], *sizes[-4:]]
+    if len(sizes) <= _MOST_SHOWN:
+        return sizes
+    return [*sizes[: _MOST_SHOWN // 2], *sizes[-(_MOST_SHOWN // 2) :]]
 
 
 def _gradient_flow(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
-    for reading in readings[:3]:
+    for reading in readings[:_FIRST]:
         pairs = [(layer, g.norm) for layer in reading.chain if (g := reading.gradient(layer.step))]
         pairs = [(layer, norm) for layer, norm in pairs if norm > 0]
         if len(pairs) < _LEAST_LAYERS:
@@ -125,7 +135,7 @@ def _gradient_flow(course: Course, readings: Sequence[Reading]) -> Iterator[Comp
             continue
         yield Complaint.of(
             symptom,
-            Level.FAULT if not course.fall() > _FALLEN else Level.NOTE,
+            Level.FAULT if not course.fall() > PARTLY_DOWN else Level.NOTE,
             shown,
             since=reading.probe.step,
             place=worst.step.place,
@@ -153,7 +163,7 @@ def _detached(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint
     for layers in rounds.values():
         trained = [layer.step.index in last.differentiated for layer in layers]
         number = sum(trained)
-        if len(layers) < 3 or not 0 < number < len(layers) / 2 or not all(trained[-number:]):
+        if len(layers) < _LEAST_LAYERS or not 0 < number < len(layers) / 2 or not all(trained[-number:]):
             continue
         first = layers[-number]
         if first.source not in last.from_parameters:

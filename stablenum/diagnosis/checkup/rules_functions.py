@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from stablenum.diagnosis.checkup.course import Course
+from stablenum.diagnosis.checkup.course import PARTLY_DOWN, Course
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.signals import Signal
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
@@ -16,16 +16,23 @@ from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["RULES"]
 
-_SATURATED = 0.8
-_DEAD = 0.9
-_FALLEN = 0.3
+# Of an output so much is at its edge, and of the units of a layer so many are 0 for a whole batch.
+_SATURATED, _DEAD = 0.8, 0.9
+# Of fewer rows, all units have to be: half of them are 0 in any row, and a few rows may agree by chance.
+_ROWS = 8
+# A router uses at least so many entries, or this part of them.
+_USED, _OF_ENTRIES = 1.2, 0.3
+# A step before which units died changed a weight by more than this part of its size.
+_JUMP = 0.1
+# What a softmax reads may be masked so many times. Chosen, not measured.
+_MOST_MASKS = 8
 # Of attention that has collapsed, the entropy is below the one and the largest logit above the other.
 _AT_FIRST, _LATER = (0.6, 15.0), (0.15, 50.0)
 
 
 def _few_of(entries: int) -> float:
     """Return how many entries a router at least uses."""
-    return max(1.2, 0.3 * entries)
+    return max(_USED, _OF_ENTRIES * entries)
 
 
 def _saturated(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
@@ -42,7 +49,7 @@ def _saturated(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
             into = reading.signal(step.inputs[0])
             yield Complaint.of(
                 Symptom.SATURATED,
-                Level.FAULT if not course.fall() > _FALLEN else Level.NOTE,
+                Level.FAULT if not course.fall() > PARTLY_DOWN else Level.NOTE,
                 (
                     f"{found.saturated:.0%} of {step.operation}'s output is within 0.01 of the edge",
                     *([f"it reads values of size {into.rms:.3g} (RMS)"] if into is not None else []),
@@ -62,7 +69,7 @@ def _dead(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             if step.operation != "relu" or made is None or math.isnan(made.dead):
                 continue
             rows = made.size / max(1, made.shape[1 if len(made.shape) in (4, 5) else -1])
-            part = made.dead if rows >= 8 or made.dead == 1.0 else 0.0
+            part = made.dead if rows >= _ROWS or made.dead == 1.0 else 0.0
             found.setdefault((step.place, step.module), []).append((reading.probe.step, part, step))
     worst: tuple[int, float, Step, float] | None = None
     for seen in found.values():
@@ -77,7 +84,7 @@ def _dead(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     given = _initialised(course, readings[0], step) if since == 0 else ()
     yield Complaint.of(
         Symptom.DEAD_UNITS,
-        Level.FAULT if end == 1.0 or not course.fall() > _FALLEN else Level.WARNING,
+        Level.FAULT if end == 1.0 or not course.fall() > PARTLY_DOWN else Level.WARNING,
         (
             f"{end:.0%} of the units are 0 for the whole batch since step {since} ({began:.0%} at first)",
             *([jump] if jump else []),
@@ -102,7 +109,7 @@ def _initialised(course: Course, reading: Reading, activation: Step) -> tuple[Pl
 def _jump(course: Course, since: int) -> str:
     """Describe the step after which something was first seen."""
     before = [p for probe in course.probes if probe.step < since for p in probe.parameters]
-    large = [p for p in before if len(p.shape) > 1 and p.relative > 0.1]
+    large = [p for p in before if len(p.shape) > 1 and p.relative > _JUMP]
     if not large:
         return ""
     worst = max(large, key=lambda p: p.relative)
@@ -119,7 +126,7 @@ def _attention(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
                 factor = _factor(scores)
                 yield Complaint.of(
                     symptom,
-                    Level.FAULT if not course.fall() > _FALLEN else Level.WARNING,
+                    Level.FAULT if not course.fall() > PARTLY_DOWN else Level.WARNING,
                     (*shown, *([f"they are multiplied by {factor:.3g}"] if factor > 1 else [])),
                     since=reading.probe.step,
                     place=(scores or step).place,
@@ -170,7 +177,7 @@ def _logits(reading: Reading, step: Step) -> Signal | None:
 def _scores(reading: Reading, step: Step) -> Step | None:
     """Return the step that computes what a softmax reads, past masks: the last that is no choice."""
     step = _first_part(reading, step)
-    for _ in range(8):
+    for _ in range(_MOST_MASKS):
         before = reading.producer(step.inputs[0]) if step.inputs else None
         if before is None or before.place is None or before.phase != "forward":
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stablenum.diagnosis.checkup.course import UNTRAINED, Course
+from stablenum.diagnosis.checkup.course import HALFWAY_DOWN, NEARLY_DOWN, NOT_DOWN, UNTRAINED, Course
 from stablenum.diagnosis.checkup.reading import LAYERS, Layer, Reading
 from stablenum.diagnosis.checkup.signals import Signal
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
@@ -14,8 +14,6 @@ from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["RULES"]
 
-# A loss that has fallen by less than this part of its first value has not come down.
-_FALLEN = 0.1
 # Units whose weights and gradients differ by less than this part of their size count as the same.
 _ALIKE = 1e-3
 # Operations that read rows of a table.
@@ -25,6 +23,13 @@ _MANY, _SOON = 4, 100
 _NO_STEP = "call optimizer.step() after the backward pass: no optimizer took a step"
 # Before this step a gradient may well be 0.
 _FEW = 10
+# What happens in more than half of the steps, and in more than so many, is no accident.
+_OFTEN, _LEAST_OFTEN = 0.5, 2
+# Random numbers have a mean far below their size: less than this part of it.
+_CENTRED = 0.5
+# An operation flushes gradients to 0 if less than the first part of what it reads is 0, and more than the
+# second of what it gives.
+_ZERO_BEFORE, _ZERO_AFTER = 0.2, 0.7
 # What is said where not only the optimizer's state is lost.
 _DROPPED = {
     "what": "each step begins with the first parameters and the first optimizer state, so nothing is learned",
@@ -66,7 +71,7 @@ def _not_in_optimizer(course: Course, readings: Sequence[Reading]) -> Iterator[C
     stepless: dict[str, Any] = {} if course.steps else {"cure": _NO_STEP}
     yield Complaint.of(
         Symptom.NOT_IN_OPTIMIZER,
-        Level.NOTE if backbone and course.fall() > _FALLEN else Level.FAULT,
+        Level.NOTE if backbone and course.fall() > NOT_DOWN else Level.FAULT,
         f"{joined(course.outside)}: gradients, but no optimizer has "
         f"{'it' if len(course.outside) == 1 else 'them'}",
         parameters=course.outside,
@@ -202,7 +207,7 @@ def _untrained(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
         made = lines_assigning(names[0].rpartition(".")[2], step.place)
         yield Complaint.of(
             Symptom.NO_GRADIENT,
-            Level.WARNING if not course.fall() > 0.5 else Level.NOTE,
+            Level.WARNING if not course.fall() > HALFWAY_DOWN else Level.NOTE,
             f"{joined(names)}: used as weights, but plain arrays, which no optimizer finds",
             parameters=names,
             place=next(iter(made), step.place),
@@ -221,7 +226,7 @@ def _held_as_arrays(reading: Reading) -> dict[str, tuple[float, float]]:
     return {
         name: (seen.rms, seen.mean)
         for name, seen in held.items()
-        if seen is not None and seen.least < 0 < seen.greatest and abs(seen.mean) < 0.5 * seen.rms
+        if seen is not None and seen.least < 0 < seen.greatest and abs(seen.mean) < _CENTRED * seen.rms
     }
 
 
@@ -313,7 +318,7 @@ def _flushing(reading: Reading) -> tuple[Step, Signal, Signal] | None:
         worst = max(before, key=lambda s: s.zero)
         if any(_is_closed(reading, i) for i in step.inputs):
             continue
-        if plain and worst.zero < 0.2 and after.zero > 0.7 and worst.rms > 0:
+        if plain and worst.zero < _ZERO_BEFORE and after.zero > _ZERO_AFTER and worst.rms > 0:
             return step, worst, after
     return None
 
@@ -331,7 +336,7 @@ def _captured(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint
 
 
 def _bookkeeping(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
-    if len(course.kept) > max(2, 0.5 * (course.steps - 1)):
+    if len(course.kept) > max(_LEAST_OFTEN, _OFTEN * (course.steps - 1)):
         yield Complaint.of(
             Symptom.GRADIENTS_KEPT,
             Level.FAULT,
@@ -340,15 +345,15 @@ def _bookkeeping(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
             since=course.kept[0],
         )
     number = min(len(course.renewed), course.steps)
-    often = number > max(2, 0.5 * (course.steps - 1))
+    often = number > max(_LEAST_OFTEN, _OFTEN * (course.steps - 1))
     again = number > _MANY and course.steps / number < _SOON
-    if often or again or course.unchanged_state > 2:
+    if often or again or course.unchanged_state > _LEAST_OFTEN:
         dropped = not (often or again) and _stands(course)
         same = "the same parameters and the same" if dropped else "the same"
         yield Complaint.of(
             Symptom.OPTIMIZER_RENEWED,
             # Each round of a distributed or staged training may start with a fresh optimizer.
-            Level.NOTE if again and not often and course.fall() > 0.9 else Level.FAULT,
+            Level.NOTE if again and not often and course.fall() > NEARLY_DOWN else Level.FAULT,
             f"{number} new optimizers took {course.steps} steps"
             if often or again
             else f"each of {course.unchanged_state} measured steps began with {same} optimizer state",

@@ -6,13 +6,18 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from stablenum.diagnosis.checkup.course import Course, median
+from stablenum.diagnosis.checkup.course import PARTLY_DOWN, Course, median
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 
 __all__ = ["RULES"]
 
+# Fewer losses show neither a course nor turns.
 _LEAST = 10
+# A loss is constant whose values differ by less than this part of their size: float32 rounds by 6e-8.
+_SAME = 1e-6
+# A loss oscillates that turns around in so many of the steps, by so much of its size.
+_TURNS, _FAR = 0.8, 0.5
 _STRICT_CURE = (
     "run `stablenum explain --strict` on the script, which names the operation where that begins, even if "
     "the guard copes with it"
@@ -39,7 +44,7 @@ def _loss(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     fall, place = course.fall(), course.step_place
     steps = [abs(b - a) for a, b in itertools.pairwise(values)]
     turns = sum((b - a) * (c - b) < 0 for a, b, c in zip(values, values[1:], values[2:])) / (len(values) - 2)
-    if max(values) - min(values) <= 1e-6 * size:
+    if max(values) - min(values) <= _SAME * size:
         yield Complaint.of(
             Symptom.LOSS_CONSTANT,
             Level.FAULT,
@@ -54,7 +59,7 @@ def _loss(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             place=course.optimizer_place,
             places=course.scheduled,
         )
-    elif turns > 0.8 and median(steps) > 0.5 * size and fall < 0.3:
+    elif turns > _TURNS and median(steps) > _FAR * size and fall < PARTLY_DOWN:
         yield Complaint.of(
             Symptom.LOSS_OSCILLATES,
             Level.WARNING,

@@ -22,7 +22,12 @@ _SETTLED, _APART, _FEW = 50, 4.0, 4
 _LEFT, _NEARER, _USUAL = 0.5, 2.0, 0.009
 # After so many steps statistics have moved away from mean 0 and variance 1, if anything moves them.
 _MOVED = 10
+# In evaluation mode, what a layer gives is far from size 1 if it is below the first or above the second.
+_LITTLE, _MUCH = 0.1, 10
+# Means may be so many deviations apart: of statistics with a small momentum, and of others.
+_HALF, _WHOLE = 0.5, 1.0
 
+_OUTPUTS = 5  # running mean and variance, the result, and mean and inverse deviation of the batch
 _MODES = r"\.eval\(\)|\.train\(|\btrain=|training=|use_running_average|deterministic="
 _EVALUATING = (
     "it runs in evaluation mode",
@@ -86,7 +91,7 @@ def _unfit(one: Running, course: Course, steps: int) -> tuple[str, str] | None:
     if course.steps < _SETTLED or (_ended_before(course, _SETTLED) and not slow):
         return None
     if math.isnan(one.batch_variance):
-        if one.made is None or 0.1 < one.made.rms < 10 or one.name not in course.inside:
+        if one.made is None or _LITTLE < one.made.rms < _MUCH or one.name not in course.inside:
             return None
         return f"{_EVALUATING[0]}, with running statistics that leave values of size {one.made.rms:.2g}", ""
     count = _FEW if one.made is None else one.made.size / max(1, one.mean.size)
@@ -99,7 +104,7 @@ def _unfit(one: Running, course: Course, steps: int) -> tuple[str, str] | None:
 
 def _slow(one: Running, course: Course, steps: int) -> tuple[str, str] | None:
     """Return what is wrong with statistics that are mostly the initial ones when the training ends."""
-    if _near(one, one.batch_variance, one.batch_mean, _NEARER, 0.5):
+    if _near(one, one.batch_variance, one.batch_mean, _NEARER, _HALF):
         return None
     left = (1 - one.momentum) ** course.steps
     counts = f"a batch counts {one.momentum:.2g} against the initial statistics"
@@ -109,11 +114,11 @@ def _slow(one: Running, course: Course, steps: int) -> tuple[str, str] | None:
 def _lagging(one: Running, steps: int) -> tuple[str, str] | None:
     """Return what is wrong with statistics that are neither those of the batches nor still on their way there
     from mean 0 and variance 1."""
-    if _near(one, one.batch_variance, one.batch_mean, _APART, 1.0):
+    if _near(one, one.batch_variance, one.batch_mean, _APART, _WHOLE):
         return None
     left = 0.0 if math.isnan(one.momentum) else (1 - one.momentum) ** steps
     expected = left + (1 - left) * one.batch_variance, (1 - left) * one.batch_mean
-    return None if _near(one, *expected, _APART, 1.0) else (_distance(one, steps), LAGGING)
+    return None if _near(one, *expected, _APART, _WHOLE) else (_distance(one, steps), LAGGING)
 
 
 def _near(one: Running, variance: float, mean: float, apart: float, shift: float) -> bool:
@@ -141,7 +146,7 @@ def _ended_before(course: Course, step: int) -> bool:
 def _in_trace(reading: Reading) -> Iterator[Running]:
     """Return the running statistics that batch norms of the trace have left."""
     for step in reading.forward():
-        if step.operation != "batch_norm" or len(step.outputs) < 5:
+        if step.operation != "batch_norm" or len(step.outputs) < _OUTPUTS:
             continue
         seen = [reading.signals.get(i) for i in step.outputs]
         mean, variance, made, batch_mean, inverse = seen[0], seen[1], seen[2], seen[-2], seen[-1]

@@ -6,7 +6,16 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from stablenum.diagnosis.checkup.course import Course, ParameterSeen, Probe, median
+from stablenum.diagnosis.checkup.course import (
+    HALFWAY_DOWN,
+    NEARLY_DOWN,
+    NOT_DOWN,
+    PARTLY_DOWN,
+    Course,
+    ParameterSeen,
+    Probe,
+    median,
+)
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.wording import joined, lines_naming, places_of
@@ -18,8 +27,15 @@ _MOSTLY = 0.5
 # Adam's relative steps are about 1e-3; above _LARGE a parameter is another one after a few steps, and below
 # _SMALL it takes ten thousand steps to change by a tenth.
 _LARGE, _SMALL = 0.1, 1e-5
+# The first step may be so many times as large, and the next ones count by themselves, not only by their
+# median.
+_FIRST, _NEXT = 10, 3
+# In fewer steps weights need not move far.
+_FEWEST = 5
 # Weights that change by less than this part of their size in the whole training hardly move.
 _HARDLY = 0.01
+# Weights that change by less than this part in the whole training move little.
+_LITTLE = 0.1
 # A loss that is so many times its first value has jumped.
 _JUMP = 3.0
 # Adam's steps are a tenth of the rate and more; much smaller ones are suspect after a state was loaded.
@@ -32,14 +48,31 @@ _SHORTER = 100.0
 _LEAST_SCALES, _BOUNDLESS = 10, 2.0**60
 # No optimizer has a larger eps by default than this.
 _USUAL_EPS = 1e-5
+# A gradient is far below eps if it is less than this part of a usual one; an eps that was raised is suspect
+# as soon as it matters. Gradients that many times above eps do not notice it.
+_FAR_BELOW, _FAR_ABOVE = 0.1, 10
 # A rate so far below its largest trains nothing more.
 _NEXT_TO_NOTHING = 1e-3
-# A loss that has fallen by less than this part of its first value has not come down.
-_FALLEN = 0.1
+# Of more than so many rates, this part is 0.
+_RATES, _AT_ZERO = 3, 0.3
+# Of more than so many rates, this part is next to nothing.
+_MORE_RATES, _AT_NOTHING = 10, 0.5
 # Steps with such a cosine between change and gradient go uphill; those of so many steps show a course.
 _UPHILL, _LEAST_STEPS, _NEARLY_ALL = 0.02, 3, 0.9
 # With rates of 1 and more, a weight decay up to this one is not what is wrong.
 _USUAL_DECAY, _HUGE_RATE = 0.1, 1.0
+# A weight has shrunk to less than this part of its size, of which it lost this much along itself; or it has
+# grown so many times, by changes of which so many have at least this part along it.
+_SHRUNK, _ALONG, _GROWN, _LEAST_ALONG = 0.5, 0.5, 2, 3
+# Nearly all of more than so many steps are clipped, to norms so many times smaller.
+_CLIPS, _CLIPPED, _SMALLER = 2, 0.95, 10
+# The last measured steps that are looked at: a last stage counts.
+_LAST = 3
+# Where a state was loaded, one step fewer than these shows that it is stale.
+_STALE, _STALE_AFTER_LOADING = 3, 2
+# A scale is where it ends if it is there in the last quarter of the steps.
+_QUARTERS = 4
+_MOST_NAMED = 4  # entries of a bad state that are shown; chosen, not measured
 
 # The cure of such a weight decay.
 BY_RATE = "lower the learning rate: weight decay is multiplied by it, and is itself of a usual size"
@@ -58,7 +91,7 @@ def _rate(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         "place": course.scheduled[0] if course.scheduled else course.optimizer_place,
         "places": places_of(course.optimizer_place),
     }
-    if len(rates) > 3 and len(nothing) > 0.3 * len(rates):
+    if len(rates) > _RATES and len(nothing) > _AT_ZERO * len(rates):
         since = nothing[0] if len(nothing) < len(rates) else 0
         yield Complaint.of(
             Symptom.RATE_ZERO,
@@ -67,7 +100,7 @@ def _rate(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             since=since,
             **common,
         )
-    elif len(rates) > 10 and len(little) > 0.5 * len(rates) and course.fall() < 0.5:
+    elif len(rates) > _MORE_RATES and len(little) > _AT_NOTHING * len(rates) and course.fall() < HALFWAY_DOWN:
         yield Complaint.of(
             Symptom.RATE_ZERO,
             Level.WARNING,
@@ -86,7 +119,7 @@ def _lost(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     for name in course.names():
         history = [p for step, p in course.history(name) if step in moved]
         seen = [p for p in history if p.has_gradient and p.gradient > 0 and p.rate != 0.0]
-        if len(seen) > 1 and median([p.still for p in seen[-3:]]) > _MOSTLY:  # a last stage counts
+        if len(seen) > 1 and median([p.still for p in seen[-_LAST:]]) > _MOSTLY:  # a last stage counts
             lost[name] = seen[-1]
     if not lost:
         return
@@ -118,7 +151,7 @@ def _lost(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
 def _is_left_out(course: Course, still: dict[str, ParameterSeen]) -> bool:
     """Return whether parameters never move although their gradients, relative to them, are large enough for
     the rate; or if the rate is not known, larger than those of others that do."""
-    if any(p.update != 0 for name in still for _, p in course.history(name)[-3:]):
+    if any(p.update != 0 for name in still for _, p in course.history(name)[-_LAST:]):
         return False
     last = [course.history(name)[-1][1] for name in course.names() if name not in still]
     least = min((p.gradient / p.weight for p in last if p.update > 0 and p.weight > 0), default=0.0)
@@ -131,7 +164,7 @@ def _frozen(course: Course, still: dict[str, ParameterSeen]) -> Complaint:
     share = sum(p.size for p in still.values()) / sum(course.history(n)[-1][1].size for n in course.names())
     return Complaint.of(
         Symptom.NOT_IN_OPTIMIZER,
-        Level.WARNING if share > _MOSTLY and course.fall() < 0.5 else Level.NOTE,
+        Level.WARNING if share > _MOSTLY and course.fall() < HALFWAY_DOWN else Level.NOTE,
         f"{joined(list(still))}: gradients, but not one element changes any more",
         cure="check what the optimizer leaves out (a parameter group, a mask, the labels of "
         "optax.multi_transform); if it is on purpose, these gradients need not be computed",
@@ -150,11 +183,11 @@ def _sizes(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         return
     usual = median(per_step)
     # The first steps of Adam have the size of the rate, whatever the gradient.
-    large = per_step[0] > 10 * _LARGE or max(*per_step[1:4], usual, 0.0) > _LARGE
+    large = per_step[0] > _FIRST * _LARGE or max(*per_step[1 : _NEXT + 1], usual, 0.0) > _LARGE
     shown = f"the median weight changes by {usual:.2g} of its size per step{_at_rates(course, changes)}"
     came = f"the loss {'fell' if fall >= 0 else 'rose'} by {abs(fall):.1%} in {course.steps} steps"
-    jumped = max(course.values) > _JUMP * abs(course.values[0]) and fall < 0.5
-    if large and (fall < _FALLEN or jumped):
+    jumped = max(course.values) > _JUMP * abs(course.values[0]) and fall < HALFWAY_DOWN
+    if large and (fall < NOT_DOWN or jumped):
         yield Complaint.of(
             Symptom.STEPS_TOO_LARGE,
             Level.FAULT,
@@ -162,9 +195,9 @@ def _sizes(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             place=course.optimizer_place,
             places=course.scheduled,
         )
-    elif course.steps >= 5 and (
-        ((usual < _SMALL or usual * course.steps < 0.1) and fall < _FALLEN / 2)
-        or (usual * course.steps < _HARDLY and fall < 0.5)
+    elif course.steps >= _FEWEST and (
+        ((usual < _SMALL or usual * course.steps < _LITTLE) and fall < NOT_DOWN / 2)
+        or (usual * course.steps < _HARDLY and fall < HALFWAY_DOWN)
     ):
         yield Complaint.of(
             Symptom.STEPS_TOO_SMALL,
@@ -218,13 +251,13 @@ def _eps(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         if eps is None or "ada" not in kind.lower():
             continue
         later = course.probes[-1].parameters if course.probes else ()
-        far = 0.1 if eps <= _USUAL_EPS else 1.0  # an eps that was raised is suspect as soon as it matters
+        far = _FAR_BELOW if eps <= _USUAL_EPS else 1.0
         small = [p for p in later if p.has_gradient and 0 < p.gradient < far * eps]
         if small and sum(p.size for p in small) > _MOSTLY * sum(p.size for p in later):
             worst = max(small, key=lambda p: p.size)
             yield Complaint.of(
                 Symptom.EPS_DOMINATES,
-                Level.FAULT if eps > _USUAL_EPS and not course.fall() > 0.9 else Level.WARNING,
+                Level.FAULT if eps > _USUAL_EPS and not course.fall() > NEARLY_DOWN else Level.WARNING,
                 f"eps is {eps:.2g}, the gradient of {worst.name} {worst.gradient:.2g} (RMS): its steps are "
                 f"{worst.update / worst.rate if worst.rate else math.nan:.2g} of the learning rate",
                 parameters=tuple(p.name for p in small),
@@ -240,18 +273,22 @@ def _stale(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     if eps is None:
         return
     small: list[tuple[int, ParameterSeen, float]] = []
-    for probe in course.probes[-3:]:
+    for probe in course.probes[-_LAST:]:
         moving = [p for p in probe.parameters if p.update > 0 and p.rate > 0 and len(p.shape) > 1]
-        seen = [p for p in moving if p.gradient > 10 * eps and _is_adams(p)]
+        seen = [p for p in moving if p.gradient > _FAR_ABOVE * eps and _is_adams(p)]
         ratios = [p.update / p.rate for p in seen]
         if seen and median(ratios) < (_OF_THE_RATE if course.loaded_state is None else _LOADED):
             small.append((probe.step, seen[0], median(ratios)))
-    if len(small) == 3 or (len(small) == 2 and course.loaded_state is not None):
+    if len(small) == _STALE or (len(small) == _STALE_AFTER_LOADING and course.loaded_state is not None):
         step, worst, ratio = small[0]
         yield Complaint.of(
             Symptom.STALE_STATE,
             # At the end of a training that went well, gradients shrink faster than their averages.
-            Level.FAULT if course.loaded_state else Level.NOTE if course.fall() > 0.9 else Level.WARNING,
+            Level.FAULT
+            if course.loaded_state
+            else Level.NOTE
+            if course.fall() > NEARLY_DOWN
+            else Level.WARNING,
             f"steps are {ratio:.2g} times the learning rate (0.1 to 1 is usual), although the gradient of "
             f"{worst.name}, {worst.gradient:.2g} (RMS), is far above eps: the state is of larger gradients",
             since=step,
@@ -271,7 +308,7 @@ def _decay(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         first, end = seen[0][1].weight, seen[-1][1].weight
         rates = [p.shrink for _, p in seen if not math.isnan(p.shrink)]
         known = len(seen) > 2 and len(seen[0][1].shape) > 1 and first > 0
-        if known and end < 0.5 * first and median(rates) * (seen[-1][0] - seen[0][0]) > 0.5:
+        if known and end < _SHRUNK * first and median(rates) * (seen[-1][0] - seen[0][0]) > _ALONG:
             shrunk[name] = end / first
     matrices = [n for n in course.names() if len(course.history(n)[0][1].shape) > 1]
     decay = max((s.get("weight_decay", 0.0) for _, s in course.settings), default=0.0)
@@ -296,7 +333,7 @@ def _decay(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         given = f" (weight_decay {decay:g})" if decay else ""
         yield Complaint.of(
             Symptom.WEIGHT_DECAY,
-            Level.FAULT if decay > 0 or course.fall() < _FALLEN else Level.WARNING,
+            Level.FAULT if decay > 0 or course.fall() < NOT_DOWN else Level.WARNING,
             f"{name} has shrunk to {shrunk[name]:.0%} of its size{given}, and so have {len(shrunk)} of "
             f"{len(matrices)} weights",
             parameters=tuple(shrunk),
@@ -308,18 +345,20 @@ def _decay(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
 def _grows(seen: Sequence[tuple[int, ParameterSeen]]) -> bool:
     """Return whether a parameter has doubled by changes that mostly point where it points itself."""
     along = [-p.shrink / p.relative for _, p in seen if p.update > 0 and p.weight > 0]
-    return len(along) > 2 and seen[-1][1].weight > 2 * seen[0][1].weight and median(along) > 0.5
+    if len(along) < _LEAST_ALONG:
+        return False
+    return seen[-1][1].weight > _GROWN * seen[0][1].weight and median(along) > _ALONG
 
 
 def _clipped(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     clips = [c for c in course.clips if c.bound > 0 and math.isfinite(c.norm)]
     over = [c for c in clips if c.norm > c.bound]
-    if len(clips) > 2 and len(over) > 0.95 * len(clips):
+    if len(clips) > _CLIPS and len(over) > _CLIPPED * len(clips):
         ratio = median([c.norm / c.bound for c in over])
         # Adam and its kind do not mind, but other optimizers take steps that are so many times shorter.
         adaptive = any("ada" in kind.lower() or "li" in kind.lower() for kind, _ in course.settings)
-        bound = 0.3 if adaptive or ratio < _SHORTER else 0.9
-        if ratio > 10:
+        bound = PARTLY_DOWN if adaptive or ratio < _SHORTER else NEARLY_DOWN
+        if ratio > _SMALLER:
             yield Complaint.of(
                 Symptom.CLIPPED_ALWAYS,
                 Level.WARNING if course.fall() < bound else Level.NOTE,
@@ -334,14 +373,14 @@ def _state(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         yield Complaint.of(
             Symptom.BAD_STATE,
             Level.FAULT,
-            course.bad_state[:4],
+            course.bad_state[:_MOST_NAMED],
             place=course.loaded_state or course.optimizer_place,
         )
 
 
 def _scale(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     scales = [scale for _, scale in course.scales]
-    last = scales[-max(1, len(scales) // 4) :]
+    last = scales[-max(1, len(scales) // _QUARTERS) :]
     if len(scales) < _LEAST_SCALES or scales[0] == scales[-1]:
         return
     at_floor = max(last) <= 1.0

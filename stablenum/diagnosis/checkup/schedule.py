@@ -10,11 +10,11 @@ __all__ = ["BY_HAND", "Schedule"]
 BY_HAND = 3
 
 # These steps are always measured. The number of each other one is at least so many times that of the last;
-# together they take at most a part of the script's time.
+# together they take at most a part of the script's time. Chosen, not measured.
 ALWAYS, APART, PART = (0, 1, 10, 100), 1.3, 0.25
 # At most so many steps are measured. One that is measured within QUICK seconds counts as if there were always
 # time for it; one within SLOW seconds is measured in any case once the number of the last has more than
-# doubled.
+# doubled. Chosen, not measured: docs/checkup.md has what it costs.
 MOST, QUICK, SLOW = 40, 0.1, 0.25
 
 

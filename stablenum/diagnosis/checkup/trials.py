@@ -13,7 +13,7 @@ from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 
 __all__ = ["FirstStep", "deviations_for", "sizes_in", "with_trial"]
 
-# A step that suits most trainings changes a weight by this part of its size.
+# A first step that suits most trainings changes a weight by this part of its size. Chosen, not measured.
 _USUAL_STEP = 0.01
 
 

@@ -14,7 +14,11 @@ __all__ = ["joined", "lines_assigning", "lines_naming", "places_of"]
 _FORMATS = {"bfloat16": r"bfloat16|bf16", "float16": r"\bfloat16|\bhalf\b|fp16"}
 
 
-def joined(names: Sequence[str], most: int = 3) -> str:
+# A sentence names so many parameters, and counts the rest. Chosen, not measured.
+_MOST_NAMED = 3
+
+
+def joined(names: Sequence[str], most: int = _MOST_NAMED) -> str:
     """Return the first names, and how many more there are."""
     left = len(names) - most
     return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import optax
 
-from stablenum.diagnosis.checkup.course import Clip, Course, Loss, ParameterSeen
+from stablenum.diagnosis.checkup.course import MOST_PLACES, Clip, Course, Loss, ParameterSeen
 from stablenum.diagnosis.checkup.remedies import Change
 from stablenum.diagnosis.checkup.schedule import Schedule
 from stablenum.diagnosis.checkup.wording import places_of
@@ -282,7 +282,7 @@ class _Watcher:
             if not self.course.steps and is_user_code(frame.f_code.co_filename):
                 place = place_in(frame.f_code, frame.f_lineno)
                 if place not in self.course.initialisers:
-                    self.course.initialisers = (*self.course.initialisers, place)[:4]
+                    self.course.initialisers = (*self.course.initialisers, place)[:MOST_PLACES]
             return function(*args, **kwargs)
 
         return outer
@@ -332,7 +332,7 @@ class _Watcher:
     ) -> None:
         """Note an optimizer or a schedule that the script makes, and its settings."""
         if name.endswith("_schedule"):
-            self.course.scheduled = (*self.course.scheduled, place)[:4]
+            self.course.scheduled = (*self.course.scheduled, place)[:MOST_PLACES]
             return
         if name == "chain":
             return
@@ -347,7 +347,7 @@ class _Watcher:
         if rate is not None:
             self.rate = rate
         if rate is not None or not self.course.made:
-            self.course.made = (place, *self.course.made)[:4]
+            self.course.made = (place, *self.course.made)[:MOST_PLACES]
         self.course.settings += ((name, settings),)
 
     # --- calls ---
@@ -518,7 +518,9 @@ def _swapped(tree: Any, new: dict[int, Any]) -> Any:
 def _digest(data: Any) -> bytes:
     if jax.numpy.issubdtype(data.dtype, jax.dtypes.prng_key):
         data = jax.random.key_data(data)
-    return hashlib.blake2b(np.asarray(data).tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(
+        np.asarray(data).tobytes(), digest_size=16
+    ).digest()  # 128 bits: no two arrays share one
 
 
 def _marked_arguments(args: tuple[Any, ...], argnums: Any) -> list[Any]:

@@ -65,6 +65,7 @@ def _attention(inputs: Sequence[Any], params: Mapping[str, Any]) -> tuple[Any, A
         logits = logits + inputs[3]
     seen, answered = _seen(logits.shape, inputs, params)
     logits = jnp.where(seen, logits, -jnp.inf)
+    # Finite, so that a row of which nothing is seen has no inf - inf.
     top = jax.lax.stop_gradient(jnp.maximum(logits.max(-1, keepdims=True), -1e300))
     weights = jnp.exp(logits - top)
     total = weights.sum(-1, keepdims=True)

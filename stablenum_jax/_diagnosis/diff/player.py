@@ -13,7 +13,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from stablenum.diagnosis.diff.sides.exact_constants import LARGEST_WRITTEN, exact_constants, narrow_constant
-from stablenum.diagnosis.diff.sides.play import MASKED, Play, Result, Visit
+from stablenum.diagnosis.diff.sides.play import MASKED, SEED, Play, Result, Visit
 from stablenum.diagnosis.replay.operations import EXACT, MOVING
 from stablenum.diagnosis.replay.trace import Step
 from stablenum_jax._diagnosis.diff.axis_roles import roles_of
@@ -127,7 +127,7 @@ class Player(Interpreter):
     moving: set[int] = field(default_factory=set)
     writing: frozenset[int] = frozenset()
     code: dict[int, str] = field(default_factory=dict)
-    generator: Any = field(default_factory=lambda: np.random.default_rng(20260))
+    generator: Any = field(default_factory=lambda: np.random.default_rng(SEED))
 
     # --- values ---
 

@@ -32,7 +32,8 @@ _REFUSALS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, SyntaxError,
     TypeError, ValueError,
 )  # fmt: skip
-# Relative to the largest entry: the player may have computed an entry in another order.
+# Relative to the largest entry: the player may have added up an entry in another order, from a thousand
+# terms.
 _ROUNDING = 1e3 * np.finfo(np.float64).eps
 
 

@@ -18,7 +18,8 @@ from stablenum_torch._step.measure import dense_values
 
 __all__ = ["MeasuredStep", "MeasuringRecorder"]
 
-# So many operations of a step are recorded at most.
+# So many operations of a step are recorded at most, with the sizes of all their results. Chosen, not
+# measured.
 MOST = 20_000
 
 

@@ -84,7 +84,10 @@ class _Standardise:
             whole = isinstance(module, nn.modules.conv._ConvNd)
             columns = tuple(range(x.ndim if whole else x.ndim - 1))
             deviation = x.detach().std(dim=columns, correction=0, keepdim=True)
-            self._statistics = x.detach().mean(dim=columns, keepdim=True), deviation.clamp(min=1e-12)
+            self._statistics = (
+                x.detach().mean(dim=columns, keepdim=True),
+                deviation.clamp(min=1e-12),
+            )  # a constant stays one
             self._applied()
         mean, deviation = self._statistics
         return (x - mean) / deviation, *others

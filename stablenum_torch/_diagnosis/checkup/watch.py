@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from stablenum.diagnosis.checkup.course import UNTRAINED, Clip, Course, Loss, Probe, Recurrence
+from stablenum.diagnosis.checkup.course import MOST_PLACES, UNTRAINED, Clip, Course, Loss, Probe, Recurrence
 from stablenum.diagnosis.checkup.remedies import Change
 from stablenum.diagnosis.checkup.schedule import Schedule
 from stablenum.diagnosis.replay.values import Place
@@ -36,8 +36,10 @@ from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["watch"]
 
-# More backward passes than this and no step are a training whose steps were forgotten.
+# More backward passes than this and no step are a training whose steps were forgotten. Chosen, not measured.
 _WITHOUT_STEP = 4
+# So many losses wait on their device until they are read. Chosen, not measured.
+_MOST_UNREAD = 256
 _INITIALISERS = [
     name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_") and name != "sparse_"
 ]
@@ -261,7 +263,7 @@ class _Watcher:
         for t in roots[:1]:
             if t.numel() == 1 and t.is_floating_point() and not t.is_meta:
                 self.losses.append((self.course.steps, t.detach().clone(), place))
-        if len(self.losses) > 256:
+        if len(self.losses) > _MOST_UNREAD:
             self.read_losses()
         for leaf in graph_of(roots).leaves:
             self.leaves.setdefault(id(leaf), (leaf, leaf._version))
@@ -335,7 +337,8 @@ def _is_zero(gradient: Tensor | None) -> bool:
 
 def _with(places: tuple[Place, ...], place: Place | None) -> tuple[Place, ...]:
     """Return the places with another one, unless it is known; no more than four."""
-    return places if place is None or place in places or len(places) > 3 else (*places, place)
+    full = len(places) >= MOST_PLACES
+    return places if place is None or place in places or full else (*places, place)
 
 
 def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from stablenum.diagnosis.diff.sides.equality import SAME_ENTRIES
 from stablenum.diagnosis.diff.sides.exact_constants import exact_constants
-from stablenum.diagnosis.diff.sides.play import MASKED, Play, ReplacedError, Result, Visit
+from stablenum.diagnosis.diff.sides.play import MASKED, SEED, Play, ReplacedError, Result, Visit
 from stablenum.diagnosis.replay.operations import EXACT, MOVING
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_torch._diagnosis.diff.axis_roles import roles_of
@@ -38,7 +39,7 @@ _WIDE = {
     torch.float32: torch.float64,
     torch.complex64: torch.complex128,
 }
-_OF_FLOAT32 = 2.0**-23
+_OF_FLOAT32 = 2.0**-23  # its spacing, relative to a power of two
 _STILL = (*MOVING, "full", "cast", "copy", "where", "masked_fill")
 
 
@@ -120,7 +121,7 @@ class Player(TorchDispatchMode):
         self._steps: dict[int, int] = {}  # recorded step -> the step here
         self._moving: set[int] = set()
         self._rounds_on_host = False  # numbers of the program may come from one that was read as float32
-        self._generator = torch.Generator("cpu").manual_seed(20260)
+        self._generator = torch.Generator("cpu").manual_seed(SEED)
 
     def run(self) -> None:
         """Play all entries."""
@@ -487,7 +488,7 @@ def _typed(base: Tensor, place: Place) -> Tensor:
 
 def _is_short(number: float) -> bool:
     """Return whether a number has few digits, as one that somebody wrote."""
-    return float(f"{number:.6g}") == number
+    return float(f"{number:.6g}") == number  # float32 holds any decimal number of six digits
 
 
 def _with_float32_counts(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -511,4 +512,4 @@ def _close(a: Tensor, b: Tensor) -> bool:
     if not a.is_floating_point():
         return bool((a == b).all())
     scale = b.abs().nan_to_num(0, 0, 0).max() if b.numel() else 0.0
-    return bool(((a - b).abs().nan_to_num(0, 0, 0) <= 1e-9 * scale + 1e-300).all())
+    return bool(((a - b).abs().nan_to_num(0, 0, 0) <= SAME_ENTRIES * scale + 1e-300).all())

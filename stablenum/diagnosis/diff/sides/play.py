@@ -10,13 +10,15 @@ from stablenum.diagnosis.diff.sides.call_sites import CallSite
 from stablenum.diagnosis.replay.trace import Trace
 
 __all__ = [
-    "COUNT", "MASKED", "Dialect", "Moments", "Play", "Program", "ReplacedError", "Result", "Visit",
+    "COUNT", "MASKED", "SEED", "Dialect", "Moments", "Play", "Program", "ReplacedError", "Result", "Visit",
 ]  # fmt: skip
 
 # Larger entries are masks (-1e9, the least number of a format), which programs fill in differently. They are
 # given no noise: what it adds to them would hide everything else. The limit lies a factor of ten below the
 # smallest number that is usual for a mask.
 MASKED = 1e8
+# Adapters draw their noise from this seed, so that reports are the same in every run; any other would do.
+SEED = 20260
 
 # The role of the number of steps that an optimizer has taken. Other roles are those of the audit, or the name
 # of an entry that has none of them.
