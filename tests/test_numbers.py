@@ -1,4 +1,4 @@
-"""The numbers by which diff and the checkup decide: a comment says what each bounds, and where it comes from."""
+"""The numbers by which diff and the checkup decide: a comment says what each bounds and why."""
 
 from __future__ import annotations
 
