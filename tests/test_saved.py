@@ -1,196 +1,159 @@
-"""States, settings and pickles that were written before the modules were renamed still load.
+"""What a version wrote into its folder in ``saved/`` is read, and trainings go on as if not interrupted.
 
-The files in ``saved/`` were written by the code before that: after 12 steps (a NaN in the 5th, an inf in
-the 8th) the optimizer and its guard were saved; 6 more steps were taken, and their results were written to
-``*-after.json``.
+``python -m tests.test_saved`` writes the folder of this version, which stays as it is after the release.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import torch
-from flax import serialization
 
 import stablenum
-import stablenum.diagnosis
 import stablenum_jax
 import stablenum_torch
-from tests.selection import only
+from stablenum.runlog.reading import read_run
 
-SAVED = Path(__file__).parent / "saved"
-CONFIGS = ("plain", "common", "statistics", "units", "escalating")
-# JAX compiles each of them for seconds; these have what the others have.
-IN_JAX = ("statistics", "escalating")
-
-
-def load(name: str) -> Any:
-    return pickle.loads((SAVED / name).read_bytes())
-
-
-def read(name: str) -> Any:
-    return json.loads((SAVED / name).read_text(encoding="utf-8"))
-
-
-def grads(step: int) -> list[np.ndarray]:
-    """The gradients of a step, the same as when the files were written."""
-    rng = np.random.default_rng(step)
-    wide = rng.normal(size=(3, 2)).astype(np.float32) * 10.0 ** (step % 3 - 1)
-    return [wide, rng.normal(size=(2,)).astype(np.float32)]
-
-
-def assert_same_record(ours: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
-    assert len(ours) == len(saved) == 18
-    for row, before in zip(ours, saved, strict=True):
-        assert (row["reason"].name, row["worst"].name) == (before["reason"], before["worst"])
-        numbers = {key: value for key, value in before.items() if key not in ("reason", "worst")}
-        assert {key: row[key] for key in numbers} == pytest.approx(numbers, rel=1e-6, nan_ok=True)
-
-
-def torch_goes_on(opt: Any, name: str) -> None:
-    parameters = [p for group in opt.param_groups for p in group["params"]]
-    for step in range(12, 18):
-        for p, g in zip(parameters, grads(step), strict=True):
-            p.grad = torch.tensor(g) * opt.scale()
-        opt.step()
-    after = read(f"torch-{name}-after.json")
-    assert_same_record(opt.history(), after["history"])
-    for p, expected in zip(parameters, after["after"], strict=True):
-        np.testing.assert_allclose(p.detach().numpy(), expected, rtol=1e-6)
-
-
-def jax_goes_on(params: Any, state: Any, name: str) -> None:
-    tx = jax_optimizer(name)
-    for step in range(12, 18):
-        scale = stablenum_jax.loss_scale(state)
-        given = {key: jnp.asarray(g) * scale for key, g in zip("wb", grads(step), strict=True)}
-        params, state = stablenum_jax.step(tx, params, state, given)
-    after = read(f"jax-{name}-after.json")
-    assert_same_record(stablenum_jax.history(state), after["history"])
-    for key, expected in after["after"].items():
-        np.testing.assert_allclose(np.asarray(params[key]), expected, rtol=1e-6)
-
-
-def jax_optimizer(name: str) -> optax.GradientTransformation:
-    return optax.chain(stablenum_jax.guard(config=load(f"config-{name}.pickle")), optax.adamw(0.1))
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_pickled_config(name):
-    config = load(f"config-{name}.pickle")
-    assert type(config) is stablenum.GuardConfig
-    assert config == stablenum.GuardConfig.from_dict(read(f"config-{name}.json"))
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_pickled_torch_optimizer_continues(name):
-    opt = load(f"torch-{name}.pickle")
-    assert type(opt) is stablenum_torch.GuardedOptimizer
-    torch_goes_on(opt, name)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_torch_state_dict_continues(name):
-    weights = read(f"torch-{name}-after.json")["weights"]
-    named = {key: torch.nn.Parameter(torch.tensor(w)) for key, w in zip("wb", weights, strict=True)}
-    opt = stablenum_torch.wrap(
-        torch.optim.AdamW(list(named.values()), lr=0.1), load(f"config-{name}.pickle"), names=named
-    )
-    opt.load_state_dict(torch.load(SAVED / f"torch-{name}.pt", weights_only=True))
-    torch_goes_on(opt, name)
-
-
-@pytest.mark.parametrize("name", only(IN_JAX, CONFIGS))
-def test_a_pickled_jax_state_continues(name):
-    params, state = load(f"jax-{name}.pickle")
-    assert type(state[0]) is stablenum_jax.typing.GuardOptState
-    jax_goes_on(params, state, name)
-
-
-@pytest.mark.parametrize("name", only(IN_JAX, CONFIGS))
-def test_a_jax_state_in_msgpack_continues(name):
-    params, _ = load(f"jax-{name}.pickle")
-    fresh = jax_optimizer(name).init(params)
-    state = serialization.from_bytes(fresh, (SAVED / f"jax-{name}.msgpack").read_bytes())
-    jax_goes_on(params, state, name)
-
-
-@pytest.mark.parametrize("framework", ["torch", "jax"])
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_guard_state_dict_of_either_framework_loads_in_both(name, framework):
-    saved = read(f"{framework}-{name}.json")
-    config = load(f"config-{name}.pickle")
-    named = {"w": torch.nn.Parameter(torch.zeros(3, 2)), "b": torch.nn.Parameter(torch.zeros(2))}
-    opt = stablenum_torch.wrap(torch.optim.AdamW(list(named.values())), config, names=named)
-    state = jax_optimizer(name).init({"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)})
-    opt.load_guard_state_dict(saved)
-    state = stablenum_jax.load_guard_state_dict(state, saved)
-    records = read(f"{framework}-{name}-after.json")["history"][:12]
-    for history in (opt.history(), stablenum_jax.history(state)):
-        assert [row["reason"].name for row in history] == [row["reason"] for row in records]
-
-
-@pytest.mark.parametrize(
-    ("file", "cls"),
-    [
-        ("policy", stablenum.Policy),
-        ("delayed-scaling", stablenum.DelayedScaling),
-        ("fp8-state", stablenum_jax.typing.Fp8State),
-        ("jmp-policy", stablenum_jax.policy.Policy),
-        ("jmp-loss-scale", stablenum_jax.policy.DynamicLossScale),
-        ("error", stablenum.NonFiniteError),
-        ("policy-handle", stablenum_torch.typing.PolicyHandle),
-        ("report", stablenum.diagnosis.Report),
-        ("torch-KahanUpdate", stablenum_torch.KahanUpdate),
-        ("torch-MasterWeights", stablenum_torch.MasterWeights),
-        ("torch-StochasticRounding", stablenum_torch.StochasticRounding),
-        ("units", stablenum.typing.Units),
-    ],
+SAVED = Path(__file__).with_name("saved")
+SAVED_AT, END = 12, 18  # steps
+CONFIG = stablenum.GuardConfig(
+    clip=(stablenum.AdaGC(warmup_steps=3), stablenum.AutoClip(window=8)),
+    loss_scale=stablenum.LogMaxLossScale(),
+    spike=stablenum.SpikeGuard(window=16, min_samples=6),
 )
-def test_pickles_of_other_public_classes(file, cls):
-    assert type(load(f"{file}.pickle")) is cls
+RECOVERY = stablenum.RecoveryPolicy(every=6, keep=1, good_after=0, check_every=3)
+SETTINGS = (CONFIG, RECOVERY, stablenum.Policy(compute="float16"), stablenum.DelayedScaling())
+TX = optax.chain(stablenum_jax.guard(config=CONFIG), optax.adamw(0.1))
 
 
-def test_a_pickled_report_says_what_it_said():
-    report = load("report.pickle")
-    assert report.verdict.code in str(report)
-    assert [(f.operation, f.phase, f.wide_finite) for f in report.findings] == [
-        ("log", "forward", None),
-        ("log", "backward", None),
-    ]
-    assert [f.derivative for f in report.findings] == [False, True]
-    assert report.evidence.reproduced is True
-    assert not report.evidence.other_rank
-    assert report.evidence.poisoned == ()
-    assert report.to_html()
-    assert stablenum.diagnosis.Report.from_dict(report.to_dict()) == report
-    assert pickle.loads(pickle.dumps(report)) == report
+def batch(n: int) -> np.ndarray:
+    x = np.random.default_rng(n).normal(size=(4, 3)).astype(np.float32)
+    return np.full_like(x, np.nan) if n == 4 else x
 
 
-def test_pickled_history_rows_and_optax_states():
-    (row,) = load("history.pickle")
-    assert row["reason"] is stablenum.Reason.NAN_GRADIENT
-    assert type(row["worst"]) is stablenum.typing.Worst
-    state = load("jax-master_weights.pickle")
-    assert type(state).__module__.startswith("stablenum_jax.")
+def in_torch(log: Path | None = None) -> dict[str, Any]:
+    model = torch.nn.Linear(3, 2)
+    for p in model.parameters():
+        torch.nn.init.ones_(p)
+    opt = torch.optim.AdamW(model.parameters(), lr=0.1)
+    return {"model": model, "opt": stablenum_torch.wrap(opt, CONFIG, names=model, log=log)}
 
 
-@pytest.mark.parametrize("package", [stablenum, stablenum_torch, stablenum_jax], ids=lambda p: p.__name__)
-def test_public_classes_are_pickled_under_the_public_name(package):
-    for name in package.__all__:
-        public = getattr(package, name)
-        if isinstance(public, type):
-            assert (public.__module__, public.__qualname__) == (package.__name__, name)
-            assert pickle.loads(pickle.dumps(public)) is public
+def torch_step(model: Any, opt: Any, x: np.ndarray) -> None:
+    opt.zero_grad()
+    opt.backward(model(torch.from_numpy(x)).square().mean())
+    opt.step()
 
 
-def test_an_unknown_module_stays_unknown():
-    with pytest.raises(ModuleNotFoundError, match=r"stablenum\.nowhere"):
-        __import__("stablenum.nowhere")
+def with_recovery(steps: int, folder: Path | None = None) -> dict[str, Any]:
+    """A training that goes back once; it begins with the snapshot in the folder, if there is one."""
+    state = in_torch()
+    recovery = stablenum_torch.Recovery(**state, policy=RECOVERY, data=batch, folder=folder)
+    recovery.resume()
+    for x in recovery.batches(steps):
+        torch_step(**state, x=x)
+        if recovery.step == 8 and not recovery.events:
+            recovery.report("smoke")
+    return state
+
+
+def in_jax() -> Any:
+    params = {"weight": jnp.ones((2, 3)), "bias": jnp.ones(2)}
+    return params, TX.init(params)
+
+
+@jax.jit
+def jax_step(state: Any, x: jax.Array) -> Any:
+    params, opt_state = state
+    loss_fn = lambda p: jnp.square(x @ p["weight"].T + p["bias"]).mean()  # noqa: E731
+    loss, grads = stablenum_jax.value_and_grad(loss_fn, opt_state)(params)
+    return stablenum_jax.step(TX, params, opt_state, grads, value=loss)
+
+
+def run(state: Any, first: int, last: int) -> Any:
+    for n in range(first, last):
+        if isinstance(state, dict):
+            torch_step(**state, x=batch(n))
+        else:
+            state = jax_step(state, batch(n))
+    return state
+
+
+def write(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    of_torch, of_jax = run(in_torch(folder / "run.jsonl"), 0, SAVED_AT), run(in_jax(), 0, SAVED_AT)
+    stablenum_torch.Checkpoints(folder / "torch").save(SAVED_AT, of_torch)
+    stablenum_jax.Checkpoints(folder / "jax").save(SAVED_AT, of_jax)
+    (folder / "guard.json").write_text(json.dumps(of_torch["opt"].guard_state_dict(), allow_nan=False))
+    (folder / "objects.pickle").write_bytes(pickle.dumps((SETTINGS, of_torch, of_jax)))
+    with_recovery(SAVED_AT, folder / "recovery")
+    for lock in folder.rglob(".lock"):
+        lock.unlink()
+
+
+@pytest.fixture(params=sorted(SAVED.iterdir()), ids=lambda path: path.name)
+def saved(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def result(state: Any) -> tuple[list[stablenum.Reason], list[np.ndarray]]:
+    if isinstance(state, dict):
+        rows, weights = state["opt"].history(), [p.detach() for p in state["model"].parameters()]
+    else:
+        rows, weights = stablenum_jax.history(state), jax.tree.leaves(state[0])
+    return [row["reason"] for row in rows], [np.asarray(w) for w in weights]
+
+
+def assert_same(state: Any, other: Any) -> None:
+    (reasons, weights), (expected, others) = result(state), result(other)
+    assert reasons == expected
+    for w, known in zip(weights, others, strict=True):
+        np.testing.assert_allclose(w, known, rtol=1e-6)
+
+
+def test_checkpoints(saved):
+    state = in_torch()
+    assert stablenum_torch.Checkpoints(saved / "torch").load(state) == SAVED_AT
+    assert_same(run(state, SAVED_AT, END), run(in_torch(), 0, END))
+    step, state = stablenum_jax.Checkpoints(saved / "jax").load(in_jax())
+    assert step == SAVED_AT
+    assert_same(run(state, SAVED_AT, END), run(in_jax(), 0, END))
+
+
+def test_pickles(saved):
+    settings, of_torch, of_jax = pickle.loads((saved / "objects.pickle").read_bytes())
+    assert settings == SETTINGS
+    assert_same(run(of_torch, SAVED_AT, END), run(in_torch(), 0, END))
+    assert_same(run(of_jax, SAVED_AT, END), run(in_jax(), 0, END))
+
+
+def test_a_guards_state(saved):
+    plain = json.loads((saved / "guard.json").read_text("utf-8"))
+    opt = in_torch()["opt"]
+    opt.load_guard_state_dict(plain)
+    assert opt.guard_state_dict()["state"] == plain["state"]
+
+
+def test_a_snapshot(saved, tmp_path):
+    shutil.copytree(saved / "recovery", tmp_path, dirs_exist_ok=True)
+    assert_same(with_recovery(END, tmp_path), with_recovery(END))
+
+
+def test_a_log(saved):
+    found = read_run(saved / "run.jsonl")
+    assert stablenum.GuardConfig.from_dict(found.header["settings"]) == CONFIG
+    assert (len(found.steps), found.unreadable) == (SAVED_AT, 0)
+
+
+if __name__ == "__main__":
+    write(SAVED / stablenum.__version__)
