@@ -21,7 +21,6 @@ from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, Observation, decide, init_guard
 from stablenum.guard.reasons import Reason
 from stablenum.guard.statedict import StatisticsNotLoadedWarning
-from stablenum.old_pickles import install as install_old_names
 from stablenum.precision.delayed_scaling import DelayedScaling
 from stablenum.precision.policy import Policy, PolicyRule
 from stablenum.recovery.ledger import RecoveryEvent
@@ -90,7 +89,6 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-install_old_names()
 __dir__ = present(globals())
 if not TYPE_CHECKING:
     __getattr__ = imported_later(

@@ -67,6 +67,34 @@ def test_importing_loads_no_framework(names, forbidden):
     assert not set(forbidden) & set(loaded.stdout.split())
 
 
+# An import hook acts in every import of a user's process. Those of the framework are there before.
+HOOKS = """
+import {framework}
+before = [*sys.meta_path, *sys.path_hooks]
+{statement}
+after = [*sys.meta_path, *sys.path_hooks]
+print("unchanged" if after == before else after)
+"""
+
+
+def import_hooks(framework: str, statement: str) -> str:
+    result = run(HOOKS.format(framework=framework, statement=statement), ())
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("framework", "package"),
+    [("sys", "stablenum"), ("torch", "stablenum_torch"), ("jax, optax", "stablenum_jax")],
+)
+def test_importing_leaves_the_import_hooks_unchanged(framework, package):
+    assert import_hooks(framework, f"import {package}") == "unchanged"
+
+
+def test_an_added_import_hook_is_found():
+    assert "Block" in import_hooks("sys", "sys.meta_path.append(Block())")
+
+
 def loaded_beside(framework: str, adapter: str) -> set[str]:
     """The modules that are loaded by importing ``adapter`` after ``framework``."""
     result = run(

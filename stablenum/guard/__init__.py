@@ -5,7 +5,6 @@ their own functions on top of them.
 """
 
 from stablenum._support.public_names import present
-from stablenum.guard.decide import Decision, GuardState, Observation  # noqa: F401  # old pickles name them here
 from stablenum.guard.halting import check_halted
 from stablenum.guard.readout import history, metrics
 from stablenum.guard.reasons import explain_reason
