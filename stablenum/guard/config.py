@@ -50,7 +50,7 @@ _RULES: dict[str, dict[str, type[Any]]] = {
 _NONE = "none"
 
 
-@pickled_by_name()
+@pickled_by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardConfig:
     """The settings of a guard. The default skips a non-finite step entirely and records it.

@@ -368,11 +368,3 @@ def test_the_shard_is_in_every_form_and_comes_back():
     found = json.loads(report.to_json())["evidence"]["findings"][0]
     assert (found["shard"], found["rank"], found["spread"]) == ("rank 3", 3, ["all_reduce (line 9)"])
     assert Report.from_dict(json.loads(report.to_json())).findings == (finding,)
-
-
-def test_an_older_report_without_shards_is_read():
-    saved = report_of(log_of_zero()).to_dict()
-    for name in ("shard", "rank", "spread"):
-        del saved["evidence"]["findings"][0][name]
-    first = Report.from_dict(saved).findings[0]
-    assert (first.shard, first.rank, first.spread) == ("", None, ())

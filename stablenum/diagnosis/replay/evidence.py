@@ -12,14 +12,7 @@ from stablenum.diagnosis.replay.findings import Finding
 __all__ = ["Evidence", "Verdict"]
 
 
-# The fields before the modules were renamed.
-_EARLIER = (
-    "framework", "findings", "loss_finite", "bad_gradients", "bad_parameters", "bad_updates", "labels",
-    "reproduced", "loss_scale", "unscaled_finite", "norm_overflow", "state", "other_rank",
-)  # fmt: skip
-
-
-@pickled_by_name(_EARLIER)
+@pickled_by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """Everything that a replay found; None for checks that were not made.
@@ -97,7 +90,7 @@ class Evidence:
         )
 
 
-@pickled_by_name()
+@pickled_by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The cause, the evidence for it, and what to do.

@@ -21,14 +21,7 @@ from stablenum.diagnosis.replay.written import is_written_data
 __all__ = ["Finding", "finding_of", "places_left", "refusal_of"]
 
 
-# The fields before the modules were renamed.
-_EARLIER = (
-    "operation", "phase", "kind", "primitive", "name", "module", "place", "frames", "where", "inputs",
-    "outputs", "scalars", "placed", "selected", "derivative", "wide_finite",
-)  # fmt: skip
-
-
-@pickled_by_name(_EARLIER)
+@pickled_by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """The operation at which a value was first not finite.
@@ -173,17 +166,15 @@ class Finding:
             **{
                 **d,
                 "place": None if d["place"] is None else Place(**d["place"]),
-                "around": tuple((int(n), text) for n, text in d.get("around", ())),
+                "around": tuple((int(n), text) for n, text in d["around"]),
                 "frames": tuple(Place(**f) for f in d["frames"]),
-                "scalars": tuple(float(x) for x in d.get("scalars", ())),
-                "options": {
-                    k: tuple(v) if isinstance(v, list) else v for k, v in d.get("options", {}).items()
-                },
+                "scalars": tuple(float(x) for x in d["scalars"]),
+                "options": {k: tuple(v) if isinstance(v, list) else v for k, v in d["options"].items()},
                 "inputs": tuple(TensorStats.from_dict(s) for s in d["inputs"]),
                 "outputs": tuple(TensorStats.from_dict(s) for s in d["outputs"]),
-                "received": tuple(TensorStats.from_dict(s) for s in d.get("received", ())),
-                "upstream": Upstream.from_dict(d.get("upstream", {})),
-                "spread": tuple(d.get("spread", ())),
+                "received": tuple(TensorStats.from_dict(s) for s in d["received"]),
+                "upstream": Upstream.from_dict(d["upstream"]),
+                "spread": tuple(d["spread"]),
             }
         )
 

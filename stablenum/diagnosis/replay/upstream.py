@@ -27,7 +27,7 @@ _FEWEST_TURNS = 4
 _MOST_STEPS = 10_000
 
 
-@pickled_by_name()
+@pickled_by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
     """What is known of the operations before another one.
@@ -55,7 +55,7 @@ class Upstream:
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Upstream:
         """Return the object of which ``dataclasses.asdict`` made ``d``."""
-        exponential = d.get("exponential")
+        exponential = d["exponential"]
         return cls(**{**d, "exponential": Place(**exponential) if exponential else None})
 
 

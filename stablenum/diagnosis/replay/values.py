@@ -16,7 +16,7 @@ __all__ = ["MOST_VALUES", "Place", "TensorStats", "plain"]
 MOST_VALUES = 4
 
 
-@pickled_by_name()
+@pickled_by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorStats:
     """Statistics of one tensor.
@@ -93,7 +93,7 @@ def plain(v: Any) -> Any:
     return [plain(x) for x in v] if isinstance(v, tuple) else v
 
 
-@pickled_by_name()
+@pickled_by_name
 @dataclass(frozen=True, slots=True)
 class Place:
     """A line of source.

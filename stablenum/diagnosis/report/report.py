@@ -23,7 +23,7 @@ from stablenum.errors import either
 __all__ = ["Report"]
 
 
-@pickled_by_name()
+@pickled_by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The result of a diagnosis.
@@ -86,7 +86,7 @@ class Report:
         found["findings"] = tuple(Finding.from_dict(f) for f in d["evidence"]["findings"])
         found["loss_scale"] = float(found["loss_scale"])
         verdict = {**d["verdict"], "cause": Cause(d["verdict"]["cause"])}
-        verdict |= {"evidence": tuple(verdict["evidence"]), "left": tuple(verdict.get("left", ()))}
+        verdict |= {"evidence": tuple(verdict["evidence"]), "left": tuple(verdict["left"])}
         return cls(
             evidence=Evidence(**found),
             verdict=Verdict(**verdict),
