@@ -91,8 +91,10 @@ def read_manifest(folder: Path) -> Manifest:
         changed = True
     if changed:
         raise CheckpointError(f"{MANIFEST} was changed after it was written")
-    if values.pop(_FORMAT, None) != _VERSION:
-        raise CheckpointError(f"{MANIFEST} is of another version; this stablenum reads version {_VERSION}")
+    if (version := values.pop(_FORMAT, None)) != _VERSION:
+        raise CheckpointError(
+            f"{MANIFEST} has version {version}, and this version of stablenum reads version {_VERSION}"
+        )
     return _from_values(values)
 
 

@@ -19,8 +19,8 @@ Namespace: TypeAlias = Any
 
 CAPACITY = 128
 
-# A row holds NO_LOSS for a loss that was not given; states saved by earlier releases hold NaN there. A loss
-# that is this number, as one below float32's range becomes, is held as the next number above.
+# A row holds NO_LOSS for a loss that was not given. A loss that is this number, as one below float32's range
+# becomes, is held as the next number above.
 _LOWEST_LOSS = NO_LOSS + 2.0**104
 
 

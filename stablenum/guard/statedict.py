@@ -19,11 +19,11 @@ from stablenum.guard.reasons import Reason
 from stablenum.rules.clipping import PER_TENSOR_STATES
 from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, carried_over
 
-__all__ = ["VERSION", "StatisticsNotLoadedWarning", "disabling_fields", "state_from_dict", "state_to_dict"]
+__all__ = ["StatisticsNotLoadedWarning", "disabling_fields", "state_from_dict", "state_to_dict"]
 
 Namespace: TypeAlias = Any
 
-VERSION = 3
+_VERSION = 1
 _REASONS = frozenset(int(reason) for reason in Reason)
 # Statistics that not every rule has.
 _OPTIONAL = ("state.spike", "state.escalation", "state.loss_scale.statistics")
@@ -41,7 +41,7 @@ class StatisticsNotLoadedWarning(UserWarning):
 
 
 def state_to_dict(state: GuardState, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return ``{"version": 3, "names": [...] or None, "state": {...}}``, made of lists, numbers and strings.
+    """Return ``{"version": 1, "names": [...] or None, "state": {...}}``, made of lists, numbers and strings.
 
     Non-finite numbers become the strings ``"nan"``, ``"inf"`` and ``"-inf"``, so the result is strict
     JSON; float32 values survive the round trip bit for bit. The call makes the host wait for the device.
@@ -51,7 +51,7 @@ def state_to_dict(state: GuardState, names: Sequence[str] | None = None) -> dict
         >>> from stablenum import GuardConfig, init_guard
         >>> text = json.dumps(state_to_dict(init_guard(GuardConfig(), 1, xp=np)), allow_nan=False)
     """
-    return {"version": VERSION, "names": None if names is None else list(names), "state": _to_plain(state)}
+    return {"version": _VERSION, "names": None if names is None else list(names), "state": _to_plain(state)}
 
 
 def _to_plain(tree: Any) -> Any:
@@ -105,7 +105,7 @@ def state_from_dict(
     """
     _check_written(plain)
     reader = _Reader(plain.get("names"), names, xp=xp, device=device)
-    state: GuardState = reader.read("state", _current(plain), like)
+    state: GuardState = reader.read("state", plain["state"], like)
     for message in reader.missing:
         warn(message, StatisticsNotLoadedWarning)
     saved = state.loss_scale
@@ -113,13 +113,8 @@ def state_from_dict(
 
 
 def _check_written(plain: Any) -> None:
-    if (
-        not isinstance(plain, Mapping)
-        or plain.get("version") not in range(1, VERSION + 1)
-        or "state" not in plain
-    ):
-        allowed = f"a dict written by guard_state_dict(), of version 1 to {VERSION}"
-        raise bad_field("guard state", allowed, plain)
+    if not isinstance(plain, Mapping) or plain.get("version") != _VERSION or "state" not in plain:
+        raise bad_field("guard state", f"a dict written by guard_state_dict(), of version {_VERSION}", plain)
 
 
 def disabling_fields(plain: Any) -> Iterator[tuple[str, float]]:
@@ -132,7 +127,7 @@ def disabling_fields(plain: Any) -> Iterator[tuple[str, float]]:
 
     Example:
         >>> scale = {"scale": "inf", "good_steps": 0}
-        >>> list(disabling_fields({"version": 3, "names": None, "state": {"loss_scale": scale}}))
+        >>> list(disabling_fields({"version": 1, "names": None, "state": {"loss_scale": scale}}))
         [('state.loss_scale.scale', inf)]
     """
     _check_written(plain)
@@ -167,30 +162,6 @@ def _plain_leaves(field: str, name: str, plain: Any) -> Iterator[tuple[str, str,
 def _disables(name: str, value: float) -> bool:
     """Return whether a number of this name would disable its rule permanently."""
     return value != value or (value == math.inf and name not in _WINDOWS)
-
-
-def _current(plain: Mapping[str, Any]) -> Any:
-    """Return the saved state, converted to the current version.
-
-    Version 1 had no spike rules and fewer statistics; version 2 had no escalation.
-    """
-    state = plain["state"]
-    if plain["version"] == VERSION or not isinstance(state, Mapping):
-        return state
-    if plain["version"] == 1:
-        state = {"spike": [], "nonfinite_in_a_row": state.get("skipped_in_a_row"), **state}
-        if isinstance(state.get("loss_scale"), Mapping):
-            state["loss_scale"] = {"statistics": [], **state["loss_scale"]}
-    recorder = state.get("recorder")
-    if isinstance(recorder, Mapping) and isinstance(recorder.get("ints"), list):
-        rows = [_with_level(row) for row in recorder["ints"]]
-        state = {**state, "recorder": {**recorder, "ints": rows}}
-    return {"escalation": [], **state}
-
-
-def _with_level(row: Any) -> Any:
-    """Return a recorded row with a precision level added: 0, or -1 if nothing was recorded in the row."""
-    return [*row, -1 if row[:1] == [-1] else 0] if isinstance(row, list) else row
 
 
 class _Reader:

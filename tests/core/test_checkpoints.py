@@ -240,7 +240,10 @@ def test_a_folder_under_another_step_and_a_manifest_of_another_version_are_not_l
     manifests = sys.modules["stablenum.checkpoints.manifest"]
     future.write_bytes(manifests._with_digest({k: v for k, v in values.items() if k != "manifest_sha256"}))
     assert store_in(run).load(None).step == 20
-    for step, reason in ((30, "it holds step 20"), (40, "another version; this stablenum reads version 1")):
+    for step, reason in (
+        (30, "it holds step 20"),
+        (40, "has version 2, and this version of stablenum reads version 1"),
+    ):
         with pytest.raises(CheckpointError, match=reason):
             store_in(run).load(None, step=step)
 

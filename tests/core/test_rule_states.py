@@ -17,7 +17,6 @@ from stablenum import (
     AutoClip,
     ClipByNorm,
     ClipUpdateRMS,
-    DynamicLossScale,
     GuardConfig,
     LogMaxLossScale,
     MeanStdSpikeGuard,
@@ -215,35 +214,6 @@ def test_rows_of_another_length_warn_and_are_not_loaded(field):
         with pytest.warns(StatisticsNotLoadedWarning):
             got = state_from_dict(plain, like, xp=NUMPY.xp, names=names)
         assert_bit_equal(got.clip, like.clip)
-
-
-# ------------------------------------------------------------------------ version 1
-
-
-def version_1(state, names=None):
-    """The format of version 1: no spike rules, no escalation, and a loss scale without statistics."""
-    plain = strict_json(state_to_dict(state, names))
-    kept = plain["state"]
-    del kept["spike"], kept["escalation"], kept["loss_scale"]["statistics"]
-    kept["recorder"]["ints"] = [row[:3] for row in kept["recorder"]["ints"]]
-    return {**plain, "version": 1}
-
-
-def test_a_state_of_version_1_loads_and_continues_the_same(backend):
-    config = GuardConfig(clip=(ClipByNorm(2.0), 1.0), loss_scale=DynamicLossScale(growth_interval=3))
-    _, state = backend.run(config, [backend.observe([n], 1.0) for n in (1.0, math.inf, 3.0, 1.0)])
-    back = state_from_dict(version_1(state), backend.init(config, 1), xp=backend.xp)
-    assert_bit_equal(back, state)
-
-
-def test_a_state_of_version_1_leaves_new_rules_unchanged():
-    _, state = NUMPY.run(GuardConfig(loss_scale="dynamic"), [NUMPY.observe([1.0] * 3, 1.0)])
-    here = NUMPY.init(CONFIGS["all"], 3)
-    with pytest.warns(StatisticsNotLoadedWarning):
-        back = state_from_dict(version_1(state), here, xp=NUMPY.xp)
-    assert_bit_equal(back.clip, here.clip)
-    assert_bit_equal(back.spike, here.spike)
-    assert int(back.step) == 1
 
 
 @pytest.mark.parametrize("rule", [AdaGC(), AdaGC(warmup_steps=2), ZClip(), AutoClip(window=3)])

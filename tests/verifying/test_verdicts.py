@@ -158,7 +158,7 @@ def test_a_guards_state_is_not_judged():
     guard = {"recorder": recorder, "loss_scale": {"scale": np.asarray(1.0)}, "clip": [np.full(8, INF)]}
     for tree, place in (
         ({"opt_state": [{"guard": guard, "names_id": np.asarray(3)}]}, "opt_state.0"),
-        ({"guard": {"version": 3, "names": ["w"], "state": guard}}, "guard"),
+        ({"guard": {"version": 1, "names": ["w"], "state": guard}}, "guard"),
         ({"state": guard}, "state"),
     ):
         verdict = verdict_on({"params": {"w": np.ones(2)}} | tree)
