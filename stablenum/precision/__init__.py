@@ -3,7 +3,6 @@
 from stablenum._support.public_names import present
 from stablenum.precision.rounding import (
     compensated_value,
-    compensation_of,
     kahan_add,
     round_stochastically,
     round_to_nearest,
@@ -11,7 +10,6 @@ from stablenum.precision.rounding import (
 
 __all__ = [
     "compensated_value",
-    "compensation_of",
     "kahan_add",
     "round_stochastically",
     "round_to_nearest",

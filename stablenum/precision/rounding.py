@@ -16,7 +16,6 @@ from stablenum.formats import FORMATS, Format, get_format
 
 __all__ = [
     "compensated_value",
-    "compensation_of",
     "kahan_add",
     "round_stochastically",
     "round_to_nearest",
@@ -106,40 +105,13 @@ def compensated_value(w: Array, c: Array, *, xp: Namespace) -> Array:
     return wide + _as_number(wide, c, name, xp=xp)
 
 
-def compensation_of(w: Array, rest: Array, *, xp: Namespace) -> Array:
-    """Return the compensation that represents the number ``rest``: the inverse of :func:`compensated_value`.
-
-    Args:
-        w: the weights, bfloat16, float16 or float32, any shape.
-        rest: the numbers still to be added to the weights, of any floating-point dtype and ``w``'s shape. A
-            non-finite number gives 0; the number for a 16-bit weight is limited to half a spacing.
-        xp: the array namespace.
-
-    Returns:
-        int16, or float32 for float32 weights, in the form that :func:`kahan_add` takes.
-
-    Raises:
-        ValueError: ``w`` has another dtype.
-
-    Example:
-        >>> import array_api_compat.numpy as np
-        >>> w = np.ones((3,), dtype=np.float16)
-        >>> compensation_of(w, np.asarray([2.0**-12, -1.0, np.nan], dtype=np.float32), xp=np).tolist()
-        [16384, -32767, 0]
-    """
-    name = _known_format("w", w.dtype, _WEIGHTS)
-    wide, number = xp.astype(w, xp.float32), xp.astype(rest, xp.float32)
-    finite = xp.isfinite(wide) & xp.isfinite(number)
-    return _as_compensation(wide, xp.where(finite, number, xp.zeros_like(number)), name, xp=xp)
-
-
 def _as_number(wide: Array, c: Array, name: str, *, xp: Namespace) -> Array:
     """Return a compensation as a float32 number. The factor is a power of two, so the product is exact
     whether or not a compiler fuses it with a sum."""
     allowed = xp.float32 if name == "float32" else xp.int16
     if c.dtype != allowed:
         of = "float32" if name == "float32" else "int16"
-        raise bad_field("c", f"{of} for {name} weights", c.dtype, hint="Use compensation_of(w, rest).")
+        raise bad_field("c", f"{of} for {name} weights", c.dtype)
     if name == "float32":
         return c
     field, has_unit = _unit_field(wide, name, xp=xp)

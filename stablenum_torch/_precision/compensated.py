@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from stablenum._support.settings_checks import check_int
-from stablenum.precision.rounding import compensated_value, compensation_of, kahan_add, round_stochastically
+from stablenum.precision.rounding import compensated_value, kahan_add, round_stochastically
 from stablenum_torch._devices.ranks import is_sharded, local_part
 from stablenum_torch._precision.float32_copies import Float32CopyOptimizer, is_narrow
 
@@ -97,21 +97,9 @@ class KahanUpdate(_Passing):
         c = self._compensation(p)
         return c.to(torch.int32) if is_sharded(p) else c
 
-    def _load_kept(self, p: Tensor, found: Tensor | None) -> None:
-        if found is not None and found.is_floating_point():
-            # An earlier version saved the compensation as a float. Its conversion needs the parameter, which
-            # may be loaded later, so the compensation is converted when it is first used.
-            self._kept[p] = found.to(device=p.device, copy=True)
-        else:
-            super()._load_kept(p, found)
-
     def _compensation(self, p: Tensor) -> Tensor:
         c = self._kept[p]
         assert c is not None  # for the type checker: a narrow parameter always has a compensation
-        if c.is_floating_point():
-            parts = (local_part(part) for part in (p.detach(), c))
-            c = self._kept[p] = self._new_kept(p)
-            local_part(c).copy_(compensation_of(*parts, xp=torch_namespace))
         return c
 
 
@@ -192,13 +180,8 @@ class StochasticRounding(_Passing):
                 self._generator(device).set_state(stream.cpu())
 
     def __getstate__(self) -> dict[str, Any]:
-        streams = {name: g.get_state() for name, g in self._generators.items()}
-        return super().__getstate__() | {"_seed": self._seed, "_streams": streams}
+        return super().__getstate__() | self._saved_more()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        streams = state.pop("_streams", None)
-        super().__setstate__(state)
-        if streams is not None:
-            self._generators = {}
-            self._load_more({"rounding": {"seed": self._seed, "streams": streams}})
+        super().__setstate__({name: value for name, value in state.items() if name != "rounding"})
+        self._load_more(state)

@@ -217,27 +217,6 @@ def test_a_loaded_state_continues_identically(kind, inner) -> None:
     assert bits([params, opt.state_dict()]) == bits([others, other.state_dict()])
 
 
-@pytest.mark.parametrize("order", ["weights first", "weights last"])
-def test_a_compensation_that_was_saved_as_a_number_is_converted(order) -> None:
-    """Older state dicts hold it in the parameter's format; the weights may be loaded after it."""
-    w = torch.nn.Parameter(torch.tensor([1.0, 300.0], dtype=torch.bfloat16))
-    opt = st.KahanUpdate([w], lambda p: torch.optim.SGD(p, lr=1.0))
-    saved = opt.state_dict()
-    saved["state"][0]["compensation"] = torch.tensor([-(2.0**-10), 0.5], dtype=torch.bfloat16)
-    other = torch.nn.Parameter(torch.full_like(w, 1e-3 if order == "weights last" else 0.0))
-    opt = st.KahanUpdate([other], lambda p: torch.optim.SGD(p, lr=1.0))
-    for act in ("weights", "state") if order == "weights first" else ("state", "weights"):
-        if act == "state":
-            opt.load_state_dict(saved)
-        else:
-            other.data.copy_(w)
-    assert opt.wide_value(other).tolist() == [1 - 2.0**-10, 300.5]
-    assert opt.state[other]["compensation"].tolist() == [-(2**13), 2**14]
-    other.grad = torch.full_like(w, 2.0**-9)
-    opt.step()
-    assert opt.wide_value(other).tolist() == [1 - 2.0**-10 - 2.0**-9, 300.5 - 2.0**-9]
-
-
 def test_a_compensated_step_compiles_without_graph_breaks() -> None:
     def run(step) -> list[bytes]:
         w = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
