@@ -302,14 +302,8 @@ class Float32CopyOptimizer(Optimizer):
         return list(enumerate(p for group in self.param_groups for p in group["params"]))
 
     def __getstate__(self) -> dict[str, Any]:
-        # The keys are a file format: pickles written by earlier versions have the same keys.
-        names = ("inner", "defaults", "param_groups", "_kept")
-        return {name: self.__dict__[name] for name in names} | {"_twins": self._copies}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._copies = self.__dict__.pop("_twins")
-        super().__setstate__({})
+        names = ("inner", "defaults", "param_groups", "_kept", "_copies")  # they are a file format
+        return {name: self.__dict__[name] for name in names}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"

@@ -102,7 +102,7 @@ class EightBitProducts(torch.nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name, buffer in self._buffers.items():  # the file was written before statistics existed
+        for name, buffer in self._buffers.items():  # a model without the policy may have been saved
             state_dict.setdefault(prefix + name, buffer)
         super()._load_from_state_dict(state_dict, prefix, *args)
 

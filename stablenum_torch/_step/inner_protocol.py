@@ -61,23 +61,23 @@ class PassThrough(Optimizer):
                 "_names": dict(names),
                 "_process_group": groups.parts,
                 "_loss_group": groups.loss,
+                "_state": None,
                 "_buffers": buffers,
                 "_check_replicas_every": check_replicas_every,
             }
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # The keys are a file format: pickles written by earlier versions have the same keys.
         guard = self._guard
-        kept: dict[str, Any] = {} if guard.buffers is None else {"_buffers": guard.buffers}
-        kept |= {} if guard.groups.loss is None else {"_loss_group": saved_group(guard.groups.loss)}
-        kept |= {} if guard.replicas is None else {"_check_replicas_every": guard.replicas.every}
-        return kept | {
+        return {  # the keys are a file format
             "inner": self.inner,
             "config": guard.config,
             "_names": guard.parameters.given,
             "_process_group": saved_group(guard.groups.parts),
+            "_loss_group": saved_group(guard.groups.loss),
             "_state": guard.state,
+            "_buffers": guard.buffers,
+            "_check_replicas_every": None if guard.replicas is None else guard.replicas.every,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -86,10 +86,10 @@ class PassThrough(Optimizer):
             self.inner,
             state["config"],
             state["_names"],
-            Groups(restored_group(state["_process_group"]), restored_group(state.get("_loss_group"))),
-            state.get("_state"),
-            state.get("_buffers"),
-            state.get("_check_replicas_every"),
+            Groups(restored_group(state["_process_group"]), restored_group(state["_loss_group"])),
+            state["_state"],
+            state["_buffers"],
+            state["_check_replicas_every"],
         )
         self._beginnings = Beginnings()
         super().__setstate__({})

