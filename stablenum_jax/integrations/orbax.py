@@ -14,7 +14,6 @@ import optax
 from stablenum._support.one_line import one_line
 from stablenum._support.partners import imported
 from stablenum._support.public_names import present
-from stablenum.checkpoints.orbax_lists import readable
 from stablenum_jax._step.readout import guard_state_dict, load_guard_state_dict
 from stablenum_jax._trees.state import find_guard, has_guard, is_guard
 
@@ -68,8 +67,7 @@ class GuardedCheckpointHandler(ocp.AsyncCheckpointHandler):
         """
         guard = self._restored_guard(directory, args.item)
         rest = ocp.args.StandardRestore(_named(_without_guard(args.item)))
-        with readable(directory) as folder:
-            return _with_guard(self._rest.restore(folder, args=rest), guard)
+        return _with_guard(self._rest.restore(directory, args=rest), guard)
 
     def _restored_guard(self, directory: Any, item: PyTree) -> PyTree:
         """Return ``item`` with the saved guard."""
@@ -91,8 +89,7 @@ class GuardedCheckpointHandler(ocp.AsyncCheckpointHandler):
 
     def metadata(self, directory: Any) -> Any:
         """Return Orbax's description of the saved state without the guard."""
-        with readable(directory) as folder:
-            return self._rest.metadata(folder)
+        return self._rest.metadata(directory)
 
     def finalize(self, directory: Any) -> None:
         """Complete the files, once all of them are written."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from flax import nnx
 import stablenum
 import stablenum_jax
 from stablenum.commands.verify.looking import look_at
-from stablenum_jax.integrations import orbax as ours
 from stablenum_jax.integrations.orbax import GuardedCheckpointHandler, GuardedRestore, GuardedSave
 from tests.jax.helpers import assert_same_bits
 
@@ -106,14 +104,6 @@ def restored(folder: Path, like: Any, number: int = 0) -> Any:
         return manager.restore(number, args=GuardedRestore(like))
 
 
-@contextlib.contextmanager
-def earlier_form() -> Any:
-    """Save modules as they are, as GuardedSave did at first."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ours, "_named", lambda tree: tree)
-        yield
-
-
 @every_model
 def test_modules_of_nnx_resume_exactly(tmp_path: Path, kind: str) -> None:
     state = trained(started(kind), range(3))
@@ -148,71 +138,26 @@ def test_other_rules_start_from_scratch_beside_a_list(tmp_path: Path) -> None:
     trained(found, range(3, 5))
 
 
-@every_model
-def test_the_earlier_form_is_restored(tmp_path: Path, kind: str) -> None:
-    """Orbax cannot read it where it has lists."""
-    state = trained(started(kind), range(3))
-    with earlier_form():
-        save(tmp_path, state)
-        if kind not in ("attribute", "Dict"):
-            with pytest.raises(TypeError):
-                ours.ocp.StandardCheckpointHandler().metadata(tmp_path / "0" / "default")
-    before = (tmp_path / "0" / "default" / "_METADATA").read_bytes()
-    assert_resumes(restored(tmp_path, started(kind, seed=1)), state)
-    assert (tmp_path / "0" / "default" / "_METADATA").read_bytes() == before
-
-
-@pytest.mark.parametrize("kind", ["attribute", "Dict"])
-def test_modules_without_lists_are_saved_as_before(tmp_path: Path, kind: str) -> None:
-    state = trained(started(kind), range(1))
-    save(tmp_path, state)
-    with earlier_form():
-        save(tmp_path, state, 1)
-        assert_same_bits(bare(restored(tmp_path, started(kind, seed=1))), bare(state))
-    old, new = ((tmp_path / n / "default" / "_METADATA").read_bytes() for n in "10")
-    assert old == new
-
-
-def test_orbax_describes_both_forms(tmp_path: Path) -> None:
-    state = trained(started("List"), range(1))
-    save(tmp_path, state)
-    with earlier_form():
-        save(tmp_path, state, 1)
+def test_orbax_describes_what_is_saved(tmp_path: Path) -> None:
+    save(tmp_path, started("List"))
     with ocp.CheckpointManager(tmp_path, item_handlers=GuardedCheckpointHandler()) as manager:
-        old, new = (manager.item_metadata(n) for n in (1, 0))
-    kernels = [found["model"]["layers"]["1"]["kernel"]["value"] for found in (old, new)]
-    assert [k.shape for k in kernels] == [(4, 4), (4, 4)]
+        found = manager.item_metadata(0)
+    assert found["model"]["layers"]["1"]["kernel"]["value"].shape == (4, 4)
 
 
 @pytest.mark.parametrize("kind", ["List", "Sequential", "List of Lists"])
-def test_the_check_reads_both_forms(tmp_path: Path, kind: str) -> None:
+def test_verify_reads_modules_and_says_which_of_them_orbax_cannot_restore(tmp_path: Path, kind: str) -> None:
     state = trained(started(kind), range(1))
     save(tmp_path, state)
-    with earlier_form():
-        save(tmp_path, state, 1)
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(1, args=ocp.args.StandardSave({"model": state["model"]}))
     outcomes, _ = look_at(tmp_path)
     assert [(outcome.word, outcome.why) for outcome in outcomes] == [("good", ""), ("good", "")]
-    new, old = (outcome.verdict.notes for outcome in outcomes)
-    assert not any("GuardedRestore" in note for note in new)
-    assert any("Orbax alone cannot restore default" in note and "GuardedRestore does" in note for note in old)
-
-
-def test_the_check_says_who_cannot_restore_modules_saved_without_us(tmp_path: Path) -> None:
-    with ocp.CheckpointManager(tmp_path) as manager:
-        manager.save(0, args=ocp.args.StandardSave({"model": Net(MODELS["List"], 0)}))
-    (outcome,), _ = look_at(tmp_path / "0")
-    assert outcome.word == "good"
-    (note,) = outcome.verdict.notes
-    assert "Orbax alone cannot restore default" in note
+    ours, without_us = (outcome.verdict.notes for outcome in outcomes)
+    assert not any("cannot restore" in note for note in ours)
+    (note,) = without_us
+    assert "Orbax cannot restore default" in note
     assert "nnx.state" in note
-
-
-def test_the_earlier_form_with_lists_must_be_local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with earlier_form():
-        save(tmp_path, started("List"))
-    monkeypatch.setattr("stablenum.checkpoints.orbax_lists._is_local", lambda folder: False)
-    with pytest.raises(ValueError, match=r"earlier version of GuardedSave .* copy it to a local folder"):
-        restored(tmp_path, started("List", seed=1))
 
 
 def test_equinox_with_a_list_of_layers(tmp_path: Path) -> None:

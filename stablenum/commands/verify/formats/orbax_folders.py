@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from stablenum._support.partners import imported
-from stablenum.checkpoints.orbax_lists import has_mixed_keys, readable
 from stablenum.commands.quiet import without_log
 from stablenum.commands.verify.contents import Contents, Entry, NotCheckedError, Plain
 from stablenum.commands.verify.contents import Path as Keys
+from stablenum.commands.verify.formats.orbax_lists import has_mixed_keys, readable
 from stablenum.guard.statedict import disabling_fields
 
 __all__ = ["GUARD", "TEMPORARY", "is_item", "is_step", "read"]
@@ -27,6 +27,9 @@ _GUARDED = "stablenum_jax.integrations.orbax.GuardedCheckpointHandler"
 TEMPORARY = ".orbax-checkpoint-tmp"
 _ITEM, _STEP = "_METADATA", "_CHECKPOINT_METADATA"
 _OLDEST = "0.12.8"
+_LISTS = (
+    "Orbax cannot restore {}, where lists of flax nnx were saved as they are: save nnx.state of them instead"
+)
 
 
 def is_item(folder: Path) -> bool:
@@ -67,17 +70,12 @@ def read(folder: Path) -> Contents:
             _sort((*prefix, *path), leaf, arrays, values)
         guarded = (item / GUARD).is_file() or _is_guarded(item)
         if has_mixed_keys(item):
-            notes.append(_lists_note(item.name, guarded))
+            notes.append(_LISTS.format(item.name))
         if guarded:
             name = f"{item.name}/{GUARD}"
             faults |= {f"{name}: {field}": value for field, value in _guard_faults(item / GUARD, name)}
             notes.append(f"{name} holds the guard's state, apart from the rest")
     return Contents(format="orbax", arrays=tuple(arrays), values=values, notes=tuple(notes), faults=faults)
-
-
-def _lists_note(name: str, guarded: bool) -> str:
-    remedy = "GuardedRestore does" if guarded else "save nnx.state of them instead"
-    return f"Orbax alone cannot restore {name}, where lists of flax nnx were saved as they are: {remedy}"
 
 
 def _is_guarded(item: Path) -> bool:

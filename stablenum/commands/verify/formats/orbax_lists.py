@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,48 +20,32 @@ _METADATA = "_METADATA"
 _NAME = 2  # Orbax's number for the key of a dict; 1 is a position
 
 
-def has_mixed_keys(folder: Any) -> bool:
+def has_mixed_keys(folder: Path) -> bool:
     """Return whether a folder of one item has nodes that Orbax cannot read."""
     return _mended_metadata(folder) is not None
 
 
 @contextlib.contextmanager
-def readable(folder: Any) -> Iterator[Any]:
+def readable(folder: Path) -> Iterator[Path]:
     """Yield a folder with the same contents that Orbax can read; mostly the folder itself.
 
     Args:
-        folder: the path of a folder of one item, of ``pathlib`` or Orbax's own kind. It is not changed.
-
-    Raises:
-        ValueError: it cannot be read where it lies.
+        folder: the absolute path of a folder of one item. It is not changed.
     """
     metadata = _mended_metadata(folder)
     if metadata is None:
         yield folder
         return
-    if not _is_local(folder):
-        raise ValueError(
-            f"{folder} was written by an earlier version of GuardedSave from flax nnx modules with lists, "
-            "which Orbax cannot restore; copy it to a local folder, from which GuardedRestore can."
-        )
     with tempfile.TemporaryDirectory(prefix="stablenum-") as temporary:
-        yield _linked(folder, type(folder)(temporary), metadata)
+        view = Path(temporary)
+        for part in folder.iterdir():
+            if part.name != _METADATA:
+                (view / part.name).symlink_to(part)
+        (view / _METADATA).write_text(metadata, encoding="utf-8")
+        yield view
 
 
-def _is_local(folder: Any) -> bool:
-    return "://" not in os.fspath(folder)
-
-
-def _linked(folder: Any, view: Any, metadata: str) -> Any:
-    """Fill a folder with links to the parts of another and metadata of its own."""
-    for part in folder.iterdir():
-        if part.name != _METADATA:
-            Path(view, part.name).symlink_to(Path(part).absolute())
-    Path(view, _METADATA).write_text(metadata, encoding="utf-8")
-    return view
-
-
-def _mended_metadata(folder: Any) -> str | None:
+def _mended_metadata(folder: Path) -> str | None:
     """Return metadata without mixed keys; None if there are none, or what is there is not for us to read."""
     try:
         metadata = json.loads((folder / _METADATA).read_text())
