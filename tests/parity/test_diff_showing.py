@@ -17,7 +17,8 @@ import stablenum_jax
 import stablenum_torch
 from stablenum.diagnosis.diff.compare import compared
 from stablenum.diagnosis.diff.places.comparison import Comparison
-from stablenum.diagnosis.diff.sides.sides import Side, again, arrays_of, host, measured, stands
+from stablenum.diagnosis.diff.sides import resume_points
+from stablenum.diagnosis.diff.sides.sides import Side, again, arrays_of, host, measured
 
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 Y = np.random.default_rng(1).normal(size=(6, 1)).astype(np.float32)
@@ -90,7 +91,7 @@ def close(x: Any, y: Any) -> None:
 def test_the_values_are_those_of_a_whole_evaluation(
     program: Callable[[], Any], part: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stands.Stands, "wants", lambda self, count: True)
+    monkeypatch.setattr(resume_points.Stands, "wants", lambda self, count: True)
     side = measured(program(), steps=STEPS)
     for _ in range(2):  # what is taken up a second time has not been written
         value, array = chosen(side, part)

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from stablenum.diagnosis.diff.causes.causes import causes_of
+from stablenum.diagnosis.diff.causes.choice import causes_of
 from stablenum.diagnosis.diff.causes.offsets import offset
 from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.causes.stops import Stopped, stopped
 from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.frontier import Frontier, Start
-from stablenum.diagnosis.diff.places.lacks import after_call
 from stablenum.diagnosis.diff.places.locations import location_of, location_of_optimizer, result_name
 from stablenum.diagnosis.diff.places.mended_places import set_right, unseen_in_loss
+from stablenum.diagnosis.diff.places.missing_operations import after_call
 from stablenum.diagnosis.diff.places.patches import Pair, Patch
 from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.places.update_places import placed_by_cause

@@ -18,7 +18,7 @@ from stablenum._support.one_line import kind_of, one_line
 from stablenum._support.settings_checks import check_callable
 from stablenum.diagnosis.diff.sides.call_sites import CallSite, argument_site
 from stablenum.diagnosis.diff.sides.play import Moments, Play, Visit
-from stablenum.diagnosis.diff.sides.stands import Given
+from stablenum.diagnosis.diff.sides.resume_points import Given
 from stablenum_jax._diagnosis.diff.optimizer_states import continued
 from stablenum_jax._diagnosis.diff.player import Traced, numbers_of, play
 from stablenum_jax._diagnosis.diff.showing import Showing

@@ -11,7 +11,7 @@ import jax
 from jax.extend import core
 
 from stablenum.diagnosis.diff.sides.play import Visit
-from stablenum.diagnosis.diff.sides.stands import Given, Stand, Stands
+from stablenum.diagnosis.diff.sides.resume_points import Given, Stand, Stands
 from stablenum.diagnosis.replay.trace import Step, Value
 from stablenum_jax._diagnosis.diff.player import Player, Traced, arguments
 from stablenum_jax._diagnosis.replay.cells import Cell, Composed, Context

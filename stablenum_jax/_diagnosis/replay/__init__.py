@@ -7,8 +7,8 @@ In the order of the work:
   ``numpy_answers`` for equations that need no XLA. ``flags`` finds NaN and inf; ``source_lines`` and
   ``naming`` find the user's line and the name of an equation.
 - ``shard_map`` evaluates the body of a ``shard_map`` for each shard: ``shards`` has their places and parts,
-  ``crew`` lets them take turns, and ``collectives`` says what they exchange. ``processes`` gathers arrays
-  that span several processes.
+  ``shards_in_turn`` lets them take turns, and ``collectives`` says what they exchange. ``processes`` gathers
+  arrays that span several processes.
 - ``phases`` separates forward, backward and update; ``guards`` finds what a guard in the step measured;
   ``labels`` finds indices that are out of range.
 - ``run`` evaluates a program once, eagerly or under jit; ``replay`` makes the report.

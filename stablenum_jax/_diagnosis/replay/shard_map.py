@@ -17,9 +17,9 @@ from jax import jit
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.collectives import CASTS, axes_of, exchange_of, is_collective
-from stablenum_jax._diagnosis.replay.crew import Crew, Task
 from stablenum_jax._diagnosis.replay.jax_internals import any_equation, evaluated, parts_of, sub_jaxpr
 from stablenum_jax._diagnosis.replay.shards import Layout, Shard, layout_of, number_of, on_host
+from stablenum_jax._diagnosis.replay.shards_in_turn import Crew, Task
 
 __all__ = ["Sharing", "in_shard", "shard_map"]
 

@@ -19,7 +19,7 @@ from stablenum._support.settings_checks import check_callable
 from stablenum.diagnosis.diff.sides.call_sites import CallSite, argument_site
 from stablenum.diagnosis.diff.sides.exact_constants import exact_constants
 from stablenum.diagnosis.diff.sides.play import Moments, Play, Visit
-from stablenum.diagnosis.diff.sides.stands import Given
+from stablenum.diagnosis.diff.sides.resume_points import Given
 from stablenum_torch._diagnosis.diff.compiled import is_compiled, with_arrays
 from stablenum_torch._diagnosis.diff.optimizer_states import begin_with, kept_by
 from stablenum_torch._diagnosis.diff.player import play

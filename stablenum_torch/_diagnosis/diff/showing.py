@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stablenum.diagnosis.diff.sides.play import Visit
-from stablenum.diagnosis.diff.sides.stands import Given, Stand, Stands
+from stablenum.diagnosis.diff.sides.resume_points import Given, Stand, Stands
 from stablenum.diagnosis.replay.trace import Step, Value
 from stablenum_torch._diagnosis.diff.player import Player, evaluating
 from stablenum_torch._diagnosis.diff.tape import Tape, last_uses

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.frontier import Frontier, last_of_line, leading_to
-from stablenum.diagnosis.diff.places.lacks import lacking
+from stablenum.diagnosis.diff.places.missing_operations import lacking
 from stablenum.diagnosis.diff.places.patches import Pair, Patch, candidates, patched
 from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.sides.kinds import quiet

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stablenum.diagnosis.diff.sides import stands
-from stablenum.diagnosis.diff.sides.stands import Given, Stand, Stands
+from stablenum.diagnosis.diff.sides import resume_points
+from stablenum.diagnosis.diff.sides.resume_points import Given, Stand, Stands
 
 WEIGHTS = {"w": np.ones(2)}
 ARRAY = np.zeros(3)
@@ -43,7 +43,7 @@ def test_two_stands_are_not_near_each_other() -> None:
 
 
 def test_of_stands_that_are_too_large_every_other_one_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stands, "_MOST_BYTES", 300)
+    monkeypatch.setattr(resume_points, "_MOST_BYTES", 300)
     given = Given(None, {})
     kept = filled([100, 200, 300], given, size=100)
     assert kept.before(250, given).count == 200
