@@ -34,6 +34,7 @@ for name, value in COMPILED.items():
 
 # Four workers of this size fit into 16 GiB beside what they start.
 _LARGE = 3 * 2**30
+_limit = _LARGE
 
 # Many tests give made-up gradients to a guard with a loss scale. The one that tests the warning resets this.
 note_scale_read()
@@ -85,11 +86,14 @@ def little_to_collect() -> Iterator[None]:
 
     What JAX has compiled is released only when this process has become large, since others may use it again.
     """
+    global _limit
     yield
-    if _resident() > _LARGE:
+    if full := _resident() > _limit:
         jax.clear_caches()
     gc.collect()
     gc.freeze()
+    if full:  # much of it may be something else, and must not be cleared for after each module
+        _limit = max(_LARGE, _resident() + 2**30)
 
 
 def _resident() -> int:
