@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
-from stablenum.diagnosis.diff.causes.formulas.update_laws import Law
+from stablenum.diagnosis.diff.causes.formulas.update_laws import DIGITS_OF_RATE, Law
 
 __all__ = ["LEAST_POWER", "cause_of_laws", "cause_of_rates", "is_limit", "near"]
 
@@ -19,15 +19,15 @@ _USUAL = (0.9, 0.999)  # the decay rates of Adam's moments in torch and optax
 _LARGEST_RATE = 0.9999
 # A factor of 2 is a doubled rate rather than the missing correction of a moment with a decay rate of 0.5.
 _SMALLEST_RATE = 0.5
-_DIGITS = 12  # of a rate that is given as one minus it: 1 - 0.9 is 0.09999999999999998
 # A loss scale is a power of two, and larger than the factors 2 and 4 that losses are written with.
 LEAST_POWER = 3
-# A fitted constant is one that is written, or that of the other side. Chosen, not measured.
+# How near a fitted constant is to one that is written, or to that of the other side, if it is the same.
+# Chosen, not measured.
 _ROUGHLY = 1e-3
-# A factor is that of a clipped norm: torch divides the limit by the norm + 1e-6, which for a norm of more
-# than 0.01 changes the factor by less.
+# How near a factor is to that of a clipped norm: torch divides the limit by the norm + 1e-6, which changes it
+# by less if the norm is above 0.01.
 _CLIPPED = 1e-4
-# All other numbers are the same. Chosen, not measured.
+# How near all other numbers are that are the same. Chosen, not measured.
 _EQUAL = 1e-5
 _NOTHING = 1e-14  # an epsilon that no optimizer has
 
@@ -140,7 +140,9 @@ def _of_betas(a: Law, b: Law, numbers: _Numbers) -> _Found | None:
 
 def _uncorrected(law: Law, own: Collection[float]) -> list[tuple[float, float]]:
     """Return the rates r and decay rates b of squares that give a law's rate as r / sqrt(1 - b)."""
-    betas = {x for n in own for x in (n, round(1 - n, _DIGITS)) if _SMALLEST_RATE <= x <= _LARGEST_RATE}
+    betas = {
+        x for n in own for x in (n, round(1 - n, DIGITS_OF_RATE)) if _SMALLEST_RATE <= x <= _LARGEST_RATE
+    }
     return [(r, x) for r in own for x in betas if near(r / math.sqrt(1 - x), law.rate)]
 
 

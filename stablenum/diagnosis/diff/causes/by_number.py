@@ -19,8 +19,8 @@ from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_number", "follows_number", "well_known"]
 
-# A factor is compared with the ratios of so many numbers, of which there are 10 000: with more, some ratio
-# would be near any factor. Chosen, not measured.
+# A factor is compared with the ratios of so many numbers, of which there are 10 000: the more, the likelier
+# one is near by accident. Chosen, not measured.
 _MOST_NUMBERS = 100
 # Each trial evaluates the right side once more. Chosen, not measured.
 _MOST_TRIALS = 4

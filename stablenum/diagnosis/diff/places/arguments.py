@@ -20,7 +20,8 @@ __all__ = ["other_arguments"]
 # Rows and windows of two arguments are the same if they differ by less than this part of the largest: float32
 # rounds by 6e-8, and both may have been scaled in it before. Chosen, not measured.
 _SAME = 1e-5
-# A window of an array is looked for in so many places; elsewhere it may lie, too. Chosen, not measured.
+# A window of an array is looked for in so many places; if there are more, it is taken to lie in one. Chosen,
+# not measured.
 _MOST_WINDOWS = 4096
 _ADVICE = "Give both programs the same batch, unless you mean this."
 

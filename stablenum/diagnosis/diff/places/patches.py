@@ -208,9 +208,8 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _near(a: Any, b: Any) -> bool:
-    return (
-        _gap(a, b) < 0.5
-    )  # 0 for the same array, and about 1 for two that have nothing to do with each other
+    # The gap is 0 for the same array, and about 1 for two that have nothing to do with each other.
+    return _gap(a, b) < 0.5
 
 
 def _gap(a: Any, b: Any) -> float:

@@ -26,8 +26,8 @@ __all__ = ["with_exact_tables"]
 
 _ROUNDING = 2.0**-24  # of float32: half a unit in the last place
 _UNITS = 8  # a sine or a root of a product that was rounded is off by some
-# A table has at least so many different numbers, since one or two may be as near by accident, and at most so
-# many entries: 512 positions of 128 features. Chosen, not measured.
+# A table has at least so many entries, since one or two may be as near by accident, and at most 512 positions
+# of 128 features. Chosen, not measured.
 _LEAST, _MOST = 3, 2**16
 _NOTE = "The {} program holds in float32 what the {} one computes{}: compared as if it were exact."
 _ALIKE = (

@@ -21,8 +21,8 @@ from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["reproduction", "reproduction_of"]
 
-# A report holds the arrays for its scripts up to so many bytes; the scripts draw larger ones, as docs/diff.md
-# says. Chosen, not measured.
+# A report holds arrays for its scripts up to so many bytes; a script that needs more says so and stops.
+# Chosen, not measured.
 _MOST_BYTES = 32 * 2**20
 
 

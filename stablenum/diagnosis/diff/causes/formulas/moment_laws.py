@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.formulas.update_laws import Law, law_of
+from stablenum.diagnosis.diff.causes.formulas.update_laws import DIGITS_OF_RATE, Law, law_of
 from stablenum.diagnosis.diff.sides.equality import SAME_UPDATE
 
 __all__ = ["History", "moments_of"]
@@ -26,12 +26,11 @@ __all__ = ["History", "moments_of"]
 # So many entries, spread over all parameters, tell which numbers fit; all of them then have to. With so many
 # rates for each of two moments, that is a table of 48 x 48 x 256 numbers: 4.5 MiB. Chosen, not measured.
 _ENTRIES, _MOST_RATES = 256, 48
-_DIGITS = 12  # of a rate that is given as one minus it: 1 - 0.9 is 0.09999999999999998
 # Larger numbers are decay rates. Chosen, not measured.
 _LARGEST_EPSILON = 1e-2
 # A law fits if it is so much nearer than the one that it is to be told from. Chosen, not measured.
 _NEARER = 1e-2
-# The decay rates that optimizers have by default, and that their authors recommend, are tried first.
+# The decay rates that optimizers have by default, and that papers use, are tried first.
 _USUAL = (0.9, 0.999, 0.99, 0.95, 0.98, 0.5)
 # A larger number is no weight decay.
 _LARGEST_DECAY = 0.5
@@ -99,7 +98,7 @@ def moments_of(
 
 def _rates(numbers: Collection[float]) -> list[float]:
     """Return which numbers may be decay rates; of some, programs compute with what is missing to 1."""
-    found = {0.0, *(round(x, _DIGITS) for n in numbers for x in (n, 1 - n) if 0 < x < 1)}
+    found = {0.0, *(round(x, DIGITS_OF_RATE) for n in numbers for x in (n, 1 - n) if 0 < x < 1)}
     return sorted(found, key=lambda x: (x not in _USUAL, -x))[:_MOST_RATES]
 
 

@@ -21,14 +21,16 @@ import numpy as np
 
 from stablenum.diagnosis.diff.sides.equality import SAME_FORMULA
 
-__all__ = ["Law", "law_of"]
+__all__ = ["DIGITS_OF_RATE", "Law", "law_of"]
 
 # Gauss-Newton ends after some rounds if a law fits; if it does not, after so many. Chosen, not measured.
 _ROUNDS = 60
 _STEP = 1e-4  # of derivatives, in units of each constant: they need not be exact, since rounds follow
-_NOTHING = (
-    1e-9  # of a gradient, or of an update: what a decay adds to it; 1e-12 in the tests, or 2e-4 and more
-)
+# A decay adds more than this part to a gradient, or to an update: in the tests 2e-4 and more, and 1e-12 where
+# there is none.
+_NOTHING = 1e-9
+# Of a rate that is given as one minus it: 1 - 0.9 is 0.09999999999999998.
+DIGITS_OF_RATE = 12
 _MOST_TRIED = 4  # parameters, the largest first, until one is decayed; chosen, not measured
 _Row: TypeAlias = tuple[Any, Any, Any]  # a parameter, its gradient and its update
 # Where the fit of a decay that is added to the gradient begins: the signs of small gradients depend on it.
@@ -146,7 +148,7 @@ def _solved(
     they give every element and come no nearer."""
     x, scale = np.asarray(start, float), float(np.abs(wanted).max())
     rate = abs(x[0]) or scale
-    # An epsilon of 0 has no size of its own: no optimizer has one below these.
+    # An epsilon of 0 has no size of its own.
     steps = np.asarray([rate, max(abs(x[1]), 1e-10), rate])
     index = [i for i, on in enumerate(free) if on]
     best, found = SAME_FORMULA * scale, None
