@@ -55,6 +55,8 @@ READ_AT_START = (
     "CUDA", "JAX_", "LANG", "LC_", "LD_", "MALLOC", "MKL_", "OMP_", "PYTHON", "PYTORCH", "TF_",
     "TORCH",
 )  # fmt: skip
+# What torch writes into the environment of a process while it runs, a worker's too.
+WRITTEN_BY_TORCH = {"PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR"}
 HASH_SEED = "0"  # of this process; programs that ask for no other one have it too
 _OUT_OF_THE_WAY = 600  # numbers of files that no program has open
 
@@ -138,7 +140,8 @@ def _request(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
 
 def _settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what has to be the same; where modules are found is settled in the fork."""
-    read = {k: v for k, v in environment.items() if k.startswith(READ_AT_START) and k != "PYTHONPATH"}
+    others = WRITTEN_BY_TORCH | {"PYTHONPATH"}
+    read = {k: v for k, v in environment.items() if k.startswith(READ_AT_START) and k not in others}
     return (
         read if read.get("PYTHONHASHSEED", HASH_SEED) != HASH_SEED else read | {"PYTHONHASHSEED": HASH_SEED}
     )
