@@ -1,7 +1,7 @@
-"""``python -m tests.jax.mesh_records``: one training on eight devices in every layout, with every fault.
+"""``python -m tests.jax.mesh_records [LAYOUT ...]``: a training on eight devices in each layout, with faults.
 
 It prints, as JSON, what each layout recorded and where its parameters ended, for ``test_meshes.py``, which
-compares that with one process on the gathered gradients; and the collectives of the compiled steps.
+compares that with one process on the gathered gradients; without a layout, the collectives of compiled steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 import stablenum
 import stablenum_jax
-from tests.jax.mesh_layouts import DEVICES, FAULTS, GOOD_STEPS, LAYOUTS, SHAPES, Layout, batch, spoiled
+from tests.jax.mesh_layouts import DEVICES, FAULTS, GOOD_STEPS, SHAPES, Layout, batch, spoiled
 
 
 def replicas_agree(tree: Any) -> bool:
@@ -107,8 +107,11 @@ def collectives(layout: str, **rules: Any) -> dict[str, Any]:
     return {"collectives": found, "asks the host": bool(HOST.search(text))}
 
 
-def main() -> None:
-    """Print everything."""
+def main(*layouts: str) -> None:
+    """Print what these layouts recorded; without a name, the collectives."""
+    if layouts:
+        json.dump({layout: record(layout) for layout in layouts}, sys.stdout)
+        return
     rules = {
         "clip": {"clip": 1.0},
         "per tensor": {"clip": stablenum.ClipByNorm(1.0)},
@@ -125,14 +128,10 @@ def main() -> None:
         ("pmap", "clip"),
     ]
     by_xla = [("jit, FSDP", "clip"), ("jit, 2-D", "clip"), ("jit, data", "clip")]
-    found = {
-        "records": {layout: record(layout) for layout in LAYOUTS},
-        "programs": {
-            f"{layout}: {name}": collectives(layout, **rules[name]) for layout, name in joined + by_xla
-        },
-    }
+    programs = joined + by_xla
+    found = {f"{layout}: {name}": collectives(layout, **rules[name]) for layout, name in programs}
     json.dump(found, sys.stdout)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
