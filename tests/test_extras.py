@@ -70,7 +70,7 @@ def test_with_the_extra_cli_alone_every_command_has_its_help():
         "explain x.py": f"explain needs numpy, torch (or jax): {either}",
         "checkup x.py": f"checkup needs numpy, torch (or jax): {either}",
         "diff x.py": f"diff needs numpy: {either}",
-        "check .": f"check needs ml-dtypes, numpy: {either}",
+        "verify .": f"verify needs ml-dtypes, numpy: {either}",
         "compare --list": f"compare needs matplotlib, ml-dtypes, numpy, scikit-learn: {demo}",
     }
     helps = ["--help", *(f"{name} --help" for name in COMMANDS)]

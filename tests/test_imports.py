@@ -138,7 +138,7 @@ def test_these_tests_can_fail(statement, blocked):
 
 def lint_imports(directory: Path) -> subprocess.CompletedProcess[str]:
     command = [
-        sys.executable,
+        FRESH,
         "-c",
         "from importlinter.cli import lint_imports_command as c; c()",
         "--no-cache",

@@ -46,8 +46,6 @@ PACKAGES = {
     "stablenum_torch._diagnosis.watch": ("stablenum_torch", "stablenum.diagnosis.watch.session"),
     "stablenum_torch._diagnosis.checkup.watch": ("stablenum_torch._diagnosis.watch",),
     "stablenum_jax": ("stablenum", "optax"),
-    "stablenum_jax._diagnosis.watch": ("stablenum_jax", "stablenum.diagnosis.watch.session"),
-    "stablenum_jax._diagnosis.checkup.watch": ("stablenum_jax._diagnosis.watch",),
 }
 # What Python and the frameworks read from the environment when they start: with other values, a new
 # interpreter is needed.
