@@ -11,10 +11,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -22,10 +20,10 @@ from tests.choosing import EVERYTHING
 from tests.mutants.recording import TestMap, record
 from tests.mutants.running import copy_tree
 from tests.mutants.sampling import packages_of
+from tests.parts import ROOT, git, run_pytest
 
-__all__ = ["changed_lines", "reached"]
+__all__ = ["MAP", "changed_lines", "reached"]
 
-ROOT = Path(__file__).parents[1]
 WORK = ROOT / ".mutants"
 MAP, OF_COMMIT, CHOSEN = WORK / "map.json", WORK / "map.commit", WORK / "chosen.json"
 _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@")
@@ -54,12 +52,8 @@ def reached(changes: Mapping[str, set[int]], tests: TestMap) -> set[str]:
     return found
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-
-
 def _record() -> None:
-    commit = _git("rev-parse", "HEAD").strip()
+    commit = git("rev-parse", "HEAD").strip()
     packages = packages_of(ROOT)
     copy_tree(ROOT, WORK / "tree-of-map")
     os.environ[EVERYTHING] = "1"
@@ -70,14 +64,14 @@ def _record() -> None:
 def main(arguments: Sequence[str]) -> int:
     """Record, or choose and run."""
     if "--record" in arguments:
-        if _git("status", "--porcelain"):
+        if git("status", "--porcelain"):
             sys.exit("tests.changed --record needs a tree without uncommitted changes: commit or stash them")
         _record()
         return 0
     if not (MAP.exists() and OF_COMMIT.exists()):
         sys.exit("which test runs which line has not been recorded: python -m tests.changed --record")
-    diff = _git("diff", "-U0", OF_COMMIT.read_text(encoding="utf-8"), "--", "*.py")
-    new = _git("ls-files", "--others", "--exclude-standard", "--", "tests").split()
+    diff = git("diff", "-U0", OF_COMMIT.read_text(encoding="utf-8"), "--", "*.py")
+    new = git("ls-files", "--others", "--exclude-standard", "--", "tests").split()
     changes = changed_lines(diff)
     tests = reached(changes, TestMap.load(MAP))
     own = {f for f in (*changes, *new) if re.search(r"(^|/)test_\w+\.py$", f) and (ROOT / f).exists()}
@@ -87,10 +81,8 @@ def main(arguments: Sequence[str]) -> int:
     if not files:
         return 0
     CHOSEN.write_text(json.dumps({"tests": sorted(tests), "files": sorted(own)}), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-p", "tests.changed", "-m", "not gpu", "-n", "auto"]
-    environment = {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"} | os.environ
-    command += ["--maxprocesses", "4", "--dist", "loadfile", *sorted(files), *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    chosen = ["-p", "tests.changed", "-m", "not gpu", "--dist", "loadfile", *sorted(files)]
+    return run_pytest(*chosen, *arguments)
 
 
 @pytest.hookimpl(trylast=True)
@@ -98,9 +90,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Keep the tests that were chosen (as a plugin, in the run that :func:`main` starts)."""
     chosen = json.loads(CHOSEN.read_text(encoding="utf-8"))
     tests, files = set(chosen["tests"]), set(chosen["files"])
-    left_out = [i for i in items if i.nodeid not in tests and i.nodeid.split("::")[0] not in files]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [i for i in items if i.nodeid in tests or i.nodeid.split("::")[0] in files]
+    parted: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        parted[item.nodeid in tests or item.nodeid.split("::")[0] in files].append(item)
+    config.hook.pytest_deselected(items=parted[False])
+    items[:] = parted[True]
 
 
 if __name__ == "__main__":

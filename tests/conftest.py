@@ -175,7 +175,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     others = names_left_out()
     for item in items:
         if item.nodeid in others:
-            item.add_marker(REPEATS)
+            item.add_marker(pytest.mark.slow(reason="what it runs, cheaper tests run too"))
     cases: dict[str, dict[pytest.Item, set[Any]]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and "sampled" in item.keywords and "slow" not in item.keywords:

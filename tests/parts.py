@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-__all__ = ["PARTS", "TABLE", "rows_of"]
+__all__ = ["PARTS", "TABLE", "git", "rows_of", "run_pytest", "written"]
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests" / "PARTS.md"
@@ -33,6 +33,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "partners": ("tests/partners", *SLOW),
     "pages": ("tests/documents", "tests/release", *EVERY),
     "root": ("tests", "--ignore-glob=tests/*/*", *SLOW),
+    "examples": ("stablenum", "stablenum_jax", "stablenum_torch", *SLOW),  # in docstrings
     "tools": ("tests/benchmarks", "tests/corpus", "tests/mutants", *EVERY),
     "silent": ("tests/silent", *EVERY),
     "unseen": ("tests/unseen", *EVERY),
@@ -66,15 +67,24 @@ def written(rows: Mapping[str, Sequence[str]]) -> str:
     return _HEAD + "".join(f"| {' | '.join([name, *rows.get(name, never)])} |\n" for name in PARTS)
 
 
+def run_pytest(*arguments: str) -> int:
+    """Run pytest with the workers and the environment of ``make test``, and return its exit code."""
+    command = [sys.executable, "-m", "pytest", "-n", "auto", "--maxprocesses", "4", *arguments]
+    environment = {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"} | os.environ
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+def git(*arguments: str) -> str:
+    """What a command of git prints."""
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
 def run(part: str, more: Sequence[str]) -> int:
     """Run a part, and note the result if it ran to its end."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        command = [sys.executable, "-m", "pytest", "-n", "auto", "--maxprocesses", "4", "--dist", "load"]
-        command += [*PARTS[part], f"--junitxml={report}", *more]
-        environment = {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"} | os.environ
         begin = time.monotonic()
-        code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+        code = run_pytest("--dist", "load", *PARTS[part], f"--junitxml={report}", *more)
         minutes = (time.monotonic() - begin) / 60
         if code not in (0, 1):  # interrupted, or nothing was run
             return code
@@ -83,15 +93,11 @@ def run(part: str, more: Sequence[str]) -> int:
             counts = {name: n + int(suite.get(name, 0)) for name, n in counts.items()}
     failed = counts["failures"] + counts["errors"]
     passed = counts["tests"] - failed - counts["skipped"]
-    row = [f"{datetime.now(UTC):%Y-%m-%d}", _commit(), f"{minutes:.0f}", *map(str, (passed, failed))]
+    commit = git("describe", "--always", "--dirty", "--exclude=*", "--abbrev=8").strip()
+    row = [f"{datetime.now(UTC):%Y-%m-%d}", commit, f"{minutes:.0f}", *map(str, (passed, failed))]
     rows = rows_of(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {}
     TABLE.write_text(written(rows | {part: [*row, str(counts["skipped"])]}), encoding="utf-8")
     return code
-
-
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=8"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

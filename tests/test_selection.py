@@ -10,7 +10,7 @@ import pytest
 
 from tests import parts
 from tests.changed import changed_lines, reached
-from tests.choosing import left_out
+from tests.choosing import left_out, names_left_out
 from tests.mutants.recording import TestMap
 from tests.selection import covering, one_in_three, only, pairwise, slow_but_for, slow_unless, thinned
 
@@ -144,3 +144,12 @@ def test_what_is_left_out_is_run_by_tests_that_stay():
     assert left_out(tests, 2.0) == ["t::a[1]", "t::b[1]", "t::b[2]", "t::c"]
     assert left_out(tests, 5.0) == ["t::a[1]", "t::b[2]", "t::c"]
     assert left_out(tests, 99.0, ["t::not recorded"]) == ["t::a[1]", "t::b[2]", "t::not recorded"]
+
+
+def test_what_is_left_out_is_run_by_a_part():
+    """Examples in docstrings too. The part "root" has the files at the top of the tests alone."""
+    paths = [path for name, part in parts.PARTS.items() if name != "root" for path in part]
+    files = {name.split("::")[0] for name in names_left_out()}
+    assert len(files) > 10
+    others = {file for file in files if not file.startswith(tuple(f"{path}/" for path in paths))}
+    assert others == {file for file in files if Path(file).parent == Path("tests")}

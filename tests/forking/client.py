@@ -18,7 +18,7 @@ def become_python():
 
 
 def request(open_files):
-    """What the server is told, as the text of a Python literal."""
+    """What is sent to the server, as the text of a Python literal."""
     ignored = [n for n in FORWARDED if signal.getsignal(getattr(signal, n)) == signal.SIG_IGN]
     mask = os.umask(0)
     os.umask(mask)
@@ -47,7 +47,6 @@ def main():
         server.connect(os.path.join(os.environ["STABLENUM_TESTS_FORKS"], "socket"))
     except (KeyError, OSError):
         become_python()
-    mine = {server.fileno()}
     open_files = []
     for name in os.listdir("/proc/self/fd"):
         number = int(name)
@@ -55,7 +54,7 @@ def main():
             os.fstat(number)
         except OSError:
             continue  # that of listdir itself
-        if number not in mine:
+        if number != server.fileno():
             open_files.append(number)
     sent = request(open_files)
     server.sendall(len(sent).to_bytes(8, "big") + sent)
@@ -81,7 +80,8 @@ def main():
         status += part
     code = os.waitstatus_to_exitcode(int.from_bytes(status, "big"))
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        if -code != signal.SIGKILL:  # whose handler cannot be set
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -55,7 +56,7 @@ READ_AT_START = (
 )  # fmt: skip
 # What torch writes into the environment of a process while it runs, a worker's too.
 WRITTEN_BY_TORCH = {"PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR"}
-HASH_SEED = "0"  # of this process; programs that ask for no other one have it too
+HASH_SEED = os.environ["PYTHONHASHSEED"]  # of this process; programs that ask for no other one have it too
 _OUT_OF_THE_WAY = 600  # numbers of files that no program has open
 
 
@@ -93,7 +94,8 @@ def serve(folder: str) -> dict[str, Any]:
                     os.close(file)
                 clients[pid] = client
                 poll.register(client, select.POLLIN)
-                client.sendall(b"pid%d" % pid)
+                with contextlib.suppress(OSError):  # it has been killed: the next event says so
+                    client.sendall(b"pid%d" % pid)
             else:  # the client has been killed
                 for pid, client in clients.items():
                     if client.fileno() == number:
@@ -119,17 +121,20 @@ def _report_ended(clients: dict[int, socket.socket], poll: select.poll) -> None:
 
 
 def _request(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """Return what a client asks for and its open files; None if a fork does not do, or the client is gone."""
     client.settimeout(20)
-    length = int.from_bytes(client.recv(8, socket.MSG_WAITALL), "big")
-    text = b""
-    while len(text) < length:
-        text += client.recv(length - len(text))
-    request = ast.literal_eval(text.decode())
     files: list[int] = []
-    while len(files) < len(request["files"]):
-        _, received, _, _ = socket.recv_fds(client, 1, 100)
-        files += received
-    if request["session"] == os.getsid(0) and _settings(request["environment"]) == SETTINGS:
+    try:
+        length = int.from_bytes(client.recv(8, socket.MSG_WAITALL), "big")
+        request = ast.literal_eval(client.recv(length, socket.MSG_WAITALL).decode())
+        while len(files) < len(request["files"]):
+            _, received, _, _ = socket.recv_fds(client, 1, 100)
+            if not received:
+                raise EOFError
+            files += received
+    except (EOFError, OSError, SyntaxError, ValueError):  # it has been killed on the way
+        request = None
+    if request and request["session"] == os.getsid(0) and _settings(request["environment"]) == SETTINGS:
         return request, files
     for file in files:
         os.close(file)
@@ -140,9 +145,12 @@ def _settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what has to be the same; where modules are found is settled in the fork."""
     others = WRITTEN_BY_TORCH | {"PYTHONPATH"}
     read = {k: v for k, v in environment.items() if k.startswith(READ_AT_START) and k not in others}
-    return (
-        read if read.get("PYTHONHASHSEED", HASH_SEED) != HASH_SEED else read | {"PYTHONHASHSEED": HASH_SEED}
-    )
+    return {"PYTHONHASHSEED": HASH_SEED} | read
+
+
+def _paths(environment: Mapping[str, str]) -> list[str]:
+    """Return the folders of PYTHONPATH, as they stand in ``sys.path``."""
+    return [os.path.abspath(entry) for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
 def _become(request: dict[str, Any], files: list[int]) -> None:
@@ -159,15 +167,11 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for name in request["ignored"]:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    before = os.environ.get("PYTHONPATH", "")
+    before = _paths(os.environ)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    known = [*sys.path[1:]]
-    for entry in filter(None, before.split(os.pathsep)):
-        known.remove(entry)
-    given = [os.path.abspath(e) for e in os.environ.get("PYTHONPATH", "").split(os.pathsep) if e]
-    sys.path[:] = [sys.path[0], *given, *known]
+    sys.path[1:] = [*_paths(os.environ), *(entry for entry in sys.path[1:] if entry not in before)]
     sys.executable = os.path.join(os.environ["STABLENUM_TESTS_FORKS"], "python")
     importlib.invalidate_caches()
     if "COVERAGE_PROCESS_START" in os.environ:  # as the sitecustomize of a recording does

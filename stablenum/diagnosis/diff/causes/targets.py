@@ -20,7 +20,7 @@ __all__ = ["Targets", "targets_of"]
 # With targets of its own for each class, a system of so many equations is solved: 8 MiB. Chosen, not
 # measured.
 _MOST_CLASSES = 1024
-# Labels are guessed, and where they do not fit guessed anew, so many times in all. Chosen, not measured.
+# Labels are guessed, and where they do not fit guessed again, so many times in all. Chosen, not measured.
 _TURNS = 3
 # Beyond, the equations do not tell the targets: in the tests 4, and 6e16 where all rows are alike.
 _MOST_CONDITION = 1e7
