@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if not (MAP.exists() and OF_COMMIT.exists()):
         sys.exit("which test runs which line has not been recorded: python -m tests.changed --record")
-    diff = git("diff", "-U0", OF_COMMIT.read_text(encoding="utf-8"), "--", "*.py")
+    diff = git("diff", "-U0", OF_COMMIT.read_text(encoding="utf-8").strip(), "--", "*.py")
     new = git("ls-files", "--others", "--exclude-standard", "--", "tests").split()
     changes = changed_lines(diff)
     tests = reached(changes, TestMap.load(MAP))

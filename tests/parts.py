@@ -33,7 +33,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "partners": ("tests/partners", *SLOW),
     "pages": ("tests/documents", "tests/release", *EVERY),
     "root": ("tests", "--ignore-glob=tests/*/*", *SLOW),
-    "examples": ("stablenum", "stablenum_jax", "stablenum_torch", *SLOW),  # in docstrings
+    "examples": ("stablenum", "stablenum_jax", "stablenum_torch", *EVERY),  # all that are in docstrings
     "tools": ("tests/benchmarks", "tests/corpus", "tests/mutants", *EVERY),
     "silent": ("tests/silent", *EVERY),
     "unseen": ("tests/unseen", *EVERY),
