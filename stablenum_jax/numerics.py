@@ -4,7 +4,8 @@ Inputs narrower than float32 are widened to float32, and the result is rounded o
 NaN stays NaN. Finite inputs and masked elements never give NaN in the value or in the gradient. The
 functions work under ``jax.jit``, ``vmap`` and ``grad``, including gradients of gradients.
 
-Integer arrays raise an error: convert them first. Either of two array arguments may be a number.
+Integers and bools become floating-point numbers as in ``jax.numpy``: in the format of the other array, or
+else in the default one. Either of two array arguments may be a number.
 
 Example:
     >>> import jax, jax.numpy as jnp
@@ -75,7 +76,9 @@ def _documented(source: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def _arrays(**values: Any) -> tuple[Any, ...]:
-    """Return the arguments as JAX arrays; numbers stay numbers if an array determines the format.
+    """Return the arguments as JAX arrays; numbers stay numbers if an array determines the format. Integers
+    and bools become floating-point numbers, as in ``jax.numpy``: in the format of the other array, or else in
+    the default one.
 
     Raises:
         TypeError: an argument is neither a number nor an array; the message names it.
@@ -87,9 +90,16 @@ def _arrays(**values: Any) -> tuple[Any, ...]:
             raise TypeError(
                 f"{name} must be an array of a floating-point format; got {type(value).__name__}."
             )
-    return tuple(
-        v if v is None or (given and not hasattr(v, "dtype")) else jnp.asarray(v) for v in values.values()
-    )
+    formats = [v.dtype for v in given if jnp.issubdtype(v.dtype, jnp.inexact)]
+    wanted = formats[0] if formats else jnp.result_type(float)
+
+    def array(v: Any) -> Any:
+        if v is None or (given and not hasattr(v, "dtype")):
+            return v
+        x = jnp.asarray(v)
+        return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(wanted)
+
+    return tuple(map(array, values.values()))
 
 
 @_documented(core.arccos)

@@ -5,7 +5,8 @@ even under autocast. NaN stays NaN. Finite inputs and masked elements never give
 in the gradient. The functions work under ``torch.compile(fullgraph=True)``, ``torch.func.vmap`` and ``grad``,
 are twice differentiable, and never make the host wait for the device.
 
-Integer tensors raise an error: convert them first. Either of two tensors may be a plain number.
+Integers and bools become floating-point numbers as in torch's own functions: in the format of the other
+tensor, or else in the default one. Either of two tensors may be a plain number.
 
 Example:
     >>> import torch
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 import array_api_compat.torch as xp
+import torch
 from torch import Tensor
 
 from stablenum import numerics as core
@@ -85,7 +87,8 @@ def _documented(source: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def _tensors(**values: Any) -> tuple[Any, ...]:
-    """Return the arguments, checked.
+    """Return the arguments, checked. Whole numbers and bools become floating-point numbers, as in torch's own
+    functions: in the format of the other tensor, or else in torch's default one.
 
     Raises:
         TypeError: an argument is not a tensor, a number or None; the message names it.
@@ -96,7 +99,13 @@ def _tensors(**values: Any) -> tuple[Any, ...]:
             raise TypeError(
                 f"{name} must be a tensor of a floating-point format; got {type(value).__name__}."
             )
-    return tuple(values.values())
+    tensors = [v for v in values.values() if isinstance(v, Tensor)]
+    formats = [t.dtype for t in tensors if t.is_floating_point() or t.is_complex()]
+    if len(formats) == len(tensors):
+        return tuple(values.values())
+    wanted = formats[0] if formats else torch.get_default_dtype()
+    whole = {id(t) for t in tensors if not (t.is_floating_point() or t.is_complex())}
+    return tuple(v.to(wanted) if id(v) in whole else v for v in values.values())
 
 
 @_documented(core.arccos)

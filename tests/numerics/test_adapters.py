@@ -112,17 +112,32 @@ def test_vmap_over_matrices_is_a_loop(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_integers_and_lists_raise(name):
+def test_whole_numbers_and_bools_become_floating_point_numbers(name):
+    """As in ``torch.sqrt`` and ``jnp.sqrt``: a masked mean divides by a count."""
     _, extra = arguments(name, list)
-    two = name in TWO
-    whole = torch.ones((2, 2), dtype=torch.int64)
-    with pytest.raises(TypeError, match=r"floating-point format; got torch\.int64"):
-        getattr(nt, name)(*[whole] * (1 + two), *extra)
-    with pytest.raises(TypeError, match="floating-point format; got int"):
-        getattr(nj, name)(*[jnp.ones((2, 2), jnp.int32)] * (1 + two), *extra)
-    for module in (nt, nj):
+    count = 1 + (name in TWO)
+    for module, lib, default in ((nt, torch, torch.float32), (nj, jnp, jnp.float32)):
+        function = getattr(module, name)
+        for dtype in (lib.int32, lib.bool if lib is torch else jnp.bool_):
+            whole = lib.ones((2, 2), dtype=dtype)
+            wide = lib.ones((2, 2), dtype=default)
+            result = function(*[whole] * count, *extra)
+            assert result.dtype == default
+            np.testing.assert_array_equal(np.asarray(result), np.asarray(function(*[wide] * count, *extra)))
+        if count == 2:
+            half, whole = lib.ones((2, 2), dtype=lib.float16), lib.ones((2, 2), dtype=lib.int32)
+            assert function(half, whole).dtype == function(whole, half).dtype == lib.float16
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lists_and_complex_numbers_raise(name):
+    _, extra = arguments(name, list)
+    count = 1 + (name in TWO)
+    for module, lib in ((nt, torch), (nj, jnp)):
         with pytest.raises(TypeError, match="floating-point format; got list"):
-            getattr(module, name)(*[[1.0]] * (1 + two), *extra)
+            getattr(module, name)(*[[1.0]] * count, *extra)
+        with pytest.raises(TypeError, match=r"floating-point format; got (torch\.)?complex64"):
+            getattr(module, name)(*[lib.ones((2, 2), dtype=lib.complex64)] * count, *extra)
 
 
 @pytest.mark.parametrize("name", sorted(TWO))
