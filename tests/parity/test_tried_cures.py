@@ -255,9 +255,12 @@ def test_a_remedy_comes_back_from_its_plain_values(number: float) -> None:
 
 def test_a_trial_that_does_not_help_says_so() -> None:
     remedy, nan = Remedy(change=Change.NO_CLIP), float("nan")
-    assert "from 1 to nan in 4 steps (so far that is no better); unchanged, from 1 to 4" in outcome_of(
-        remedy, [1.0, 2.0, 3.0, 4.0], [1.0, 9.0, nan, nan]
-    )
-    assert "no better" in outcome_of(remedy, [1.0, 2.0], [1.0, 2.0])
-    assert "no better" not in outcome_of(remedy, [1.0, nan], [1.0, 2.0])
-    assert outcome_of(remedy, [1.0, 2.0], [1.0]) == ""
+    shown = outcome_of(remedy, [1.0, 2.0, 3.0, 4.0], [1.0, 9.0, nan, nan])
+    assert "from 1 to nan in 4 steps (so far that is no better); unchanged, from 1 to 4" in shown.said
+    assert shown.better is False
+    same = outcome_of(remedy, [1.0, 2.0], [1.0, 2.0])
+    assert ("no better" in same.said, same.better) == (True, False)
+    finite = outcome_of(remedy, [1.0, nan], [1.0, 2.0])
+    assert ("no better" in finite.said, finite.better) == (False, True)
+    assert outcome_of(remedy, [1.0, nan], [1.0, nan]).better is False
+    assert outcome_of(remedy, [1.0, 2.0], [1.0]) == ("", None)

@@ -33,7 +33,7 @@ S = Symptom
 _BAD_SIGNAL = frozenset({
     S.DEAD_UNITS, S.SATURATED, S.ATTENTION_COLLAPSE, S.EXPLODING_GRADIENTS, S.VANISHING_GRADIENTS,
     S.ZERO_GRADIENT, S.CLIPPED_ALWAYS, S.STEPS_TOO_LARGE, S.STEPS_TOO_SMALL, S.CONSTANT_OUTPUT,
-    S.LOSS_NOT_FINITE, S.LOSS_DIVERGES, S.LOSS_OSCILLATES,
+    S.LOSS_DIVERGES, S.LOSS_OSCILLATES,
     S.LOSS_CONSTANT, S.FLUSHED_GRADIENTS, S.EPS_DOMINATES, S.LOST_UPDATES,
 })  # fmt: skip
 _NOTHING_MOVES = frozenset({
@@ -42,7 +42,7 @@ _NOTHING_MOVES = frozenset({
 })  # fmt: skip
 _WILD = frozenset({
     S.DEAD_UNITS, S.SATURATED, S.ATTENTION_COLLAPSE, S.ROUTER_COLLAPSE, S.CONSTANT_OUTPUT, S.ZERO_GRADIENT,
-    S.LOSS_NOT_FINITE, S.LOSS_DIVERGES, S.LOSS_OSCILLATES,
+    S.LOSS_DIVERGES, S.LOSS_OSCILLATES,
     S.LOSS_CONSTANT, S.CLIPPED_ALWAYS, S.EXPLODING_GRADIENTS,
 })  # fmt: skip
 # What a symptom brings about. A note that explains a fault is its root.
@@ -52,7 +52,7 @@ _EXPLAINS: dict[Symptom, frozenset[Symptom]] = {
     S.NOT_IN_OPTIMIZER: _NOTHING_MOVES | {S.LOSS_DIVERGES},
     S.RATE_ZERO: _NOTHING_MOVES,
     S.CAPTURED_PARAMETERS: frozenset(Symptom),
-    S.INDEX_OUT_OF_RANGE: _NOTHING_MOVES | {S.LOSS_NOT_FINITE},
+    S.INDEX_OUT_OF_RANGE: _NOTHING_MOVES,
     S.GRADIENTS_KEPT: _WILD | {S.STEPS_TOO_LARGE},
     S.OPTIMIZER_RENEWED: frozenset({S.STALE_STATE, S.STEPS_TOO_SMALL, S.LOSS_OSCILLATES, S.STEPS_TOO_LARGE}),
     S.UPHILL_UPDATES: _BAD_SIGNAL | _WILD | {S.WEIGHT_DECAY, S.STALE_STATE},
@@ -90,6 +90,17 @@ _EXPLAINS: dict[Symptom, frozenset[Symptom]] = {
     S.LOSS_SCALE: _NOTHING_MOVES,
     S.STEPS_TOO_SMALL: frozenset({S.LOSS_CONSTANT}),
 }
+# What can make numbers that are not finite, if it was seen before them.
+_BLOWS_UP = frozenset({
+    S.EXPLODING_ACTIVATIONS, S.EXPLODING_GRADIENTS, S.GRADIENTS_KEPT, S.INDEX_OUT_OF_RANGE, S.NOT_FINITE,
+    S.STEPS_TOO_LARGE, S.UNSCALED_INPUT, S.UPHILL_UPDATES,
+})  # fmt: skip
+_NOT_FINITE = (S.NOT_FINITE, S.LOSS_NOT_FINITE)
+# What was counted, and is no matter of a threshold on a size or on the shape of a curve.
+_FACTS = (
+    *_NOT_FINITE, S.NO_GRAPH, S.NO_GRADIENT, S.ZERO_GRADIENT, S.LOSS_CONSTANT, S.LOST_UPDATES, S.RATE_ZERO,
+    S.INDEX_OUT_OF_RANGE, S.NOT_IN_MODEL, S.CAPTURED_PARAMETERS, S.BAD_STATE,
+)  # fmt: skip
 # What has these cures follows from steps that are too large.
 _BY_LARGE_STEPS = (rules_normalisation.LAGGING, rules_updates.BY_RATE)
 
@@ -108,8 +119,8 @@ def complaints(course: Course) -> tuple[Complaint, ...]:
 
 
 def ranked(found: Iterable[Complaint]) -> tuple[Complaint, ...]:
-    """Put each complaint under the first one that explains it; roots come with faults first, in the order of
-    the symptoms, but last what only an evaluation notices.
+    """Put each complaint under the first one that explains it; roots come with faults first, facts before
+    what rests on a threshold, then in the order of the symptoms, but last what only an evaluation notices.
 
     A root is as serious as the worst of its consequences.
     """
@@ -126,7 +137,12 @@ def ranked(found: Iterable[Complaint]) -> tuple[Complaint, ...]:
             below = tuple(c for j, c in enumerate(ordered) if j != i and _root(above, j) == i)
             level = max(c.level for c in (one, *below))
             roots.append(one.with_(consequences=below, level=level))
-    return tuple(sorted(roots, key=lambda c: (-c.level, _is_unfelt(c), _ORDER[c.symptom])))
+    return tuple(sorted(roots, key=lambda c: (-c.level, not _is_fact(c), _is_unfelt(c), _ORDER[c.symptom])))
+
+
+def _is_fact(one: Complaint) -> bool:
+    """Return whether a complaint, or what follows from it, was counted."""
+    return one.symptom in _FACTS or any(map(_is_fact, one.consequences))
 
 
 def _is_unfelt(one: Complaint) -> bool:
@@ -138,6 +154,8 @@ def _follows(one: Complaint, other: Complaint) -> bool:
     """Return whether the second complaint explains the first."""
     if _is_unfelt(other):
         return False
+    if one.symptom in _NOT_FINITE:
+        return other.symptom in _BLOWS_UP and other is not one and other.since <= one.since
     if other.symptom is S.STEPS_TOO_LARGE and one.cure in _BY_LARGE_STEPS:
         return True
     if one.symptom is S.STEPS_TOO_LARGE and other.cure in _BY_LARGE_STEPS:

@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from stablenum.diagnosis.checkup.course import Course, ParameterSeen, median
 from stablenum.diagnosis.checkup.rules_updates import BY_RATE
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.trials import deviations_for
 
-__all__ = ["Change", "Remedy", "outcome_of", "remedy_for", "resumed"]
+__all__ = ["Change", "Remedy", "Shown", "outcome_of", "remedy_for", "resumed"]
 
 # A step that suits most trainings changes a weight by this part of its size. Chosen, not measured; ``trials``
 # asks for twice as much of the first step.
@@ -111,8 +111,15 @@ def remedy_for(found: Sequence[Complaint], course: Course) -> Remedy | None:
     return replace(remedy, steps=min(course.steps, steps))
 
 
-def outcome_of(remedy: Remedy, before: Sequence[float], after: Sequence[float]) -> str:
-    """Describe what a trial has shown; "" if it has not come far enough.
+class Shown(NamedTuple):
+    """What a trial has shown, and whether the loss was lower for it; None if it did not come far enough."""
+
+    said: str
+    better: bool | None
+
+
+def outcome_of(remedy: Remedy, before: Sequence[float], after: Sequence[float]) -> Shown:
+    """Return what a trial has shown.
 
     Args:
         remedy: what was tried.
@@ -120,18 +127,21 @@ def outcome_of(remedy: Remedy, before: Sequence[float], after: Sequence[float]) 
         after: the losses with it; the training may have ended earlier.
 
     Example:
-        >>> outcome_of(Remedy(change=Change.RATE, number=0.1), [2.0, 3.0, 5.0, 9.0], [2.0, 1.0, 0.5, 0.25])
+        >>> remedy = Remedy(change=Change.RATE, number=0.1)
+        >>> outcome_of(remedy, [2.0, 3.0, 5.0, 9.0], [2.0, 1.0, 0.5, 0.25]).said
         'with 0.1 times the rate, the loss goes from 2 to 0.25 in 4 steps; unchanged, from 2 to 9'
     """
     count = min(len(before), len(after))
     if count < 2:
-        return ""
+        return Shown("", None)
     part = max(1, count // _LAST)  # its mean, because the losses of single batches differ
     cured, unchanged = (math.fsum(values[count - part : count]) / part for values in (after, before))
-    doubt = "" if cured < unchanged or math.isnan(unchanged) else " (so far that is no better)"
-    return (
-        f"with {remedy}, the loss goes from {after[0]:.4g} to {cured:.4g} in {count} steps{doubt}; "
-        f"unchanged, from {before[0]:.4g} to {unchanged:.4g}"
+    better = cured < unchanged or (math.isnan(unchanged) and not math.isnan(cured))
+    return Shown(
+        f"with {remedy}, the loss goes from {after[0]:.4g} to {cured:.4g} in {count} steps"
+        f"{'' if better else ' (so far that is no better)'}; "
+        f"unchanged, from {before[0]:.4g} to {unchanged:.4g}",
+        better,
     )
 
 

@@ -77,14 +77,22 @@ def _complaint(one: Complaint) -> list[str]:
     lines += wrapped(_sentence(one))
     lines += [w for e in one.evidence for w in wrapped(e, "  - ")]
     lines += [w for text in _others(one) for w in wrapped(text)]
-    lines += wrapped(f"Cure: {one.cure}.")
-    if one.tried:
-        lines += wrapped(f"tried: {one.tried}", "    ")
-    elif one.expects:
-        lines += wrapped(f"expect: {one.expects}", "    ")
+    lines += wrapped(f"Cure: {_cure(one)}.")
+    lines += wrapped(_outcome(one), "    ")
     if one.consequences:
         lines += wrapped("Follows from it: " + "; ".join(brief(x) for x in one.consequences))
     return lines
+
+
+def _cure(one: Complaint) -> str:
+    return one.cure or "none is known; the usual one was tried"
+
+
+def _outcome(one: Complaint) -> str:
+    """Return what a trial of the cure has shown, or what it should change."""
+    if one.tried:
+        return f"tried: {one.tried}"
+    return f"not tried; expect: {one.expects}" if one.expects else "not tried"
 
 
 def _sentence(one: Complaint) -> str:
@@ -143,9 +151,8 @@ def as_rich(c: Shown) -> Iterator[Any]:
         yield Text(_sentence(one))
         yield from (Text(f"  - {e}", style="dim") for e in one.evidence)
         yield from (Text(text, style="dim") for text in _others(one))
-        yield Text.assemble(("Cure: ", "bold green"), f"{one.cure}.")
-        if one.tried or one.expects:
-            yield Text(f"    {'tried' if one.tried else 'expect'}: {one.tried or one.expects}", style="green")
+        yield Text.assemble(("Cure: ", "bold green"), f"{_cure(one)}.")
+        yield Text(f"    {_outcome(one)}", style="green" if one.tried else "dim")
         if one.consequences:
             yield Text("Follows from it: " + "; ".join(map(brief, one.consequences)), style="dim")
     yield from (Text(line, style="dim") for line in (*_rest(c), *_notes(c)))
@@ -174,9 +181,8 @@ def _html(one: Complaint) -> list[str]:
         f"<p>{escape(_sentence(one))}</p>",
         *_listed("", one.evidence),
         *(f'<p class="soft">{escape(text)}</p>' for text in _others(one)),
-        f"<p><b>Cure:</b> {escape(one.cure)}.</p>",
-        f"<p><b>Tried:</b> {escape(one.tried)}.</p>" if one.tried else "",
-        f'<p class="soft">expect: {escape(one.expects)}</p>' if one.expects and not one.tried else "",
+        f"<p><b>Cure:</b> {escape(_cure(one))}.</p>",
+        f'<p class="soft">{escape(_outcome(one))}</p>',
         *_listed("Follows from it", [brief(x) for x in one.consequences]),
     ]
 

@@ -13,6 +13,7 @@ from stablenum.diagnosis.checkup.ranking import complaints
 from stablenum.diagnosis.checkup.rendering import as_html, as_rich, as_text
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level
 from stablenum.diagnosis.checkup.trials import FirstStep, with_trial
+from stablenum.diagnosis.report.html import framed
 
 __all__ = ["Checkup"]
 
@@ -62,6 +63,13 @@ class Checkup:
         first, *others = self.complaints
         return replace(self, complaints=(first.with_(tried=shown), *others))
 
+    def with_refuted(self, shown: str) -> Checkup:
+        """Return the report with a trial in which the first cure was no better. The finding loses that cure,
+        and comes after those of which nothing speaks against theirs."""
+        first, *others = self.complaints
+        first = first.with_(tried=shown, cure="", level=min(first.level, Level.WARNING))
+        return replace(self, complaints=tuple(sorted((*others, first), key=lambda c: -c.level)))
+
     def __str__(self) -> str:
         return as_text(self)
 
@@ -97,3 +105,7 @@ class Checkup:
     def to_html(self) -> str:
         """Return one self-contained HTML page: no network, no script, a light and a dark theme."""
         return as_html(self)
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, for notebooks."""
+        return framed(self.to_html())

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from stablenum.diagnosis.checkup.course import PARTLY_DOWN, Course, median
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
+from stablenum.diagnosis.checkup.wording import joined
 
 __all__ = ["RULES"]
 
@@ -22,6 +23,34 @@ _STRICT_CURE = (
     "run `stablenum explain --strict` on the script, which names the operation where that begins, even if "
     "the guard copes with it"
 )
+
+
+def _not_finite(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    """Yield parameters and running statistics that are NaN or inf: a fact, whatever else is measured."""
+    found: dict[str, int] = {}
+    for probe in course.probes:
+        bad = [p.name for p in probe.parameters if not math.isfinite(p.weight)]
+        bad += [
+            f"the running statistics of {r.name}"
+            for r in probe.running
+            if not math.isfinite(r.mean.rms + r.variance.rms)
+        ]
+        for name in bad:
+            found.setdefault(name, probe.step)
+    if not found:
+        return
+    first = min(found.values())
+    began = [name for name, step in found.items() if step == first]
+    yield Complaint.of(
+        Symptom.NOT_FINITE,
+        Level.FAULT,
+        f"{joined(began)}: not finite in step {first}, the first of the measured steps with such; "
+        f"{len(found)} in all",
+        since=first,
+        parameters=tuple(found),
+        place=course.step_place,
+        **({"cure": _STRICT_CURE} if course.guarded else {}),
+    )
 
 
 def _loss(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
@@ -68,4 +97,4 @@ def _loss(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         )
 
 
-RULES = (_loss,)
+RULES = (_not_finite, _loss)

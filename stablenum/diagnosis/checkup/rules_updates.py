@@ -64,6 +64,9 @@ _USUAL_DECAY, _HUGE_RATE = 0.1, 1.0
 # A weight has shrunk to less than this part of its size, of which it lost this much along itself; or it has
 # grown so many times, by changes of which so many have at least this part along it.
 _SHRUNK, _ALONG, _GROWN, _LEAST_ALONG = 0.5, 0.5, 2, 3
+# Weight decay must be able to do at least this part of the shrinking that is laid to it; weights of 0 would
+# have shrunk without bound. Chosen, not measured: rates and momentum are known to a factor of two or so.
+_ITS_PART, _TINY = 0.5, 1e-30
 # Nearly all of more than so many steps are clipped, to norms so many times smaller.
 _CLIPS, _CLIPPED, _SMALLER = 2, 0.95, 10
 # The last measured steps that are looked at: a last stage counts.
@@ -308,7 +311,10 @@ def _decay(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         first, end = seen[0][1].weight, seen[-1][1].weight
         rates = [p.shrink for _, p in seen if not math.isnan(p.shrink)]
         known = len(seen) > 2 and len(seen[0][1].shape) > 1 and first > 0
-        if known and end < _SHRUNK * first and median(rates) * (seen[-1][0] - seen[0][0]) > _ALONG:
+        if not (known and end < _SHRUNK * first and median(rates) * (seen[-1][0] - seen[0][0]) > _ALONG):
+            continue
+        # Gradients may shrink weights, too, as where the best output is 0.
+        if _reach_of_decay(course, first) > _ITS_PART * math.log(first / max(end, _TINY)):
             shrunk[name] = end / first
     matrices = [n for n in course.names() if len(course.history(n)[0][1].shape) > 1]
     decay = max((s.get("weight_decay", 0.0) for _, s in course.settings), default=0.0)
@@ -328,18 +334,48 @@ def _decay(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             cure="put the weight decay in front of the factor -rate (optax.adamw, or add_decayed_weights "
             "before scale_by_learning_rate), with a positive sign",
         )
-    if shrunk and len(shrunk) > _MOSTLY * len(matrices):
+    if len(shrunk) > _MOSTLY * len(matrices) and not course.fall() > NEARLY_DOWN:
         name = min(shrunk, key=lambda n: shrunk[n])
-        given = f" (weight_decay {decay:g})" if decay else ""
         yield Complaint.of(
             Symptom.WEIGHT_DECAY,
-            Level.FAULT if decay > 0 or course.fall() < NOT_DOWN else Level.WARNING,
-            f"{name} has shrunk to {shrunk[name]:.0%} of its size{given}, and so have {len(shrunk)} of "
-            f"{len(matrices)} weights",
+            Level.FAULT,
+            f"{name} has shrunk to {shrunk[name]:.0%} of its size (weight_decay {decay:g}), and so have "
+            f"{len(shrunk)} of {len(matrices)} weights",
             parameters=tuple(shrunk),
             place=course.optimizer_place,
             **({"cure": BY_RATE} if 0 < decay <= _USUAL_DECAY and rate >= _HUGE_RATE else {}),
         )
+
+
+def _reach_of_decay(course: Course, size: float) -> float:
+    """Return the largest logarithm of the ratio by which weight decay can have shrunk a weight.
+
+    Each step multiplies it by 1 - rate x decay, and momentum repeats that. Where the decay is a part of an
+    adaptive gradient, a step is at most of the size of the rate. Without the rates there is no bound.
+
+    Args:
+        course: the training.
+        size: the root mean square of the weight at first.
+    """
+    rates = [rate for _, rate in course.rates]
+    total = course.steps * math.fsum(rates) / len(rates) if rates else math.inf
+    kinds = [kind.lower() for kind, _ in course.settings]
+    adaptive = any(kind.removeprefix("scale_by_").startswith(_ADAPTIVE) for kind in kinds)
+    reach = 0.0
+    for kind, settings in course.settings:
+        decay = settings.get("weight_decay", 0.0)
+        if not decay > 0:
+            continue
+        by_itself = course.steps if kind == "add_decayed_weights" else 0  # it may come after the rate
+        reach = max(reach, max(total, by_itself) * decay / (1 - min(settings.get("momentum", 0.0), 0.99)))
+        if adaptive and kind.lower() not in _DECOUPLED:
+            reach = max(reach, total / size)
+    return reach
+
+
+# Optimizers that divide a gradient by its size, and those of them whose decay is no part of it.
+_ADAPTIVE = ("ada", "nadam", "radam", "rms", "rprop", "yogi", "lion", "belief")
+_DECOUPLED = ("adafactor", "adamw", "lion", "nadamw")
 
 
 def _grows(seen: Sequence[tuple[int, ParameterSeen]]) -> bool:

@@ -34,6 +34,7 @@ class Symptom(StrEnum):
         'dead_units'
     """
 
+    NOT_FINITE = "not_finite"
     NO_GRAPH = "no_graph"
     NOT_IN_MODEL = "not_in_model"
     NOT_IN_OPTIMIZER = "not_in_optimizer"
@@ -89,6 +90,11 @@ class SymptomText:
 
 S = Symptom
 SYMPTOMS: dict[Symptom, SymptomText] = {
+    S.NOT_FINITE: SymptomText(
+        "parameters or running statistics are NaN or inf, so nothing computed from them means anything",
+        "run `stablenum explain` on the script, which names the operation where that begins",
+        "the line and the cause",
+    ),
     S.NO_GRAPH: SymptomText(
         "the loss was not computed from any parameter, so it has no gradient",
         "compute the loss from the model's output, without detach(), .data, .item() or torch.tensor(...) in "

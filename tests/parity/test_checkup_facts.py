@@ -1,0 +1,176 @@
+"""What a checkup says first, and what it does not say: facts, and causes that can do what is laid to them."""
+
+import pytest
+
+from stablenum.diagnosis.checkup.course import Course, Loss, ParameterSeen, Probe
+from stablenum.diagnosis.checkup.ranking import complaints, ranked
+from stablenum.diagnosis.checkup.report import Checkup
+from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
+from tests.checkups import run_checkup
+
+TORCH = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+opt = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+for step in range(40):
+    x = torch.randn(16, 4)
+    loss = (model(x)[:, 0] - x[:, 0]).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+# Weights fall towards 0 because the best output is 0: no decay is to blame.
+TO_ZERO = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 3, bias=False)
+opt = torch.optim.{opt}
+for step in range(60):
+    loss = model(torch.randn(32, 4)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+TO_ZERO_IN_JAX = """
+import jax, jax.numpy as jnp, optax
+w = jax.random.normal(jax.random.key(9), (4, 3))
+tx = optax.{opt}
+state = tx.init(w)
+
+@jax.jit
+def train(w, state, x):
+    loss, g = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+    up, state = tx.update(g, state, w)
+    return optax.apply_updates(w, up), state, loss
+
+for step in range(60):
+    w, state, loss = train(w, state, jax.random.normal(jax.random.key(step), (32, 4)))
+"""
+
+
+def checked(source, tmp_path):
+    (tmp_path / "train.py").write_text(source)
+    _, report = run_checkup("train.py", tmp_path, tmp_path / "report.json", "--once")
+    return report
+
+
+@pytest.mark.parametrize("opt", ["SGD(model.parameters(), lr=0.1)", "AdamW(model.parameters(), lr=1e-2)"])
+def test_weights_that_gradients_shrink_are_not_blamed_on_decay_in_torch(opt, tmp_path):
+    report = checked(TO_ZERO.format(opt=opt), tmp_path)
+    assert [c["symptom"] for c in report["complaints"]] == [], report
+
+
+@pytest.mark.parametrize("opt", ["adam(3e-2)", "sgd(0.5)"])
+def test_weights_that_gradients_shrink_are_not_blamed_on_decay_in_jax(opt, tmp_path):
+    report = checked(TO_ZERO_IN_JAX.format(opt=opt), tmp_path)
+    assert [c["symptom"] for c in report["complaints"]] == [], report
+
+
+def test_a_nan_in_the_parameters_comes_first_and_follows_from_nothing_that_cannot_make_it(tmp_path):
+    bad = "    if step == 20:\n        model[0].weight.data[0, 0] = float('nan')\n"
+    report = checked(TORCH + bad, tmp_path)
+    first = report["complaints"][0]
+    assert first["symptom"] == "not_finite"
+    assert first["level"] == "fault"
+    assert "0.weight" in first["parameters"]
+    assert "stablenum explain" in first["cure"]
+    assert not report["ok"]
+
+
+# --- the rule itself, on courses that are made up
+
+
+def course(sizes, *, settings, rate=1e-2, losses=(4.0, 3.0, 3.0, 3.5, 3.4, 3.4)):
+    """Return a training in which a weight has these sizes, a step apart, shrinking along itself."""
+    probes = []
+    for step, (size, after) in enumerate(zip(sizes, [*sizes[1:], sizes[-1]], strict=True)):
+        shrink = 1 - after / size if size else 0.0
+        probes.append(Probe(step=step, parameters=(seen(size, shrink),)))
+    return Course(
+        framework="torch",
+        steps=len(sizes),
+        probes=probes,
+        rates=[(step, rate) for step in range(len(sizes))],
+        losses=[Loss(step, value) for step, value in enumerate(losses)],
+        settings=settings,
+    )
+
+
+def seen(size, shrink):
+    values = {"weight": size, "gradient": 0.1, "zero": 0.0, "update": size * abs(shrink), "still": 0.0}
+    values |= {
+        "shrink": shrink,
+        "apart": 1.0,
+        "rise": -0.1,
+        "rate": 1e-2,
+        "dtype": "float32",
+        "has_gradient": True,
+    }
+    names = [n for n in ParameterSeen._fields if n not in ("name", "shape", "size")]
+    return ParameterSeen("w", (4, 4), **{n: values[n] for n in names if n in values})
+
+
+SHRINKING = [1.0 * 0.5**i for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "blamed"),
+    [
+        ((("SGD", {"weight_decay": 0.0}),), False),
+        ((("SGD", {}),), False),
+        ((("AdamW", {"weight_decay": 0.01}),), False),  # 6 x 0.01 x 0.01 is far from ln 32
+        ((("SGD", {"weight_decay": 60.0}),), True),
+        ((("AdamW", {"weight_decay": 60.0}),), True),
+        ((("SGD", {"weight_decay": 6.0, "momentum": 0.9}),), True),  # momentum repeats it ten times
+        ((("SGD", {"weight_decay": 6.0}),), False),
+    ],
+)
+def test_decay_is_blamed_for_no_more_than_it_can_do(settings, blamed):
+    found = [c.symptom for c in complaints(course(SHRINKING, settings=settings))]
+    assert (Symptom.WEIGHT_DECAY in found) is blamed
+
+
+def test_decay_is_not_blamed_in_a_training_that_converges():
+    settings = (("SGD", {"weight_decay": 60.0}),)
+    losses = [4.0, 0.5, 0.1, 0.05, 0.01, 0.001]
+    found = complaints(course(SHRINKING, settings=settings, losses=losses))
+    assert Symptom.WEIGHT_DECAY not in [c.symptom for c in found]
+
+
+def complaint(symptom, since=0, level=Level.FAULT):
+    return Complaint.of(symptom, level, "seen", since=since)
+
+
+@pytest.mark.parametrize("symptom", sorted(set(Symptom) - {Symptom.NOT_FINITE, Symptom.LOSS_NOT_FINITE}))
+def test_what_is_not_finite_follows_only_from_what_can_make_it_and_came_before(symptom):
+    for fact in (Symptom.NOT_FINITE, Symptom.LOSS_NOT_FINITE):
+        later = ranked([complaint(symptom, since=9), complaint(fact, since=5)])
+        assert fact in [c.symptom for c in later]
+        before = ranked([complaint(symptom, since=2), complaint(fact, since=5)])
+        assert (fact in [c.symptom for c in before]) is not (symptom in CAN_BLOW_UP)
+
+
+CAN_BLOW_UP = (
+    Symptom.EXPLODING_ACTIVATIONS, Symptom.EXPLODING_GRADIENTS, Symptom.GRADIENTS_KEPT,
+    Symptom.INDEX_OUT_OF_RANGE, Symptom.STEPS_TOO_LARGE, Symptom.UNSCALED_INPUT, Symptom.UPHILL_UPDATES,
+)  # fmt: skip
+
+
+def test_facts_come_before_what_rests_on_a_threshold():
+    found = ranked([complaint(Symptom.WRONG_AXIS), complaint(Symptom.RATE_ZERO), complaint(Symptom.DETACHED)])
+    assert found[0].symptom is Symptom.RATE_ZERO
+
+
+def test_a_cure_that_was_no_better_is_withdrawn_and_its_finding_moves_down():
+    report = Checkup(
+        complaints=(complaint(Symptom.STEPS_TOO_LARGE), complaint(Symptom.DEAD_UNITS)), steps=9, measured=9
+    )
+    refuted = report.with_refuted("with 0.1 times the rate, no better")
+    first, second = refuted.complaints
+    assert (first.symptom, second.symptom) == (Symptom.DEAD_UNITS, Symptom.STEPS_TOO_LARGE)
+    assert (second.cure, second.level) == ("", Level.WARNING)
+    text = str(refuted)
+    assert "Cure: none is known; the usual one was tried." in text
+    assert "tried: with 0.1 times the rate, no better" in text
+    assert "not tried; expect:" in text  # of the other
