@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 __all__ = [
     "ADVICE", "ANSWERING", "BOUNDARIES", "CLIPPING", "DEFAULT_AXIS", "EXACT", "INSIDE", "MASKED", "MATRICES",
-    "MOVING", "OF_A_DISTRIBUTION", "REMEDIES", "ROWS", "SELECTING", "ZERO_WEIGHT", "Remedy",
+    "MOVING", "OF_A_DISTRIBUTION", "REMEDIES", "ROWS", "SELECTING", "UNSEEN_WRITE", "ZERO_WEIGHT", "Remedy",
 ]  # fmt: skip
+
+# What made a value whose memory was written without the framework.
+UNSEEN_WRITE = "a write without torch, as through NumPy,"
 
 # Operations that choose between values element by element; values that are not chosen get gradient 0.
 SELECTING = frozenset({"where", "masked_fill", "clamp", "maximum", "minimum", "relu"})

@@ -54,11 +54,13 @@ class NodeMap:
             return None
         name = _letters(node.name())
         outer = {aten: step for aten, step in self._perhaps.get(number, {}).items() if aten in name}
-        best = (True, outer[max(outer, key=len)]) if outer else None
+        # By certainty: whether the name fits, and whether the step made a node of this very number. What ran
+        # without gradients after it, such as a teacher's forward pass, has the same newest node.
+        best = (True, False, outer[max(outer, key=len)]) if outer else None
         for thread, steps in self._steps.items():
             exact = steps.get(number)
             if exact is not None:
-                found = (exact[1] in name, exact[0])
+                found = (exact[1] in name, True, exact[0])
             elif number < self._first:
                 continue
             else:
@@ -68,13 +70,13 @@ class NodeMap:
                 at = bisect.bisect_left(numbers, number)
                 after = steps[numbers[at]] if at < len(numbers) else None
                 if after is not None and after[1] in name:
-                    found = (True, after[0])
+                    found = (True, False, after[0])
                 elif at > 0:
-                    found = (False, steps[numbers[at - 1]][0])
+                    found = (False, False, steps[numbers[at - 1]][0])
                 else:
                     continue
             best = found if best is None or found > best else best
-        return None if best is None else best[1]
+        return None if best is None else best[2]
 
 
 def _letters(name: str) -> str:

@@ -232,7 +232,8 @@ class Recorder(TorchDispatchMode):
     def _before(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Before:
         given = [] if operation.shapes_only else list(tensors_in((args, kwargs)))
         written = written_by(operation, args, kwargs)
-        skipped = {id(t) for t in written} if operation.overwrites else set()
+        fills = operation.name == "fill_" and all(map(self.values.holds_data, written))
+        skipped = {id(t) for t in written} if operation.overwrites and not fills else set()
         # Literals (torch.tensor(...)) pass through a separate operation; a list of numbers is data.
         literal = operation.name.startswith("lift") and all(t.numel() <= 1 for t in given)
         role = "constant" if literal else ""
@@ -315,6 +316,8 @@ class Recorder(TorchDispatchMode):
         name = forward.operation if forward else operation_name(operation.name, context.public)
         if operation.name == "copy_" and len(inputs) == 1 and outputs:
             name = "cast" if _narrows(call[0]) else name
+        if operation.name == "fill_" and len(inputs) > 1:  # x[:] = number writes into data, as x[0] does
+            name = "copy"
         step = self.trace.add_step(
             name,
             inputs=inputs,
@@ -375,7 +378,11 @@ class Recorder(TorchDispatchMode):
         written = {id(t) for t in before.written}
         if operation.overwrites:
             read = [t for t in read if id(t) not in written]
-        pairs = [(v, before.clones.get(id(t), t)) for v, t in zip(before.inputs, read)]
+        known = before.inputs[max(0, len(before.inputs) - len(read)) :]  # what was filled comes first
+        pairs = [(v, before.clones.get(id(t), t)) for v, t in zip(known, read)]
+        changed = {v: self.values.changed(v, t) for v, t in pairs}
+        step.inputs = tuple(changed.get(v, v) for v in step.inputs)
+        pairs = [(changed[v], t) for v, t in pairs]
         self._keep_stats(step, outputs, pairs)
         if step.forward is not None:
             at = next((bad_positions(t) for t in outputs if any(flags_of(t))), None)

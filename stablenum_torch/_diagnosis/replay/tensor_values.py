@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from stablenum.diagnosis.replay.operations import UNSEEN_WRITE
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
 from stablenum_torch._diagnosis.replay.collectives import local_of
 from stablenum_torch._diagnosis.replay.flags import bad_positions, flags_of, outliers_of, stats_of
@@ -183,6 +184,21 @@ class TensorValues:
         )
         storage.views[key] = (value, storage.epoch)
         return self._trace.values[value]
+
+    def changed(self, known: int, tensor: Tensor) -> int:
+        """Return the value of a tensor that was read: another one if its memory was written without torch."""
+        value, flags = self._trace.values[known], flags_of(tensor)
+        if not value.finite or not any(flags):
+            return known
+        stats = stats_of(tensor, name=value.name, at=bad_positions(tensor))
+        new = self._trace.add_value(flags=flags, role="input", name=value.name, stats=stats)
+        self._trace.values[new].maker = UNSEEN_WRITE
+        return new
+
+    def holds_data(self, tensor: Tensor) -> bool:
+        """Return whether the memory of a tensor is known, and was ever written."""
+        storage = self.memory.find(tensor)
+        return storage is not None and (storage.unwritten is None or bool(storage.writes))
 
     def before_write(self, tensor: Tensor) -> None:
         """Keep a copy of memory from outside the replay before it is first written."""
