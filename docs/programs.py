@@ -12,7 +12,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 # Program -> the command that finds what is wrong with it, and what it finds.
 FOUND = {
-    "log_of_sigmoid": ("explain", "log gives inf"),
+    "log_of_sigmoid": ("explain", "log gives -inf"),
     "large_weights": ("checkup", "exploding_activations"),
     "tiny_gradients": ("checkup", "flushed_gradients"),
     "half_precision_steps": ("checkup", "lost_updates"),

@@ -11,7 +11,18 @@ import typer
 
 from stablenum._support.files import is_special, write_file
 
-__all__ = ["check_folder", "check_suffix", "check_target", "write"]
+__all__ = ["SCRIPT_FAILED", "check_file", "check_folder", "check_suffix", "check_target", "write"]
+
+# The exit code if the user's script fails and nothing was found; 1 says that something was, 2 is for usage.
+SCRIPT_FAILED = 3
+
+
+def check_file(path: Path, argument: str) -> None:
+    """Check that there is a file to read."""
+    if not path.exists():
+        raise typer.BadParameter(f"there is no file {str(path)!r}.", param_hint=argument)
+    if path.is_dir():
+        raise typer.BadParameter(f"{str(path)!r} is a folder; name a file.", param_hint=argument)
 
 
 def check_target(option: str, path: Path | None) -> None:

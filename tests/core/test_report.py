@@ -91,10 +91,10 @@ def test_the_first_named_place_is_the_first_cause():
     text = str(report_of(log_of_zero(), other))
     assert re.search(r"(\S+\.py):(\d+)", text).groups() == ("model.py", "7")
     assert text.splitlines()[:2] == [
-        "model.py:7: log gives inf (forward, in net.head)",
+        "model.py:7: log gives -inf (forward, in net.head)",
         "    return x.log().mean()",
     ]
-    assert "Later: other.py:9: sqrt gives inf" in text
+    assert "Later: other.py:9: sqrt gives -inf" in text
 
 
 def test_the_statistics_stand_below_one_another():
@@ -220,7 +220,7 @@ def test_the_page_is_valid_and_self_contained():
     ("report", "title"),
     [
         (Report.of(Evidence(framework="jax", loss_finite=True)), "Nothing wrong"),
-        (report_of(log_of_zero()), "model.py:7: log gives inf (forward, in net.head)"),
+        (report_of(log_of_zero()), "model.py:7: log gives -inf (forward, in net.head)"),
         (report_of(labels="7 is not one of 5 classes"), "Cause: labels"),
     ],
 )
@@ -360,7 +360,7 @@ def test_the_shard_is_in_every_form_and_comes_back():
     """So is the rank of a process, which is a number as well, and the way to the others."""
     finding = log_of_zero(shard="rank 3", rank=3, spread=("all_reduce (line 9)",))
     report = report_of(finding)
-    assert str(finding) == "model.py:7: log gives inf (forward, in net.head) on rank 3"
+    assert str(finding) == "model.py:7: log gives -inf (forward, in net.head) on rank 3"
     assert "from rank 3 it spread through all_reduce (line 9)" in report.verdict.evidence
     for form in (str(report), shown(report), report.to_html()):
         assert "on rank 3" in form

@@ -78,7 +78,8 @@ def test_values_written_in_place_are_judged() -> None:
 
 def test_a_function_with_nothing_to_judge_is_reported() -> None:
     report = replay(lambda x: None, jnp.zeros(3))
-    assert report.ok
+    assert not report.ok
+    assert "Nothing wrong" not in str(report)
     assert "nothing to judge" in str(report)
 
 

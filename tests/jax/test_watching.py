@@ -264,7 +264,7 @@ def test_a_replay_that_fails_says_so_and_blames_no_device(
 
     monkeypatch.setattr(transformations, "replay_of", broken)
     text = str(found(session, lambda: jax.grad(roots)(X)))
-    assert "Not reproduced" in text
+    assert "Cause: not_replayed" in text
     assert "no rule for this" in text
     assert "out of service" not in text
 

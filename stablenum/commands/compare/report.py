@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from stablenum.commands.compare.backends import REFERENCE, Backend
 from stablenum.commands.compare.runner import Result
 from stablenum.commands.compare.scenarios import Outcome, Scenario, Stream, Training
 
-__all__ = ["list_table", "notes", "print_report", "problems", "summary", "to_json"]
+__all__ = ["list_table", "notes", "print_report", "problems", "summary", "to_plain"]
 
 _STYLES = {
     Outcome.SURVIVES: "green",
@@ -197,7 +196,7 @@ def summary(results: Sequence[Result], backends: Sequence[Backend]) -> str:
 # ---------------------------------------------------------------------------------------- JSON
 
 
-def to_json(
+def to_plain(
     results: Sequence[Result],
     *,
     backends: Sequence[Backend],
@@ -205,10 +204,10 @@ def to_json(
     unfit: Mapping[str, str],
     versions: Mapping[str, str],
     seconds: float,
-) -> str:
-    """Return all results as strict JSON, in which non-finite numbers are the strings "nan", "inf", "-inf"."""
+) -> dict[str, Any]:
+    """Return all results as plain values for strict JSON: non-finite numbers are the strings "nan", "inf" and
+    "-inf"."""
     document = {
-        "format": 1,
         "ok": all(result.ok for result in results),
         "versions": dict(versions),
         "seconds": round(seconds, 1),
@@ -217,7 +216,8 @@ def to_json(
         "unfit": dict(unfit),
         "scenarios": [_result(result) for result in results],
     }
-    return json.dumps(_strict(document), indent=1, allow_nan=False) + "\n"
+    plain: dict[str, Any] = _strict(document)
+    return plain
 
 
 def _result(result: Result) -> dict[str, Any]:

@@ -15,12 +15,13 @@ from stablenum._support.files import write_text
 from stablenum.commands.compare.backends import BACKENDS, Backend, find_backends, versions
 from stablenum.commands.compare.builtin import SCENARIOS
 from stablenum.commands.compare.processes import run_side_by_side
-from stablenum.commands.compare.report import list_table, print_report, to_json
+from stablenum.commands.compare.report import list_table, print_report, to_plain
 from stablenum.commands.compare.runner import Result, run_scenario, steps_of
 from stablenum.commands.compare.scenario_file import read_scenario_file, with_guard
 from stablenum.commands.compare.scenarios import Scenario
 from stablenum.commands.outputs import check_target, write
 from stablenum.commands.quiet import without_log
+from stablenum.commands.reports import about, as_json, with_about
 
 __all__ = ["run", "show_list"]
 
@@ -68,10 +69,10 @@ def run(
     seconds = time.perf_counter() - begin
     print_report(console, results, backends, absent, unfit)
     if json is not None:
-        text = to_json(
+        plain = to_plain(
             results, backends=backends, absent=absent, unfit=unfit, versions=versions(), seconds=seconds
         )
-        write(json, lambda path: path.write_text(text, encoding="utf-8"), "--json")
+        write(json, lambda path: write_text(path, as_json(about("compare"), plain)), "--json")
         console.print(f"wrote {json}", style="dim", markup=False, highlight=False)
     if plot is not None:
         from stablenum.commands.compare.plot import choose, draw  # matplotlib takes a second to load
@@ -81,7 +82,8 @@ def run(
     if html is not None:
         from stablenum.commands.compare.page import as_html
 
-        write(html, lambda path: write_text(path, as_html(results, backends, absent, unfit)), "--html")
+        page = with_about(about("compare"), as_html(results, backends, absent, unfit))
+        write(html, lambda path: write_text(path, page), "--html")
         console.print(f"wrote {html}", style="dim", markup=False, highlight=False)
     return all(result.ok for result in results)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from stablenum._support.files import write_text
-from stablenum.commands.outputs import check_folder, check_suffix, check_target, write
+from stablenum.commands.outputs import check_folder, check_suffix, check_target
+from stablenum.commands.reports import about, write_reports
 from stablenum.errors import ProgramError
 
 if TYPE_CHECKING:
@@ -69,10 +70,8 @@ def diff(
     except (ProgramError, ValueError) as error:
         more = _WEIGHTS if isinstance(error, UnmappedError) else ""
         raise failed(f"{error}{more}") from error
-    if json is not None:
-        write(json, lambda path: write_text(path, report.to_json() + "\n"), "--json")
-    if html is not None:
-        write(html, lambda path: write_text(path, report.to_html()), "--html")
+    plain = json_module.loads(report.to_json())
+    write_reports(about("diff", step=steps), plain, report.to_html(), json=json, html=html)
     if repro is not None:
         _reproduce(report, repro)
     Console().print(report, soft_wrap=True)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import typer
 
+from stablenum.commands.outputs import check_file
 from stablenum.diagnosis.diff.sides.play import Program
 from stablenum.diagnosis.diff.sides.recording import ended
 from stablenum.diagnosis.diff.weights.given import check_form
@@ -43,8 +44,7 @@ def load_pair(path: Path) -> Pair:
 
 
 def _module(path: Path) -> Any:
-    if not path.is_file():
-        raise typer.BadParameter(f"{path} is not a file.", param_hint="PAIR.py")
+    check_file(path, "PAIR.py")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise typer.BadParameter(f"{path} is not a Python file.", param_hint="PAIR.py")

@@ -15,11 +15,13 @@ from stablenum.commands.explain.options import (
     Script,
     Seed,
     check_script,
+    nothing_found,
     say_to,
     show,
 )
 from stablenum.commands.explain.runner import check_up
-from stablenum.commands.outputs import check_target
+from stablenum.commands.outputs import SCRIPT_FAILED, check_target
+from stablenum.commands.reports import about, write_reports
 from stablenum.diagnosis.watch.plan import Plan
 
 __all__ = ["checkup"]
@@ -47,8 +49,8 @@ def checkup(
     your script resumes by itself from its checkpoints, turn that off, or use `--once`.
     If the loss stops being finite, use `stablenum explain`.
 
-    The exit code is 1 if something more serious than a note was found, 0 if not, and 2 for a usage error. If
-    the script itself fails and nothing was found, it is the script's own.
+    The exit code is 1 if something more serious than a note was found, 0 if not, 2 for a usage error, and 3
+    if the script itself failed and nothing was found.
     """
     check_script(script, module)
     for option, path in (("--json", json), ("--html", html)):
@@ -66,10 +68,17 @@ def checkup(
     report, outcome = check_up(plan, say, once=once)
     if outcome.troubles:
         say(outcome.unwatched())
-    if report is None:
-        say("nothing was measured: no training was seen")
-        raise typer.Exit(outcome.exit_code or 0)
+    ended = f"the script ended with {outcome.error or f'exit code {outcome.exit_code}'}"
     if outcome.exit_code:
-        say(f"the script ended with {outcome.error or f'exit code {outcome.exit_code}'}")
-    show(report, json, html, say)
-    raise typer.Exit(1 if not report.ok else outcome.exit_code or 0)
+        say(ended)
+    if report is None:
+        summary = "nothing was measured: no training was seen"
+        say(summary)
+        plain, page = nothing_found(f"{summary}; {ended}" if outcome.exit_code else summary, outcome)
+    else:
+        show(report)
+        plain, page = {**report.to_dict(), "exit_code": outcome.exit_code}, report.to_html()
+    for path in write_reports(about("checkup", seed=seed), plain, page, json=json, html=html):
+        say(f"wrote {path}")
+    found = report is not None and not report.ok
+    raise typer.Exit(1 if found else SCRIPT_FAILED if outcome.exit_code else 0)

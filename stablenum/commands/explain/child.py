@@ -11,19 +11,22 @@ import importlib
 import importlib.machinery
 import importlib.util
 import json
+import linecache
 import os
 import random
 import runpy
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
 import stablenum
 from stablenum._support.files import write_text
+from stablenum.diagnosis.edits.edit import Edit
+from stablenum.diagnosis.watch.edited_sources import compiled, install
 from stablenum.diagnosis.watch.frames import without_our_frames
 from stablenum.diagnosis.watch.imports import AfterImport
 from stablenum.diagnosis.watch.launch import GRACE
@@ -40,8 +43,11 @@ def run(session: Session) -> None:
     _as_python_would(plan)
     random.seed(plan.seed + plan.rank)
     _watching(session).install()
+    edits = [Edit.from_dict(edit) for edit in plan.edits]
+    if edits:
+        install(edits)
     try:
-        _run_main(plan)
+        _run_main(plan, edits)
         outcome.exit_code = 0
     except Stop:
         pass
@@ -52,6 +58,7 @@ def run(session: Session) -> None:
     except BaseException as error:  # noqa: BLE001  the script's own error, shown as Python shows it
         outcome.exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
         outcome.error = last_line(error)
+        outcome.relative_import = isinstance(error, ImportError) and not plan.module and _is_relative(error)
         sys.stdout.flush()
         error.__traceback__ = _own(error.__traceback__)
         for report in session.on_error if isinstance(error, Exception) and not session.over else ():
@@ -113,16 +120,14 @@ def _as_python_would(plan: Plan) -> None:
             sys.path.append(ours)
 
 
-def _run_main(plan: Plan) -> None:
+def _run_main(plan: Plan, edits: Sequence[Edit]) -> None:
     if plan.module:
         runpy.run_module(plan.script, run_name="__main__", alter_sys=True)
         return
     # runpy.run_path is not used, because it removes the module before the functions that were registered with
     # atexit run.
     path = os.path.abspath(plan.script)
-    code = compile(
-        Path(path).read_bytes(), path, "exec", dont_inherit=True
-    )  # not the __future__ of this file
+    code = compiled(path, edits)
     module = ModuleType("__main__")
     loader = importlib.machinery.SourceFileLoader("__main__", path)
     given = {"__file__": path, "__builtins__": builtins, "__cached__": None, "__loader__": loader}
@@ -138,6 +143,16 @@ def _exit_code(code: object) -> int:
         return code & 0xFF
     sys.stderr.write(f"{code}\n")
     return 1
+
+
+def _is_relative(error: ImportError) -> bool:
+    """Return whether a script has failed in a relative import, for which it would have to be a module."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    if tb is None or tb.tb_frame.f_globals.get("__name__") != "__main__":
+        return False
+    return linecache.getline(tb.tb_frame.f_code.co_filename, tb.tb_lineno).lstrip().startswith("from .")
 
 
 def _own(tb: TracebackType | None) -> TracebackType | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -18,13 +18,15 @@ from stablenum.commands.explain.options import (
     Script,
     Seed,
     check_script,
+    nothing_found,
     say_to,
     show,
 )
 from stablenum.commands.explain.runner import Explained
 from stablenum.commands.explain.runner import explain as run_and_explain
 from stablenum.commands.explain.together import explain_together
-from stablenum.commands.outputs import check_target
+from stablenum.commands.outputs import SCRIPT_FAILED, check_target
+from stablenum.commands.reports import about, write_reports
 from stablenum.diagnosis.watch.launch import Launch, LaunchError
 from stablenum.diagnosis.watch.plan import Outcome, Plan
 
@@ -69,8 +71,11 @@ def explain(
     Under `torchrun --nproc-per-node 4 -m stablenum explain train.py`, every rank runs the script, and rank 0
     writes one report: on which rank the value was born, and how it came to the others.
 
-    The exit code is 1 if a value that is not finite did harm and 2 for a usage error; otherwise it is the
-    script's own.
+    If the remedy is a change of one expression, the script runs once more with that change, in memory, until
+    some steps after the failure; what came of it is printed beside the remedy.
+
+    The exit code is 1 if a value that is not finite did harm, 0 if not, 2 for a usage error, and 3 if the
+    script itself failed and nothing was found.
     """
     check_script(script, module)
     for option, path in (("--json", json), ("--html", html)):
@@ -87,7 +92,7 @@ def explain(
     )
     launch = Launch.of(os.environ)
     if launch is None:
-        _tell(run_and_explain(plan, say), json, html, say)
+        _tell(run_and_explain(plan, say), seed, json, html, say)
     try:
         launch.begin()
     except LaunchError as error:
@@ -95,7 +100,7 @@ def explain(
     try:
         explained = explain_together(plan, say if launch.leads else _nothing, launch)
         if explained is not None:
-            _tell(explained, json, html, say)
+            _tell(explained, seed, json, html, say)
     finally:
         launch.end()
 
@@ -104,28 +109,45 @@ def _nothing(text: str) -> None:
     """Say nothing, because rank 0 says it."""
 
 
-def _tell(explained: Explained, json: Path | None, html: Path | None, say: Callable[[str], None]) -> NoReturn:
-    """Say and show what was found, and end with the exit code."""
+def _tell(
+    explained: Explained, seed: int, json: Path | None, html: Path | None, say: Callable[[str], None]
+) -> NoReturn:
+    """Say and show what was found, write it, and end with the exit code."""
     if explained.outcome.troubles:
         say(explained.outcome.unwatched())
-    if explained.report is None:
-        say(_ended(explained.outcome))
-        if explained.outcome.harmless:
-            say(f"passed by, because training went on without it: {explained.outcome.harmless}")
-            say("--strict reports where that came from, and why")
-        if explained.checkup is not None and not explained.checkup.ok:
-            say("but the training may not learn:")
-            show(explained.checkup, json, html, say)
-        raise typer.Exit(explained.outcome.exit_code or 0)
     report, failure = explained.report, explained.outcome.failure
-    if failure is not None and failure.reporter:
+    if report is not None and failure is not None and failure.reporter:
         say(f"{failure}; the report is that of {failure.reporter}")
         raise typer.Exit(0 if report.ok else 1)
-    where = "" if explained.on_rank is None else f" on rank {explained.on_rank}"
-    recorded = f", recorded in run {explained.runs}" if explained.runs > 1 else ""
-    say(f"{failure}{where}{recorded}")
-    show(report, json, html, say)
-    raise typer.Exit(0 if report.ok else 1)
+    if report is None:
+        plain, page = _tell_of_nothing(explained, say)
+        code = SCRIPT_FAILED if explained.outcome.exit_code else 0
+    else:
+        where = "" if explained.on_rank is None else f" on rank {explained.on_rank}"
+        recorded = f", recorded in run {explained.runs}" if explained.runs > 1 else ""
+        say(f"{failure}{where}{recorded}")
+        show(report)
+        plain, page, code = report.to_dict(), report.to_html(), 0 if report.ok else 1
+    made_by = about("explain", seed=seed, step=None if failure is None else failure.step)
+    for path in write_reports(made_by, plain, page, json=json, html=html):
+        say(f"wrote {path}")
+    raise typer.Exit(code)
+
+
+def _tell_of_nothing(explained: Explained, say: Callable[[str], None]) -> tuple[dict[str, Any], str]:
+    """Say that nothing was found, and return that as plain values and as a page."""
+    outcome, checkup = explained.outcome, explained.checkup
+    summary = _ended(outcome)
+    say(summary)
+    if outcome.harmless:
+        say(f"passed by, because training went on without it: {outcome.harmless}")
+        say("--strict reports where that came from, and why")
+    plain, page = nothing_found(summary, outcome)
+    if checkup is None or checkup.ok:
+        return plain, page
+    say("but the training may not learn:")
+    show(checkup)
+    return {**plain, **checkup.to_dict()}, checkup.to_html()
 
 
 def _ended(outcome: Outcome) -> str:
@@ -137,6 +159,8 @@ def _ended(outcome: Outcome) -> str:
     steps = " and ".join(seen)
     if outcome.exit_code:
         why = outcome.error or f"exit code {outcome.exit_code}"
+        if outcome.relative_import:
+            why += " (a part of a package: run it by its module's name, with -m package.module)"
         until = "it trained on" if outcome.harmless else "nothing went wrong"
         through = f" {'through' if outcome.harmless else 'in'} {steps}" if seen else ""
         return f"the script ended with {why}; until then {until}{through}"

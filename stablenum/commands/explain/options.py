@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +11,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from stablenum.commands.outputs import write
+from stablenum.commands.outputs import check_file
+from stablenum.diagnosis.report.html import page
+from stablenum.diagnosis.watch.plan import Outcome
 
 __all__ = [
     "Arguments",
@@ -21,6 +23,7 @@ __all__ = [
     "Script",
     "Seed",
     "check_script",
+    "nothing_found",
     "say_to",
     "show",
 ]
@@ -39,8 +42,15 @@ Html = Annotated[Path | None, typer.Option(help="Write the report as a self-cont
 
 def check_script(script: str, module: bool) -> None:
     """Check that there is something to run."""
-    if not module and not Path(script).is_file():
-        raise typer.BadParameter(f"there is no file {script!r}.", param_hint="SCRIPT")
+    if module:
+        return
+    check_file(Path(script), "SCRIPT")
+    if script.endswith(".ipynb"):
+        raise typer.BadParameter(
+            f"{script} is a notebook. Write its cells into a script first, which can be run by itself: "
+            f"jupyter nbconvert --to script {script}",
+            param_hint="SCRIPT",
+        )
 
 
 def say_to(err: Console) -> Callable[[str], None]:
@@ -52,17 +62,24 @@ def say_to(err: Console) -> Callable[[str], None]:
     return say
 
 
-def show(report: Any, json: Path | None, html: Path | None, say: Callable[[str], None]) -> None:
-    """Print a report, and write it to the files that were named."""
+def show(report: Any) -> None:
+    """Print a report."""
     console = Console()
     if not console.is_terminal:
         typer.echo(str(report))
     else:
         console.print(report)
-    for option, path, text in (
-        ("--json", json, report.to_json() + "\n"),
-        ("--html", html, report.to_html()),
-    ):
-        if path is not None:
-            write(path, functools.partial(Path.write_text, data=text, encoding="utf-8"), option)
-            say(f"wrote {path}")
+
+
+def nothing_found(summary: str, outcome: Outcome) -> tuple[dict[str, Any], str]:
+    """Return the report of a run in which nothing was found, as plain values and as a page."""
+    failed = bool(outcome.exit_code)
+    plain = {
+        "ok": not failed,
+        "summary": summary,
+        "passed_by": outcome.harmless,
+        "exit_code": outcome.exit_code,
+        "verdict": None,
+    }
+    title = "The script failed" if failed else "Nothing found"
+    return plain, page(title, [f"<h1>{title}</h1>", f"<p>{escape(summary)}.</p>"])

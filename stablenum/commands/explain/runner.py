@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from stablenum._support.interrupts import and_restore
+from stablenum.commands.explain.edit_runs import with_edits_tried
 from stablenum.commands.explain.process import Running
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.checkup.remedies import Remedy, outcome_of, resumed
@@ -43,12 +46,24 @@ class Explained(NamedTuple):
 
 
 def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
-    """Run the script until it fails; if that step was not recorded, run it again and record the step.
+    """Run the script until it fails; if that step was not recorded, run it again and record the step. Then
+    run it once more with the remedy, if that is a change of an expression.
 
     Args:
         plan: what to run; with ``record_from``, there is only one run.
         say: called with messages about the progress.
     """
+    found = _explain(plan, say)
+    if found.report is None:
+        return found
+    if plan.record_from is not None:
+        return found._replace(report=found.report.with_trial("not tried: --once allows one run"))
+    report = with_edits_tried(plan, found.outcome, found.report, partial(run_once, shown=False), say)
+    return found._replace(report=report)
+
+
+def _explain(plan: Plan, say: Callable[[str], object]) -> Explained:
+    """Run the script until the step that fails is recorded."""
     first = run_once(replace(plan, checkup=plan.record_from is None), shown=True)
     if first.failure is None or first.report is not None:
         return Explained(first, _report(first), 1, _checkup(first))
@@ -90,8 +105,9 @@ def check_up(plan: Plan, say: Callable[[str], object], *, once: bool) -> tuple[C
     if trial.troubles or not trial.applied:
         say("the cure could not be applied, so nothing is known about it")
         return report, outcome
-    shown = [outcome_of(remedy, outcome.losses, trial.losses), trial.sizes]
-    return report.with_tried("; ".join(filter(None, shown))), outcome
+    shown = outcome_of(remedy, outcome.losses, trial.losses)
+    said = "; ".join(filter(None, (shown.said, trial.sizes)))
+    return report.with_refuted(said) if shown.better is False else report.with_tried(said), outcome
 
 
 def _checkup(outcome: Outcome) -> Checkup | None:
@@ -159,19 +175,32 @@ def _outcome(running: Running, plan: Plan, environment: Mapping[str, str], *, sh
         error = f"a sudden exit of its process (exit code {code})"
         return Outcome(exit_code=code or 1, error=error, lost=True)
     outcome = Outcome.from_dict(json.loads(ended.read_text(encoding="utf-8")))
-    whole = os.path.abspath(plan.script)
-    outcome.report = _as_given(outcome.report, whole, plan.script)
-    outcome.checkup = _as_given(outcome.checkup, whole, plan.script)
+    name = _Names(plan)
+    outcome.report = name.within(outcome.report)
+    outcome.checkup = name.within(outcome.checkup)
     if outcome.sent is not None:
-        outcome.sent = replace(outcome.sent, report=_as_given(outcome.sent.report, whole, plan.script))
-    outcome.harmless = outcome.harmless.replace(whole, plan.script)
+        outcome.sent = replace(outcome.sent, report=name.within(outcome.sent.report))
+    outcome.harmless = name.within(outcome.harmless)
     return outcome
 
 
-def _as_given(part: Any, path: str, script: str) -> Any:
-    """Return plain values with the script named as on the command line; Python names it by its whole path."""
-    if isinstance(part, dict):
-        return {key: _as_given(value, path, script) for key, value in part.items()}
-    if isinstance(part, list):
-        return [_as_given(value, path, script) for value in part]
-    return script if part == path else part
+class _Names:
+    """Names files as the command line does: Python names the script, and what it imports, by whole paths."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._script = None if plan.module else (os.path.abspath(plan.script), plan.script)
+        # A path that is part of a longer one is left alone.
+        folder = rf"(?<![\w./-]){re.escape(os.getcwd() + os.sep)}"
+        self._folder = None if os.path.isabs(plan.script) else re.compile(folder)
+
+    def within(self, part: Any) -> Any:
+        """Return plain values with these names."""
+        if isinstance(part, dict):
+            return {key: self.within(value) for key, value in part.items()}
+        if isinstance(part, list):
+            return [self.within(value) for value in part]
+        return self._named(part) if isinstance(part, str) else part
+
+    def _named(self, text: str) -> str:
+        text = text if self._script is None else text.replace(*self._script)
+        return text if self._folder is None else self._folder.sub("", text)

@@ -9,10 +9,11 @@ import typer
 from rich.console import Console
 
 from stablenum._support.files import write_text
-from stablenum.commands.outputs import check_target, write
+from stablenum.commands.outputs import check_file, check_target, write
 from stablenum.commands.report.page import as_html, is_own
 from stablenum.commands.report.tables import differences
 from stablenum.commands.report.watch import begun, watched
+from stablenum.commands.reports import about, with_about
 from stablenum.commands.run_plots.undone import rewind_sentence, undone_phrases
 from stablenum.runlog.reading import NotALogError, Run, RunReader, read_run
 
@@ -47,7 +48,7 @@ def report(
     target = _target(logs, html)
     runs = [_read(path) for path in logs]
     _rename(runs, logs)
-    write(target, lambda path: write_text(path, as_html(runs)), "--html")
+    write(target, lambda path: write_text(path, with_about(about("report"), as_html(runs))), "--html")
     typer.echo(f"{target}: {', '.join(_about(run) for run in runs)}")
     for line in differences(runs):
         typer.echo(f"  {line}")
@@ -72,8 +73,7 @@ def _watch(logs: list[Path], html: Path | None) -> None:
 
 def _check_log(path: Path) -> None:
     _check_folder(path)
-    if not path.exists():
-        raise _unreadable(path, "there is no such file.")
+    check_file(path, "LOG")
 
 
 def _check_folder(path: Path) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json as json_module
+import io
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from stablenum._support.files import write_text
-from stablenum.commands.outputs import check_target, write
+from stablenum.commands.outputs import check_target
+from stablenum.commands.reports import about, write_reports
 from stablenum.commands.verify.rendering import shown
 from stablenum.commands.verify.verdicts import Outcome
+from stablenum.diagnosis.report.html import page
 
 __all__ = ["verify"]
 
@@ -38,6 +40,10 @@ def verify(
     json: Annotated[
         Path | None, typer.Option(help="Write the report as strict JSON.", show_default=False)
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write the report as a self-contained HTML page.", show_default=False),
+    ] = None,
 ) -> None:
     """Name what in a checkpoint is not finite, out of range for a format, or suspicious.
 
@@ -50,15 +56,21 @@ def verify(
     """
     from stablenum.commands.verify.looking import look_at  # imports NumPy; the help is shown without it
 
-    check_target("--json", json)
+    for option, target in (("--json", json), ("--html", html)):
+        check_target(option, target)
     for path in paths:
         if not path.exists():
-            raise typer.BadParameter(f"{path} does not exist.", param_hint="FILE|FOLDER")
+            raise typer.BadParameter(f"there is no file or folder {str(path)!r}.", param_hint="FILE|FOLDER")
     found = [look_at(path, allow=tuple(allow or ())) for path in paths]
     outcomes = [outcome for of_path, _ in found for outcome in of_path]
     notes = [note for _, of_path in found for note in of_path]
-    if json is not None:
-        write(json, lambda target: write_text(target, _as_json(outcomes, notes)), "--json")
+    plain = {
+        "ok": _exit_code(outcomes) == 0,
+        "exit_code": _exit_code(outcomes),
+        "checkpoints": [outcome.to_dict() for outcome in outcomes],
+        "notes": notes,
+    }
+    write_reports(about("verify"), plain, _as_html(outcomes, notes), json=json, html=html)
     _console().print(shown(outcomes, notes), soft_wrap=len(outcomes) == 1)
     raise typer.Exit(_exit_code(outcomes))
 
@@ -73,10 +85,10 @@ def _exit_code(outcomes: Sequence[Outcome]) -> int:
     return max(outcome.exit_code for outcome in outcomes)
 
 
-def _as_json(outcomes: Sequence[Outcome], notes: Sequence[str]) -> str:
-    report = {
-        "exit_code": _exit_code(outcomes),
-        "checkpoints": [outcome.to_dict() for outcome in outcomes],
-        "notes": list(notes),
-    }
-    return json_module.dumps(report, indent=2, allow_nan=False) + "\n"
+def _as_html(outcomes: Sequence[Outcome], notes: Sequence[str]) -> str:
+    """Return what is printed, as a page."""
+    console = Console(width=_WIDTH, record=True, file=io.StringIO())
+    console.print(shown(outcomes, notes))
+    good = "good" if _exit_code(outcomes) == 0 else "not good"
+    text = console.export_text()
+    return page(f"Checkpoints: {good}", [f"<h1>Checkpoints: {good}</h1>", f"<pre>{escape(text)}</pre>"])

@@ -10,6 +10,7 @@ from typing import Any
 from stablenum.diagnosis.audit.rendering import as_rich, as_text
 from stablenum.diagnosis.audit.risk_rules import Risk, risks_of
 from stablenum.diagnosis.audit.rows import Row
+from stablenum.diagnosis.report.html import preformatted
 
 __all__ = ["Audit"]
 
@@ -71,6 +72,10 @@ class Audit:
     def to_text(self, *, limit: int = 20) -> str:
         """Return, as plain text, a table of the ``limit`` parameters at the highest risk, and the risks."""
         return as_text(self.optimizer, self.rows, self.risks, self.notes, limit=limit)
+
+    def _repr_html_(self) -> str:
+        """Return the text, for notebooks."""
+        return preformatted(str(self))
 
     def __rich__(self) -> Any:
         return as_rich(self.optimizer, self.rows, self.risks, self.notes)

@@ -7,7 +7,7 @@ import math
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.formats import FORMATS, Format
 
-__all__ = ["lost_squares", "on_negative", "on_overflow", "on_underflowed"]
+__all__ = ["lost_squares", "on_negative", "on_only_zeros", "on_overflow", "on_underflowed"]
 
 _OWN_DERIVATIVE = (
     "this derivative is written by hand, and its parts leave the range of numbers where it is small itself: "
@@ -70,7 +70,29 @@ _UNDERFLOWED = (
     "both parts of the quotient underflow to 0 where their ratio is an ordinary number: subtract their "
     "logarithms, as exp(logpdf(x) - logcdf(x)), or use the safe form, which gives 0 there"
 )
+_ONLY_ZEROS = (
+    "all {n} divisors are 0, so a safe quotient would be the same number everywhere: mend what makes them "
+    "(a comparison that is never true, a mask that leaves nothing, a weight that is not initialised); if "
+    "that is meant, use the safe form"
+)
 _LOST_SQUARES = "compute the divisor (a norm, a variance) in float32, or use the safe form"
+
+
+def on_only_zeros(f: Finding) -> str:
+    """Return what to do about a quotient whose divisors are all 0; "" for any other. A safe quotient would be
+    its ``fill`` everywhere. A single divisor, such as a count, may well be 0 once.
+
+    Example:
+        >>> from stablenum.diagnosis.replay.values import TensorStats
+        >>> counts = TensorStats(dtype="int64", shape=(256,), size=256, min=0.0, max=0.0, amax=0.0, zero=256)
+        >>> one = TensorStats(dtype="float32", shape=(256,), size=256, min=0.0, max=0.0, amax=0.0, zero=256)
+        >>> on_only_zeros(Finding(operation="div", phase="forward", kind="nan", inputs=(one, counts)))[:28]
+        'all 256 divisors are 0, so a'
+    """
+    if f.operation != "div" or f.derivative or len(f.inputs) != 2:
+        return ""
+    divisor = f.inputs[1]
+    return _ONLY_ZEROS.format(n=divisor.size) if 1 < divisor.size == divisor.zero else ""
 
 
 def on_overflow(f: Finding) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["CAUSES", "Cause", "Explanation"]
+__all__ = ["CAUSES", "NOTHING_TO_TRY", "Cause", "Explanation"]
 
 
 class Cause(StrEnum):
@@ -17,6 +17,7 @@ class Cause(StrEnum):
     """
 
     NOTHING_WRONG = "nothing_wrong"
+    NOT_REPLAYED = "not_replayed"
     BATCH = "batch"
     LABELS = "labels"
     PARAMETERS = "parameters"
@@ -50,6 +51,10 @@ CAUSES: dict[Cause, Explanation] = {
     Cause.NOTHING_WRONG: Explanation(
         "loss, gradients and parameters are finite; any infinities inside were masked as intended",
         "nothing to do",
+    ),
+    Cause.NOT_REPLAYED: Explanation(
+        "the step could not be replayed, so nothing is known of its cause",
+        "please report the error above, which is one of stablenum's, if possible with the script",
     ),
     Cause.BATCH: Explanation(
         "an input of the step is not finite: the batch, or a constant in the code",
@@ -135,3 +140,13 @@ CAUSES: dict[Cause, Explanation] = {
         "inspect the operation's inputs",
     ),
 }
+
+# Causes whose remedy is no change to the program.
+NOTHING_TO_TRY = (
+    Cause.LOSS_SCALE,
+    Cause.NOTHING_WRONG,
+    Cause.NOT_REPLAYED,
+    Cause.OTHER_RANK,
+    Cause.TRANSIENT,
+    Cause.UNKNOWN,
+)

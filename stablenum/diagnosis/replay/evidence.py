@@ -34,11 +34,13 @@ class Evidence:
         other_rank: whether another rank reported the failure, or the first finding is a collective that
             brought the value to this rank.
         differences: descriptions of what differs between the step and a replay that did not reproduce it.
+        unreplayed: the error by which the replay itself failed; "" if it did not.
         unjudged: why a step that is known to have failed could not be judged; "" if it was.
         exploded: a description of the earlier step in which the parameters grew out of proportion; "" if none
             is known.
         tried: what came of the safe function on the recorded arguments: "finite", "not finite" or "raises";
             "" if it was not tried.
+        untried: why the remedy was not tried; "" if it was, or if nobody has looked.
         left: further places on the way that give NaN or inf of their own, for which nothing was tried.
         only_loss: whether neither the backward pass nor the update gave NaN or inf, and nothing compared a
             NaN with a number.
@@ -61,9 +63,11 @@ class Evidence:
     settings: tuple[str, ...] = ()
     other_rank: bool = False
     differences: tuple[str, ...] = ()
+    unreplayed: str = ""
     unjudged: str = ""
     exploded: str = ""
     tried: str = ""
+    untried: str = ""
     left: tuple[str, ...] = ()
     only_loss: bool = False
     unbounded: str = ""
@@ -86,6 +90,7 @@ class Evidence:
             or self.labels
             or self.norm_overflow
             or self.poisoned
+            or self.unreplayed
             or self.unjudged
         )
 
@@ -105,6 +110,8 @@ class Verdict:
         tried: "finite" if the safe function, on the recorded arguments, has a finite value and derivative; ""
             if it was not tried.
         left: further places that give NaN or inf of their own, for which nothing was tried.
+        patch: the user's lines with the safe function, as in a patch; empty if they were not changed.
+        trial: what another run of the script has shown of the remedy, or why there was none.
     """
 
     cause: Cause
@@ -115,6 +122,8 @@ class Verdict:
     code: str = ""
     tried: str = ""
     left: tuple[str, ...] = ()
+    patch: tuple[str, ...] = ()
+    trial: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -123,4 +132,5 @@ class Verdict:
             "cause": self.cause.value,
             "evidence": list(self.evidence),
             "left": list(self.left),
+            "patch": list(self.patch),
         }

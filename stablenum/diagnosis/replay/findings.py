@@ -118,6 +118,14 @@ class Finding:
         return self.phase == "backward" and not self.derivative
 
     @property
+    def gives(self) -> str:
+        """What it gives in words: "NaN", "inf" or "-inf"."""
+        if self.kind == "nan":
+            return "NaN"
+        made = self.outputs[:1]
+        return "-inf" if any(s.neginf and not s.posinf for s in made) else "inf"
+
+    @property
     def own_frame(self) -> Place | None:
         """The innermost frame of the user's own code, which is not in an installed package."""
         return next((p for p in reversed(self.frames) if not package_of(p.file)), None)
@@ -127,7 +135,7 @@ class Finding:
 
     @property
     def _said(self) -> str:
-        what = "NaN" if self.kind == "nan" else "inf"
+        what = self.gives
         if self.phase == "before":
             captured = self.name.startswith("captured ")
             named = (

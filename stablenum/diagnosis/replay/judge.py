@@ -1,7 +1,7 @@
 """From evidence to verdict: a table of signatures, in which the first match decides.
 
-The signatures are in order of certainty: first what was bad before the step, then what a second run shows,
-then what the first bad operation shows.
+The signatures are in order of certainty: first what keeps us from judging, then what was bad before the step,
+what a second run shows, and what the first bad operation shows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from stablenum.diagnosis.replay.argument_remedies import lost_squares
-from stablenum.diagnosis.replay.causes import CAUSES, Cause
+from stablenum.diagnosis.replay.causes import CAUSES, NOTHING_TO_TRY, Cause
 from stablenum.diagnosis.replay.evidence import Evidence, Verdict
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.operations import (
@@ -54,7 +54,7 @@ def _before(role: tuple[str, ...]) -> Signature:
         if f is None or f.phase != "before" or f.operation not in role or f.placed:
             return ""
         article = "an" if f.operation == "input" else "a"
-        return f"{f.name or f'{article} {f.operation}'} holds {_kind(f)} before the first operation reads it"
+        return f"{f.name or f'{article} {f.operation}'} holds {f.gives} before the first operation reads it"
 
     return signature
 
@@ -84,7 +84,7 @@ def _other_rank(e: Evidence) -> str:
     f = e.first
     if not e.other_rank or (f is None and e.bad):
         return ""
-    return "another rank reported the failure" if f is None else f"{f.operation} brought in {_kind(f)}"
+    return "another rank reported the failure" if f is None else f"{f.operation} brought in {f.gives}"
 
 
 def _low_precision(e: Evidence) -> str:
@@ -137,7 +137,7 @@ def _update(e: Evidence) -> str:
     at = _divisors(f) if not f.library and not e.state and f.operation in _ZERO_EDGE else ()
     if any(_has_zero(s) or s.min < 0.0 for s in at):
         return ""  # the user's own line, which is judged like any other
-    return f"gradients are finite, but {f.operation} in the optimizer's update gives {_kind(f)}"
+    return f"gradients are finite, but {f.operation} in the optimizer's update gives {f.gives}"
 
 
 def _mask(e: Evidence) -> str:
@@ -147,7 +147,7 @@ def _mask(e: Evidence) -> str:
     if f.derivative:
         masked = f.placed and f.operation in MASKED
         return (
-            f"the derivative of {f.operation} is {_kind(f)} for a row that is masked whole" if masked else ""
+            f"the derivative of {f.operation} is {f.gives} for a row that is masked whole" if masked else ""
         )
     if f.placed and f.phase == "before":
         return "an infinity in the input or in a constant reaches the result"
@@ -175,11 +175,11 @@ def _where_trap(e: Evidence) -> str:
     if f is None or not f.selected or f.squared:
         return ""
     if f.derivative:
-        fact = f"the value of {f.operation} is discarded afterwards, but its derivative is {_kind(f)}"
+        fact = f"the value of {f.operation} is discarded afterwards, but its derivative is {f.gives}"
         return "" if _is_overflow(f) else fact
     if f.phase != "forward" or not (e.loss_finite or f.healed):
         return ""
-    what = f"{f.operation} is {_kind(f)} where its value is discarded afterwards"
+    what = f"{f.operation} is {f.gives} where its value is discarded afterwards"
     return f"{what}; its derivative multiplies that by 0"
 
 
@@ -190,7 +190,7 @@ def _boundary(e: Evidence) -> str:
     edge = BOUNDARIES.get(f.operation)
     here = [v for s in f.inputs for v in s.values] if f.received and len(f.inputs) == 1 else []
     shown = f", here {min(here, key=abs):.4g}" if here and 0.0 not in here else ""
-    return f"the value of {f.operation} is finite; its derivative is {_kind(f)}" + (
+    return f"the value of {f.operation} is finite; its derivative is {f.gives}" + (
         f" at {edge}{shown}" if edge else ""
     )
 
@@ -229,7 +229,7 @@ def _beyond(e: Evidence) -> str:
     if everywhere or f.placed or (f.kind == "inf" and largest > 1.0) or _is_overflow(f):
         return ""
     known = f" up to {largest:.4g}" if largest else " of which all are 0" if f.inputs[0].size else ""
-    return f"{f.operation} gave {_kind(f)} for finite numbers{known}: it is not defined there"
+    return f"{f.operation} gave {f.gives} for finite numbers{known}: it is not defined there"
 
 
 def _overflow(e: Evidence) -> str:
@@ -345,6 +345,7 @@ _OF_LARGE_NUMBERS = (Cause.OVERFLOW, Cause.LOW_PRECISION_OVERFLOW)
 _IN_UPDATES = (Cause.OPTIMIZER_STATE, Cause.OVERFLOW)
 
 _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
+    (Cause.NOT_REPLAYED, lambda e: e.unreplayed),
     (Cause.UNKNOWN, lambda e: e.unjudged),
     (Cause.PARAMETERS, _parameters),
     (Cause.OPTIMIZER_STATE, _settings),
@@ -433,13 +434,14 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
     words |= {"nn": "torch" if torch else "jax.nn", "np": "torch" if torch else "jnp"}
     return Verdict(
         cause=cause,
-        what=CAUSES[cause].what,
+        what="nothing was judged" if e.unjudged else CAUSES[cause].what,
         evidence=tuple(facts),
         remedy=advice.remedy,
         safe_function=f"{words['ns']}.{safe.name}" if safe and safe.name else "",
         code=_code(safe, f, words) if safe else "",
         tried=e.tried if safe else "",
         left=e.left if safe and e.tried else (),
+        trial=f"not tried: {e.untried}" if e.untried and cause not in NOTHING_TO_TRY else "",
     )
 
 
@@ -453,10 +455,6 @@ def _code(safe: Remedy, f: Finding | None, words: Mapping[str, str]) -> str:
     if f is not None and f.operation == "pow" and len(f.scalars) == 1:
         code = code.replace("exponent", f"{f.scalars[0]:g}")
     return code.format(**words)
-
-
-def _kind(f: Finding) -> str:
-    return "NaN" if f.kind == "nan" else "inf"
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -6,7 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from stablenum.diagnosis.replay.argument_remedies import on_negative, on_overflow, on_underflowed
+from stablenum.diagnosis.replay.argument_remedies import (
+    on_negative,
+    on_only_zeros,
+    on_overflow,
+    on_underflowed,
+)
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.operations import (
@@ -16,6 +21,7 @@ from stablenum.diagnosis.replay.operations import (
     OF_A_DISTRIBUTION,
     REMEDIES,
     ROWS,
+    UNSEEN_WRITE,
     ZERO_WEIGHT,
     Remedy,
 )
@@ -133,6 +139,16 @@ _AT_THE_CALL = {
     "std": "the argument whose spread it takes is constant: add a small number, or leave it out",
     "xlogy": f"a value or a probability is exactly at the edge: {ADVICE['logpdf']}",
 }
+
+
+# Libraries of distributions, whose squashed samples are rounded to the edge of their support.
+_OF_DISTRIBUTIONS = ("distrax", "numpyro", "tensorflow_probability", "torch.distributions")
+_SQUASHED = (
+    "the value lies at the edge, 1 or -1, to which a squashed sample is rounded. Keep what it was before the "
+    "squashing: take sample and density together (sample_and_log_prob), or let the transform remember its "
+    "input (TanhTransform(cache_size=1) in torch). A clamp of the sample is finite, but then the density "
+    "has no meaning there and training may drive it without bound"
+)
 
 
 # Optimizers of optax that take a number to add inside the root of their second moment.
@@ -256,6 +272,8 @@ def _by_function(cause: Cause, f: Finding) -> Advice:
         does = "is finite at 0, too" if f.by_hand in ("normalize", "rms_norm") else "stays in range"
         what = f"this is {f.by_hand} written by hand: the function itself {does}"
         return Advice(what, _BY_HAND[f.by_hand])
+    if only_zeros := on_only_zeros(f):
+        return Advice(only_zeros, REMEDIES["div"])
     if cause in _OVERFLOWS and (f.operation in _EDGE_ONLY or cause is Cause.LOW_PRECISION_OVERFLOW):
         return Advice(_without_function(cause, f))
     safe = _POWER_OF_ARRAYS if _is_power_of_arrays(f) else REMEDIES.get(f.operation)
@@ -312,7 +330,9 @@ def _at_the_call(cause: Cause, f: Finding) -> str:
     of_a_distribution = function in OF_A_DISTRIBUTION and f.operation not in MATRICES
     if about:
         return f"the operation is inside {f.library}; {about}"
-    if cause in _OVERFLOWS:
+    if f.operation == "arctanh" and f.library.startswith(_OF_DISTRIBUTIONS):
+        change = _SQUASHED
+    elif cause in _OVERFLOWS:
         change = "bound what you pass: scale it down, clip it, or call it in float32"
     elif of_a_distribution:
         change = ADVICE[function]
@@ -336,6 +356,10 @@ _MAKERS = {
 _MAKERS |= {"log10": _MAKERS["log"], "log2": _MAKERS["log"], "true_divide": _MAKERS["divide"]}
 
 
+_WRITTEN_UNSEEN = (
+    "look for what writes into memory that this tensor shares with an array (tensor.numpy(), "
+    "torch.from_numpy): no operation of torch has made these numbers"
+)
 _CAPTURED = (
     "mend the array where it is prepared: look for the element that is not finite (0/0, a missing value), "
     "and put a number in its place there; np.errstate and functions such as nanmax hide where it came from"
@@ -353,6 +377,8 @@ def _about_before(f: Finding | None, plain: str, *, masked: bool) -> str:
     is not dropped with its batch, and the line that made bad data is mended."""
     if f is not None and f.constant:
         return _about_constant(f)
+    if f is not None and f.maker == UNSEEN_WRITE:
+        return _WRITTEN_UNSEEN
     if f is not None and f.maker:
         return _MAKERS.get(f.maker.rpartition(" ")[2], f"keep what {f.maker} reads inside its domain")
     if f is not None and f.name.startswith("captured ") and not masked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import linecache
 import os
 import re
@@ -24,6 +25,8 @@ __all__ = [
     "lines_with",
     "package_of",
     "place_in",
+    "raised_by_us",
+    "span_of",
     "users_frame",
 ]
 
@@ -73,6 +76,49 @@ def place_in(code: CodeType, line: int) -> Place:
     """Return a line of a function."""
     file = code.co_filename
     return Place(file, line, code.co_name, linecache.getline(file, line).strip())
+
+
+def span_of(code: CodeType, offset: int) -> tuple[int, int, int, int] | None:
+    """Return where the expression of an instruction begins and ends: lines and columns; None if unknown.
+
+    Args:
+        code: the code object.
+        offset: the instruction's offset in bytes, such as a frame's ``f_lasti``.
+
+    Example:
+        >>> code = compile("a = 1\\nb = a / 2\\n", "file.py", "exec")
+        >>> import dis
+        >>> span_of(code, next(i.offset for i in dis.get_instructions(code) if i.opname == "BINARY_OP"))
+        (2, 2, 4, 9)
+    """
+    found = next(itertools.islice(code.co_positions(), offset // 2, None), None)
+    if found is None:
+        return None
+    line, last, begin, end = found
+    known = line is not None and last is not None and begin is not None and end is not None
+    return (line, last, begin, end) if known else None  # type: ignore[return-value]  # none of them is None
+
+
+def raised_by_us(error: BaseException) -> bool:
+    """Return whether the code of a diagnosis raised an error by itself, and not what it called.
+
+    Example:
+        >>> raised_by_us(ValueError("never raised"))
+        False
+    """
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    if tb is None or tb.tb_frame.f_code.co_name in _PASSING_ON:
+        return False
+    file = os.path.abspath(tb.tb_frame.f_code.co_filename)
+    ours = file.startswith(_folders(("stablenum", "stablenum_jax", "stablenum_torch")))
+    return ours and not _OF_DIAGNOSIS.isdisjoint(file.split(os.sep))
+
+
+_OF_DIAGNOSIS = {"diagnosis", "_diagnosis"}
+# Functions that call the user's operation, whose own errors have no frame if they come from code in C.
+_PASSING_ON = ("__torch_dispatch__", "__torch_function__", "bind")
 
 
 def is_the_scripts(file: str) -> bool:

@@ -47,8 +47,8 @@ def with_trial(
     evaluate: Callable[[Callable[..., Any], list[Any], Trial], Iterable[Any]],
     exp: Callable[[Any], Any],
 ) -> Evidence:
-    """Return the evidence with what came of the safe function, in value and derivative; as it is, if the
-    function cannot be tried.
+    """Return the evidence with what came of the safe function, in value and derivative; with the reason, if
+    the function cannot be tried.
 
     Args:
         evidence: what a replay found.
@@ -60,14 +60,18 @@ def with_trial(
         exp: the framework's exponential.
     """
     verdict = judge(evidence)
-    if read is None or not verdict.safe_function or evidence.first is None:
-        return evidence
+    if not verdict.safe_function or evidence.first is None:
+        return replace(evidence, untried="it is not a change of one expression")
+    if read is None:
+        return replace(evidence, untried="what the operation read is no longer known")
     arrays = floating(read.arrays)
     part, name = verdict.safe_function.split(".")[-2:]
     trial = trial_of(f"{part}.{name}", evidence.first, read.primitive, [tuple(x.shape) for x in arrays])
+    if trial is None:
+        return replace(evidence, untried="the operation is only a part of what the function would replace")
     # What is not finite already (a mask) has no finite derivative to look for.
-    if trial is None or not all(map(finite, arrays[: trial.arrays])):
-        return evidence
+    if not all(map(finite, arrays[: trial.arrays])):
+        return replace(evidence, untried="what the operation read is not finite already")
     function = getattr(importlib.import_module(f"{package}.{part}"), name)
     if trial.name == POWER_OF_ARRAYS:
         function = _power_of_arrays(function, exp)

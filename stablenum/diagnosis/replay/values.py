@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stablenum._support.pickled_fields import pickled_by_name
@@ -98,6 +98,9 @@ def plain(v: Any) -> Any:
 class Place:
     """A line of source.
 
+    ``span`` is the part of it that was running: first and last line, and the columns at which it begins and
+    ends, in bytes of UTF-8, as in Python's own tracebacks. Two places on one line are the same place.
+
     Example:
         >>> str(Place("model.py", 12, "forward", "return x.log()"))
         'model.py:12'
@@ -107,6 +110,11 @@ class Place:
     line: int
     function: str = ""
     code: str = ""
+    span: tuple[int, int, int, int] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.span is not None:
+            object.__setattr__(self, "span", tuple(self.span))
 
     def __str__(self) -> str:
         return f"{shown_file(self.file)}:{self.line}"

@@ -9,7 +9,7 @@ from html import escape
 
 from stablenum.diagnosis.report.sections import Sections
 
-__all__ = ["as_html", "framed", "listed", "page", "sealed_head"]
+__all__ = ["as_html", "framed", "listed", "page", "preformatted", "sealed_head"]
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1c2024; --soft: #60646c; --line: #d9dce1;
@@ -124,7 +124,7 @@ def _cause(s: Sections) -> str:
 
 
 def _remedy(s: Sections) -> str:
-    code = f"<pre>{escape(s.code)}</pre>" if s.code else ""
+    code = f"<pre>{escape(chr(10).join(s.code))}</pre>" if s.code else ""
     tried = f'<p class="soft">{escape(s.tried)}</p>' if s.tried else ""
     return f"<h2>Remedy</h2>\n<p>{escape(s.remedy)}</p>\n{code}{tried}"
 
@@ -155,5 +155,15 @@ def _foot(framework: str, seconds: float | None) -> str:
 
 
 def framed(page: str) -> str:
-    """Return a page in an iframe for notebooks, so that its style does not affect them."""
-    return f'<iframe srcdoc="{escape(page)}" style="width: 100%; height: 36rem; border: 0"></iframe>'
+    """Return a page in an iframe for notebooks, so that its style does not affect them.
+
+    The frame is as high as the page; where no script may run, it can be dragged to that height.
+    """
+    style = "width: 100%; height: 48rem; border: 0; resize: vertical; overflow: auto"
+    fit = "this.style.height = this.contentDocument.documentElement.scrollHeight + 8 + 'px'"
+    return f'<iframe srcdoc="{escape(page)}" style="{style}" onload="{fit}"></iframe>'
+
+
+def preformatted(text: str) -> str:
+    """Return a text for notebooks, as it is."""
+    return f'<pre style="white-space: pre-wrap">{escape(text)}</pre>'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,20 @@ class Report:
         """Return the report on this evidence, with its verdict."""
         return cls(evidence=evidence, verdict=judge(evidence), **rest)
 
+    def with_trial(self, said: str, *, patch: tuple[str, ...] = ()) -> Report:
+        """Return the report with what another run of the script has shown of the remedy.
+
+        Args:
+            said: what it has shown, or why there was none.
+            patch: the user's lines as they were changed.
+        """
+        return replace(self, verdict=replace(self.verdict, trial=said, patch=patch))
+
+    def without_function(self) -> Report:
+        """Return the report whose remedy does without the safe function, which has not helped."""
+        evidence = replace(self.evidence, tried="not finite")
+        return replace(self, evidence=evidence, verdict=judge(evidence))
+
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong."""
@@ -86,7 +100,7 @@ class Report:
         found["findings"] = tuple(Finding.from_dict(f) for f in d["evidence"]["findings"])
         found["loss_scale"] = float(found["loss_scale"])
         verdict = {**d["verdict"], "cause": Cause(d["verdict"]["cause"])}
-        verdict |= {"evidence": tuple(verdict["evidence"]), "left": tuple(verdict["left"])}
+        verdict |= {name: tuple(verdict[name]) for name in ("evidence", "left", "patch")}
         return cls(
             evidence=Evidence(**found),
             verdict=Verdict(**verdict),

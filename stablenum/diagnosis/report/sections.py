@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stablenum.diagnosis.replay.causes import NOTHING_TO_TRY
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.judge import Verdict
 from stablenum.diagnosis.replay.source_files import package_of
@@ -44,7 +45,7 @@ class Sections:
     what: str
     facts: tuple[str, ...]
     remedy: str
-    code: str
+    code: tuple[str, ...]
     tried: str
     frames: tuple[Place, ...]
     others: tuple[str, ...]
@@ -76,8 +77,8 @@ def sections_of(verdict: Verdict, findings: Sequence[Finding], notes: Sequence[s
         what=_sentence(verdict.what),
         facts=_some(facts, MOST_FACTS),
         remedy=_sentence(verdict.remedy),
-        code=verdict.code,
-        tried=_tried(verdict),
+        code=tuple(map(_clean, verdict.patch or filter(None, [verdict.code]))),
+        tried=_clean(_tried(verdict)),
         frames=tuple(_clean_place(frame) for frame in _shown(frames)),
         others=_some(others, MOST_OTHERS),
         notes=tuple(_sentence(note) for note in _some(notes, MOST_NOTES)),
@@ -85,8 +86,10 @@ def sections_of(verdict: Verdict, findings: Sequence[Finding], notes: Sequence[s
 
 
 def _tried(verdict: Verdict) -> str:
+    if verdict.trial or verdict.cause in NOTHING_TO_TRY:
+        return verdict.trial
     if verdict.tried != "finite":
-        return ""
+        return "not tried"
     said = "tried: finite, in value and derivative, on what this operation read"
     return f"{said}; not tried: {', '.join(_some(verdict.left, MOST_OTHERS))}" if verdict.left else said
 

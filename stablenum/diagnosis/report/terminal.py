@@ -28,9 +28,9 @@ def as_rich(s: Sections, *, ok: bool) -> Iterator[RenderableType]:
         yield Text()
         yield Text.assemble(("Remedy: ", "bold green"), s.remedy)
         if s.code:
-            yield Padding(_python(s.code), (0, 4))
+            yield Padding(_python("\n".join(s.code)), (0, 4))
         if s.tried:
-            yield Padding(Text(s.tried, style="green"), (0, 4))
+            yield Padding(Text(s.tried, style="green" if s.tried.startswith("tried") else "dim"), (0, 4))
         yield from _after(s)
     yield from (Text.assemble(("Note: ", "bold"), note) for note in s.notes)
 

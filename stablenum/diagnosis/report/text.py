@@ -49,7 +49,7 @@ def _cause(s: Sections) -> list[str]:
 
 
 def _remedy(s: Sections) -> list[str]:
-    code = [f"    {s.code}"] if s.code else []
+    code = [f"    {line}" for line in s.code]
     return [*wrapped(f"Remedy: {s.remedy}"), *code, *wrapped(s.tried, "    ")]
 
 

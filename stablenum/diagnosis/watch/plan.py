@@ -30,6 +30,7 @@ class Plan:
         finite: whether values that are not finite are looked for.
         steps: end the script after so many optimizer steps; None to run it to its end.
         remedy: a change to the training that is tried, as plain values; then only losses are noted.
+        edits: changes of the source that are tried, as plain values.
         rank: the number of this process among those that train together.
         marks: a folder in which each of these notes that it has failed; "" if there are no others.
     """
@@ -47,6 +48,7 @@ class Plan:
     finite: bool = True
     steps: int | None = None
     remedy: dict[str, Any] | None = None
+    edits: tuple[dict[str, Any], ...] = ()
     rank: int = 0
     marks: str = ""
 
@@ -58,7 +60,8 @@ class Plan:
     def read(cls, path: Path) -> Plan:
         """Return the plan that :meth:`write` wrote."""
         d = json.loads(path.read_text(encoding="utf-8"))
-        return cls(**{**d, "arguments": tuple(d["arguments"]), "ignore": tuple(d["ignore"])})
+        several = {name: tuple(d[name]) for name in ("arguments", "edits", "ignore")}
+        return cls(**{**d, **several})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +127,7 @@ class Outcome:
         report: the diagnosis as plain values; None if the failing step was not recorded.
         exit_code: the script's own exit code; None if the script was stopped at the failure.
         error: the last line of the exception that ended the script.
+        relative_import: whether that was a relative import of a script that was not run as a module.
         trouble: the first error of the watcher itself, and where it was.
         troubles: the number of such errors.
         harmless: what was not finite first, if the script has coped with it or trained without it.
@@ -145,6 +149,7 @@ class Outcome:
     report: dict[str, Any] | None = None
     exit_code: int | None = None
     error: str = ""
+    relative_import: bool = False
     trouble: str = ""
     troubles: int = 0
     harmless: str = ""

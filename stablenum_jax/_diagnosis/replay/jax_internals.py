@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from stablenum._support.interrupts import and_restore
@@ -69,8 +71,22 @@ def bind(eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> l
     functions: list[Any] = []
     if isinstance(prepared, tuple):  # before JAX 0.10: (functions, params)
         functions, prepared = prepared
-    out = eqn.primitive.bind(*functions, *inputs, **prepared)
+    given = [as_given_by_jax(x) for x in inputs] if is_foreign(eqn.primitive) else inputs
+    out = eqn.primitive.bind(*functions, *given, **prepared)
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def is_foreign(primitive: Any) -> bool:
+    """Return whether a primitive is evaluated by another package's code, which has only ever seen what JAX
+    gives it: arrays of JAX, where a jaxpr may hold NumPy's arrays and plain numbers."""
+    impl = getattr(primitive, "impl", None)
+    module = getattr(getattr(impl, "func", impl), "__module__", None) or ""
+    return module.partition(".")[0] not in ("jax", "jaxlib")
+
+
+def as_given_by_jax(x: Any) -> Any:
+    """Return a number, or an array of NumPy, as an array of JAX; anything else as it is."""
+    return jnp.asarray(x) if isinstance(x, (bool, int, float, complex, np.ndarray, np.generic)) else x
 
 
 def context_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:

@@ -14,7 +14,9 @@ import numpy as np
 from stablenum._support.settings_checks import check_callable, check_flag, check_loss_scale
 from stablenum.diagnosis import Finding, Report
 from stablenum.diagnosis.replay.judge import Evidence
+from stablenum.diagnosis.replay.source_files import raised_by_us
 from stablenum.diagnosis.replay.trials import Read
+from stablenum.diagnosis.watch.script_errors import last_line
 from stablenum_jax._diagnosis.audit import state_problems
 from stablenum_jax._diagnosis.replay.flags import flags_of
 from stablenum_jax._diagnosis.replay.guards import scale_of, unscaled
@@ -87,7 +89,12 @@ def replay(
         call = call_of(fun, args, kwargs, numbers, opt_state)
         program = program_of(call, has_aux=has_aux, gradients=gradients, scaled=scale != 1.0)
         used = scale_of(call.leaves) if loss_scale is None and not program.gradients else scale
-        outcome = _replayed(program, call, used, known_bad)
+        try:
+            outcome = _replayed(program, call, used, known_bad)
+        except Exception as error:
+            if not raised_by_us(error):
+                raise
+            return Evidence(framework="jax", unreplayed=f"the replay failed with {last_line(error)}"), []
         parameters = args[numbers[0]] if len(numbers) == 1 else None
         evidence = _evidence(outcome, call, used, opt_state, parameters)
         return with_trial(evidence, outcome.read), outcome.notes
@@ -167,8 +174,6 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
         unscaled_finite = not run_eagerly(program, unscaled(leaves), 1.0).failed
     if run.measured and not run.bad:
         notes.append("a guard skipped the step; what it measured is judged in place of the results")
-    if not program.judged:
-        notes.append("the function returns no floating-point array, so there was nothing to judge")
     for why in sorted(run.interpreter.closed):
         notes.append(
             f"a shard_map was evaluated as one step, because its shards could not be told apart: {why}"
@@ -230,10 +235,12 @@ def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any, param
         state=_bad_state(opt_state, call, parameters),
         left=outcome.left,
         only_loss=failed and run.only_loss(),
+        unjudged="" if program.judged else _NO_RESULT,
         differences=_DIFFERENCES if outcome.reproduced is False else (),
     )
 
 
+_NO_RESULT = "the function returns no floating-point array, so there was nothing to judge"
 # What a replay does not share with the step that it repeats.
 _DIFFERENCES = (
     "the data, if the function reads them itself and not from its arguments",

@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from stablenum.diagnosis import Place
-from stablenum.diagnosis.replay.source_files import is_outside, package_of
+from stablenum.diagnosis.replay.source_files import is_outside, package_of, span_of
 from stablenum_jax._diagnosis.replay.naming import function_name
 
 __all__ = ["NOWHERE", "Source", "callers", "is_user_code", "place_in", "source_of"]
@@ -88,7 +88,7 @@ def source_of(traceback: Any) -> Source:
         if is_user_code(code.co_filename):
             if not frames:
                 call = (id(code), offset)
-            frames.append(place_in(code, _line(traceback, code, offset)))
+            frames.append(place_in(code, _line(traceback, code, offset), offset))
         elif not frames:
             below.append((code, offset))
     below.reverse()
@@ -180,15 +180,16 @@ def is_user_code(file: str) -> bool:
     return is_outside(file, _LIBRARIES)
 
 
-def place_in(code: CodeType, line: int) -> Place:
-    """Return a line of a function."""
+def place_in(code: CodeType, line: int, offset: int | None = None) -> Place:
+    """Return a line of a function; with the offset of an instruction, its expression is known too."""
     # The result is not cached by code object, because code objects of two files with the same text are equal.
-    return _place(code.co_filename, _name(code), line)
+    span = None if offset is None else span_of(code, offset)
+    return _place(code.co_filename, _name(code), line, span)
 
 
 @lru_cache(maxsize=4096)
-def _place(file: str, name: str, line: int) -> Place:
-    return Place(file, line, name.rsplit(".", 1)[-1], linecache.getline(file, line).strip())
+def _place(file: str, name: str, line: int, span: tuple[int, int, int, int] | None) -> Place:
+    return Place(file, line, name.rsplit(".", 1)[-1], linecache.getline(file, line).strip(), span)
 
 
 def _name(code: CodeType) -> str:

@@ -16,6 +16,7 @@ from stablenum.diagnosis.replay.judge import Evidence
 from stablenum.diagnosis.watch.courses import GOOD, Course
 from stablenum.diagnosis.watch.frames import raised_by_a_signal
 from stablenum.diagnosis.watch.plan import Failure
+from stablenum.diagnosis.watch.script_errors import last_line
 from stablenum.diagnosis.watch.session import Doubt, Session
 from stablenum_jax._diagnosis.replay.processes import spans_in
 from stablenum_jax._diagnosis.watch.adoption import Adoption, matters
@@ -152,8 +153,8 @@ class Judge:
         except Exception as error:  # the failure is reported even without a replay
             if raised_by_a_signal(error):
                 raise
-            note = f"the replay of {name} failed: {type(error).__name__}: {error}"
-            return Report.of(Evidence(framework="jax", reproduced=False, differences=(note,)))
+            why = f"the replay of {name} failed with {last_line(error)}"
+            return Report.of(Evidence(framework="jax", unreplayed=why))
         finally:
             self.replaying = False
 

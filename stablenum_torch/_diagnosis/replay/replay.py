@@ -143,13 +143,11 @@ def _evidence(
         state=_state(call),
         settings=_settings(call),
         left=shown.left,
-        unjudged=_NO_LOSS if known_bad and shown.unjudged and not shown.went_wrong else "",
+        unreplayed=shown.unreplayed,
+        unjudged=_NO_LOSS if shown.unjudged and not shown.went_wrong else "",
         differences=_differences(rng) if reproduced is False else (),
     )
-    return (
-        with_trial(evidence, shown.read),
-        (*shown.notes, *([_NO_LOSS] if shown.unjudged and not known_bad else [])),
-    )
+    return with_trial(evidence, shown.read), tuple(shown.notes)
 
 
 def _differences(rng: RngState | Tensor | None) -> tuple[str, ...]:

@@ -17,9 +17,11 @@ from stablenum._support.interrupts import and_restore
 from stablenum.diagnosis import Finding
 from stablenum.diagnosis.replay.findings import finding_of, places_left, refusal_of
 from stablenum.diagnosis.replay.ranks import is_received, made_here, own_first, sent_through
+from stablenum.diagnosis.replay.source_files import raised_by_us
 from stablenum.diagnosis.replay.trace import Trace, Value
 from stablenum.diagnosis.replay.trials import Read
 from stablenum.diagnosis.replay.walk import first_causes, on_the_way
+from stablenum.diagnosis.watch.script_errors import last_line
 from stablenum.errors import NonFiniteError
 from stablenum_torch._devices.generators import RngState, set_rng_state
 from stablenum_torch._diagnosis.replay.collectives import as_rank, local_of, own_rank
@@ -60,6 +62,7 @@ class Run:
         received: whether a collective brought the first bad value in.
         norm: the norm of all gradients, in float64.
         backward: whether any gradient was computed.
+        unreplayed: the error by which the replay itself failed.
         unjudged: whether the step returned nothing and computed no gradient, which leaves nothing to judge.
         notes: further remarks, as text.
     """
@@ -77,13 +80,14 @@ class Run:
     received: bool = False
     norm: float = 0.0
     backward: bool = False
+    unreplayed: str = ""
     unjudged: bool = False
     notes: list[str] = field(default_factory=list)
 
     @property
     def went_wrong(self) -> bool:
         """Whether anything that should be finite was not."""
-        return bool(self.bad or self.findings or self.labels or self.loss_finite is False)
+        return bool(self.bad or self.findings or self.labels or self.loss_finite is False or self.unreplayed)
 
 
 def run(call: Call, *, loss_scale: float | None, rng: RngState | Tensor | None) -> Run:
@@ -261,6 +265,9 @@ class _Judge:
             Exception: the error, if it is about something else.
         """
         failure = self.recorder.failure
+        if raised_by_us(error) and not (failure and failure.error is error):
+            self.result.unreplayed = f"the replay failed with {last_line(error)}"
+            return
         if failure is None or failure.error is not error:
             raise error
         if not isinstance(error, BadLabelsError):

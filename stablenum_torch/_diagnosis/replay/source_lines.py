@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 
 from torch import nn
 
-from stablenum.diagnosis.replay.source_files import is_outside, users_frame
+from stablenum.diagnosis.replay.source_files import is_outside, span_of, users_frame
 from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.replay.naming import PUBLIC
 
@@ -79,7 +79,7 @@ def survey(stop: CodeType) -> Survey:
         if kind is _Kind.STOP:
             break
         if kind is _Kind.USER:
-            (outer if found.engine else inner).append(place_of(code, frame.f_lineno))
+            (outer if found.engine else inner).append(place_of(code, frame.f_lineno, frame.f_lasti))
         elif kind is _Kind.UPDATE:
             found.update = True
             if not inner:
@@ -147,13 +147,14 @@ def is_user_file(file: str) -> bool:
     return is_outside(file, _FOREIGN)  # packages that are not named count as the user's
 
 
-def place_of(code: CodeType, line: int) -> Place:
-    """Return the place of a line."""
-    key = (id(code), line)
+def place_of(code: CodeType, line: int, offset: int | None = None) -> Place:
+    """Return the place of a line; with the offset of an instruction, its expression is known too."""
+    key = (id(code), line if offset is None else ~offset)
     place = _places.get(key)
     if place is None:
         source = linecache.getline(code.co_filename, line).strip()
-        place = _places[key] = Place(code.co_filename, line, code.co_name, source)
+        span = None if offset is None else span_of(code, offset)
+        place = _places[key] = Place(code.co_filename, line, code.co_name, source, span)
     return place
 
 

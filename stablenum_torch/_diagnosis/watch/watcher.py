@@ -23,6 +23,7 @@ from stablenum.diagnosis.replay.source_files import users_frame
 from stablenum.diagnosis.watch.courses import GOOD, MOST_IN_A_ROW
 from stablenum.diagnosis.watch.frames import transparent
 from stablenum.diagnosis.watch.plan import Failure, Sent
+from stablenum.diagnosis.watch.script_errors import last_line
 from stablenum.diagnosis.watch.session import FAILED, Doubt, Session
 from stablenum.errors import NonFiniteError
 from stablenum_torch._diagnosis.audit import setting_problems, state_problems
@@ -543,8 +544,8 @@ class _Watcher:
         try:
             return self.rates.with_line(self.window.report(bad, **known))
         except Exception as error:  # noqa: BLE001  the failure itself is reported all the same
-            note = f"the step could not be explained: {type(error).__name__}: {error}"
-            return Report.of(Evidence(framework="torch", **known), notes=(note,))
+            why = f"what was recorded could not be read: {last_line(error)}"
+            return Report.of(Evidence(framework="torch", unreplayed=why, **known))
 
 
 def _several(result: Any) -> Sequence[Any]:
