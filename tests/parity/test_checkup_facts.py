@@ -1,11 +1,17 @@
 """What a checkup says first, and what it does not say: facts, and causes that can do what is laid to them."""
 
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
 import pytest
 
-from stablenum.diagnosis.checkup.course import Course, Loss, ParameterSeen, Probe
+from stablenum.diagnosis.checkup.course import Course, Drawn, Loss, ParameterSeen, Probe
 from stablenum.diagnosis.checkup.ranking import complaints, ranked
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
+from stablenum_jax._diagnosis.checkup.marks import GRADIENT, PARAMETER
+from stablenum_jax._diagnosis.checkup.measuring import MeasuredCall, parameters_seen
 from tests.checkups import run_checkup
 
 TORCH = """
@@ -174,3 +180,78 @@ def test_a_cure_that_was_no_better_is_withdrawn_and_its_finding_moves_down():
     assert "Cure: none is known; the usual one was tried." in text
     assert "tried: with 0.1 times the rate, no better" in text
     assert "not tried; expect:" in text  # of the other
+
+
+@pytest.mark.parametrize(("last", "blamed"), [(4.0, True), (3.9, True), (5.2, False), (22.0, False)])
+def test_small_steps_are_not_blamed_for_a_loss_that_rises(last, blamed):
+    """It never says that steps are so small that the loss hardly changes, and that it rose by 395 %."""
+    losses = [4.0 + (last - 4.0) * i / 9 for i in range(10)]
+    still = course([1.0 - 1e-7 * i for i in range(10)], settings=(("SGD", {}),), losses=losses)
+    assert (Symptom.STEPS_TOO_SMALL in [c.symptom for c in complaints(still)]) is blamed
+
+
+@pytest.mark.parametrize(("factor", "found"), [(-3.0, True), (-1.1, False), (1.5, False)])
+def test_an_objective_without_a_lower_bound_is_seen_while_all_is_finite(factor, found):
+    losses = [factor**i if factor > 0 else -(abs(factor) ** i) for i in range(14)]
+    run = course([1.0] * 14, settings=(("Adam", {}),), losses=losses)
+    said = [c for c in complaints(run) if "no lower bound" in c.evidence[0] and "sign" in c.cure]
+    assert bool(said) is found
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"), [("aaaaaa", True), ("abcdef", False), ("aaaaab", False), ("aaa", False)]
+)
+def test_the_same_random_numbers_in_every_step_are_found(keys, found):
+    probes = [
+        Probe(step=i, parameters=(seen(1.0, 0.0),), drawn=(Drawn(k.encode(), None),))
+        for i, k in enumerate(keys)
+    ]
+    run = Course(framework="jax", steps=len(keys), probes=probes)
+    assert (Symptom.SAME_RANDOM_NUMBERS in [c.symptom for c in complaints(run)]) is found
+
+
+def drawn_by(f, *args):
+    return MeasuredCall.of(jax.make_jaxpr(f)(*args), jax.tree.leaves(args)).keys
+
+
+def test_keys_are_read_whether_they_are_constants_arguments_or_derived():
+    fixed = jax.random.key(3)
+    constant = [drawn_by(lambda x: jax.random.normal(fixed, (2,)) + x, jnp.zeros(2)) for _ in range(2)]
+    assert constant[0][0].key == constant[1][0].key
+    passed = [drawn_by(lambda k: jax.random.normal(k, (2,)), jax.random.key(i)) for i in range(2)]
+    assert passed[0][0].key != passed[1][0].key
+    folded = [
+        drawn_by(lambda i: jax.random.bernoulli(jax.random.fold_in(fixed, i), 0.5, (2,)), jnp.int32(i))
+        for i in range(2)
+    ]
+    assert folded[0][0].key != folded[1][0].key
+    assert "bernoulli" in folded[0][0].place.code
+
+
+def complex_step(conjugate):
+    def step(w):
+        grads = jax.grad(lambda w: jnp.sum(jnp.abs(w - (1 + 2j)) ** 2))(w)
+        return w - 0.1 * (jnp.conj(grads) if conjugate else grads)
+
+    return step
+
+
+@pytest.mark.parametrize("conjugate", [True, False])
+def test_complex_changes_are_compared_with_the_gradient_and_its_conjugate(conjugate):
+    w = jnp.array([0.5 + 0.3j, -1.0 + 0.1j])
+    after = complex_step(conjugate)(w)
+    grads = jax.grad(lambda w: jnp.sum(jnp.abs(w - (1 + 2j)) ** 2))(w)
+
+    marked = {GRADIENT: {"w": SimpleNamespace(data=grads)}, PARAMETER: {}}
+    call = SimpleNamespace(inputs={"w": 0}, given=(w,), reached=frozenset({"w"}), marked=marked)
+    (one,) = parameters_seen(call, [after], 0.1)
+    assert (one.mirrored > 0.5) is not conjugate
+    assert one.update > 0.1
+    run = Course(
+        framework="jax",
+        steps=4,
+        probes=[Probe(step=i, parameters=(one,)) for i in range(4)],
+        losses=[Loss(i, 4.0 + i) for i in range(4)],
+    )
+    found = [c for c in complaints(run) if "jnp.conj" in c.cure]
+    assert bool(found) is not conjugate

@@ -20,6 +20,7 @@ __all__ = [
     "UNTRAINED",
     "Clip",
     "Course",
+    "Drawn",
     "Loss",
     "ParameterSeen",
     "Probe",
@@ -62,6 +63,8 @@ class ParameterSeen(NamedTuple):
         rise: the mean over the elements of the change times the gradient, positive if the loss rises by it;
             without the part of the change along the parameter itself, as weight decay makes it.
         optimizer: the name of the class of its optimizer; "" if it is not known.
+        mirrored: of a complex parameter in JAX, by how much nearer the change is to the gradient that JAX
+            returns than to its conjugate, which points uphill; NaN elsewhere.
     """
 
     name: str
@@ -78,6 +81,7 @@ class ParameterSeen(NamedTuple):
     apart: float = math.nan
     rise: float = math.nan
     optimizer: str = ""
+    mirrored: float = math.nan
 
     @property
     def size(self) -> int:
@@ -154,6 +158,13 @@ class Recurrence(NamedTuple):
     batch: int
 
 
+class Drawn(NamedTuple):
+    """Random numbers that a step has drawn: with which key, and on which line."""
+
+    key: bytes
+    place: Place | None
+
+
 class Running(NamedTuple):
     """The running statistics of a batch normalisation, as a step has read or left them.
 
@@ -193,6 +204,7 @@ class Probe:
         recurrences: recurrent layers that take the first axis for time.
         out_of_range: reads with indices outside of an array: the step's index, and what was found.
         running: running statistics of batch normalisations, if they are not in the trace.
+        drawn: the random numbers that were drawn, where their keys are known (JAX).
         exact: whether each derivative names its own forward step, not only one on the same line.
     """
 
@@ -203,6 +215,7 @@ class Probe:
     recurrences: tuple[Recurrence, ...] = ()
     out_of_range: dict[int, str] = field(default_factory=dict)
     running: tuple[Running, ...] = ()
+    drawn: tuple[Drawn, ...] = ()
     exact: bool = True
 
     def rise(self) -> float:

@@ -24,6 +24,9 @@ _DATA = r"torch\.(?:as_)?tensor\(|from_numpy\(|\.FloatTensor\(|jnp\.(?:as)?array
 _TARGET = 30.0
 # Items of a batch so similar, relative to the output's size, are the same.
 _CONSTANT = 1e-4
+# Random numbers are the same in every step if they were in at least so many. Chosen, not measured: a schedule
+# may well use one key for a few steps.
+_LEAST_DRAWN = 5
 # An output is constant if it was in so many of the last measured steps.
 _LAST = 3
 
@@ -264,8 +267,26 @@ def _constant(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint
     )
 
 
+def _same_numbers(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    """Yield random numbers that every measured step has drawn with the same keys."""
+    drawn = [probe.drawn for probe in course.probes if probe.drawn]
+    if len(drawn) < _LEAST_DRAWN or len(drawn) < len(course.probes):
+        return
+    if any([d.key for d in one] != [d.key for d in drawn[0]] for one in drawn):
+        return
+    places = list(dict.fromkeys(d.place for d in drawn[0]))
+    yield Complaint.of(
+        Symptom.SAME_RANDOM_NUMBERS,
+        Level.WARNING,
+        f"{len({d.key for d in drawn[0]})} keys, the same in all {len(drawn)} measured steps",
+        place=places[0],
+        places=places_of(*places[1:], course.step_place),
+    )
+
+
 RULES = (
     _out_of_range,
+    _same_numbers,
     _inputs,
     _log_probabilities,
     _over_batch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -319,7 +320,10 @@ def _flushing(reading: Reading) -> tuple[Step, Signal, Signal] | None:
         if any(_is_closed(reading, i) for i in step.inputs):
             continue
         if plain and worst.zero < _ZERO_BEFORE and after.zero > _ZERO_AFTER and worst.rms > 0:
-            return step, worst, after
+            # Where a factor is 0, as in a mask or a gate that opens slowly, nothing is flushed.
+            factors = [s.zero for i in step.inputs if (s := reading.signal(i)) is not None]
+            if 0.0 not in step.scalars and math.fsum(factors) < after.zero:
+                return step, worst, after
     return None
 
 

@@ -10,6 +10,7 @@ from stablenum.diagnosis.checkup.course import PARTLY_DOWN, Course, median
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.wording import joined
+from stablenum.diagnosis.replay.descent import Descent
 
 __all__ = ["RULES"]
 
@@ -53,6 +54,14 @@ def _not_finite(course: Course, readings: Sequence[Reading]) -> Iterator[Complai
     )
 
 
+def _unbounded(course: Course) -> str:
+    """Describe an objective that has run away below 0; "" if none has."""
+    descent = Descent()
+    for loss in course.losses:
+        descent.note(loss.place, loss.step, loss.value)
+    return descent.runaway()
+
+
 def _loss(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     bad = [loss for loss in course.losses if not math.isfinite(loss.value)]
     if bad:
@@ -73,7 +82,18 @@ def _loss(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     fall, place = course.fall(), course.step_place
     steps = [abs(b - a) for a, b in itertools.pairwise(values)]
     turns = sum((b - a) * (c - b) < 0 for a, b, c in zip(values, values[1:], values[2:])) / (len(values) - 2)
-    if max(values) - min(values) <= _SAME * size:
+    if unbounded := _unbounded(course):
+        yield Complaint.of(
+            Symptom.LOSS_DIVERGES,
+            Level.WARNING,
+            unbounded,
+            place=place,
+            what="the objective falls without a lower bound",
+            cure="check its sign (what is to be maximised is negated before it is minimised); if that is "
+            "right, give it a lower bound, such as a penalty or a floor for a variance",
+            expects="a loss that levels off",
+        )
+    elif max(values) - min(values) <= _SAME * size:
         yield Complaint.of(
             Symptom.LOSS_CONSTANT,
             Level.FAULT,

@@ -64,6 +64,9 @@ _USUAL_DECAY, _HUGE_RATE = 0.1, 1.0
 # A weight has shrunk to less than this part of its size, of which it lost this much along itself; or it has
 # grown so many times, by changes of which so many have at least this part along it.
 _SHRUNK, _ALONG, _GROWN, _LEAST_ALONG = 0.5, 0.5, 2, 3
+# Complex changes are so much nearer to a gradient than to its conjugate. Chosen: with the conjugate the
+# difference is below 0 for plain steps, and momentum and Adam's denominators move it by less.
+_MIRRORED = 0.3
 # Weight decay must be able to do at least this part of the shrinking that is laid to it; weights of 0 would
 # have shrunk without bound. Chosen, not measured: rates and momentum are known to a factor of two or so.
 _ITS_PART, _TINY = 0.5, 1e-30
@@ -198,9 +201,13 @@ def _sizes(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             place=course.optimizer_place,
             places=course.scheduled,
         )
-    elif course.steps >= _FEWEST and (
-        ((usual < _SMALL or usual * course.steps < _LITTLE) and fall < NOT_DOWN / 2)
-        or (usual * course.steps < _HARDLY and fall < HALFWAY_DOWN)
+    elif (
+        course.steps >= _FEWEST
+        and fall > -NOT_DOWN
+        and (  # a loss that rises has another reason
+            ((usual < _SMALL or usual * course.steps < _LITTLE) and fall < NOT_DOWN / 2)
+            or (usual * course.steps < _HARDLY and fall < HALFWAY_DOWN)
+        )
     ):
         yield Complaint.of(
             Symptom.STEPS_TOO_SMALL,
@@ -230,6 +237,30 @@ def _uphill(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         (shown, f"the loss rose from {values[0]:.3g} to {values[-1]:.3g}"),
         place=course.optimizer_place,
         places=places_of(*course.made[1:], *course.scheduled),
+    )
+
+
+def _mirrored(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    """Yield complex parameters that follow JAX's gradient and not its conjugate."""
+    found: dict[str, list[float]] = {}
+    for probe in course.probes:
+        for p in probe.parameters:
+            if not math.isnan(p.mirrored):
+                found.setdefault(p.name, []).append(p.mirrored)
+    names = [n for n, seen in found.items() if len(seen) >= _LEAST_STEPS and median(seen) > _MIRRORED]
+    if not names or course.fall() > NEARLY_DOWN:
+        return
+    yield Complaint.of(
+        Symptom.UPHILL_UPDATES,
+        Level.FAULT if course.fall() < NOT_DOWN else Level.WARNING,
+        f"{joined(names)}: the change is nearer to the gradient than to its conjugate, by a cosine of "
+        f"{median(found[names[0]]):.2g}",
+        parameters=tuple(names),
+        place=course.step_place,
+        places=places_of(course.optimizer_place),
+        what="complex parameters follow the gradient as JAX returns it, so their imaginary parts move uphill",
+        cure="conjugate the gradients before the optimizer reads them: grads = jax.tree.map(jnp.conj, grads)",
+        expects="imaginary parts move downhill",
     )
 
 
@@ -278,7 +309,7 @@ def _stale(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     small: list[tuple[int, ParameterSeen, float]] = []
     for probe in course.probes[-_LAST:]:
         moving = [p for p in probe.parameters if p.update > 0 and p.rate > 0 and len(p.shape) > 1]
-        seen = [p for p in moving if p.gradient > _FAR_ABOVE * eps and _is_adams(p)]
+        seen = [p for p in moving if p.gradient > _FAR_ABOVE * eps and _is_adams(p, course)]
         ratios = [p.update / p.rate for p in seen]
         if seen and median(ratios) < (_OF_THE_RATE if course.loaded_state is None else _LOADED):
             small.append((probe.step, seen[0], median(ratios)))
@@ -300,8 +331,13 @@ def _stale(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         )
 
 
-def _is_adams(p: ParameterSeen) -> bool:
-    return not p.optimizer or "adam" in p.optimizer.lower()
+def _is_adams(p: ParameterSeen, course: Course) -> bool:
+    """Return whether Adam, which has a second moment, moves a parameter.
+
+    Where it is not known which optimizer does, all of the script must be of its kind.
+    """
+    moving = [kind for kind, settings in course.settings if "lr" in settings]
+    return all("adam" in kind.lower() for kind in ([p.optimizer] if p.optimizer else moving))
 
 
 def _decay(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
@@ -433,4 +469,4 @@ def _scale(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         )
 
 
-RULES = (_rate, _uphill, _lost, _sizes, _eps, _state, _stale, _decay, _clipped, _scale)
+RULES = (_rate, _uphill, _mirrored, _lost, _sizes, _eps, _state, _stale, _decay, _clipped, _scale)

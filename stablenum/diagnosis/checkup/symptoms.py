@@ -43,6 +43,7 @@ class Symptom(StrEnum):
     INDEX_OUT_OF_RANGE = "index_out_of_range"
     GRADIENTS_KEPT = "gradients_kept"
     OPTIMIZER_RENEWED = "optimizer_renewed"
+    SAME_RANDOM_NUMBERS = "same_random_numbers"
     UPHILL_UPDATES = "uphill_updates"
     FLUSHED_GRADIENTS = "flushed_gradients"
     LOST_UPDATES = "lost_updates"
@@ -132,6 +133,12 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
         "the gradients of earlier steps are still there and add up",
         "call optimizer.zero_grad() once per step, before the backward pass",
         "each step uses the gradient of its own batch",
+    ),
+    S.SAME_RANDOM_NUMBERS: SymptomText(
+        "every step draws the same random numbers, because its key never changes",
+        "give each step a key of its own (key, step_key = jax.random.split(key), or fold_in the number of "
+        "the step), as an argument of the compiled function",
+        "other random numbers in each step",
     ),
     S.OPTIMIZER_RENEWED: SymptomText(
         "the optimizer starts over, so that it never has momentum or second moments",

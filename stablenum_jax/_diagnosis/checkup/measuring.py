@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stablenum.diagnosis.checkup.course import ParameterSeen, Probe, measure_update
+from stablenum.diagnosis.checkup.course import Drawn, ParameterSeen, Probe, measure_update
 from stablenum.diagnosis.checkup.signals import BOUNDED, Signal, measure_signal
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_jax._diagnosis.checkup.held import running_statistics
@@ -44,6 +44,7 @@ class _MeasuringInterpreter(Interpreter):
         self.signals: dict[int, Signal] = {}
         self.marked: dict[str, dict[str, Cell]] = {}
         self.out_of_range: dict[int, str] = {}
+        self.keys: list[Drawn] = []
         self._updating = False
 
     def outside(self, data: Any, role: str, name: str = "") -> Cell:
@@ -64,6 +65,8 @@ class _MeasuringInterpreter(Interpreter):
             shown = out_of_range(eqn.params, *(c.data for c in inputs[:2]))
             if shown:
                 self.out_of_range[step.index] = shown
+        if eqn.primitive.name == "random_bits":
+            self.keys.append(Drawn(np.asarray(jax.random.key_data(inputs[0].data)).tobytes(), step.place))
         name = step.operation
         bounded = name in BOUNDED and _LAST.get(name, eqn.primitive.name) == eqn.primitive.name
         if found is not None or not self._updating:
@@ -98,6 +101,7 @@ class MeasuredCall:
         inputs: the position of each parameter among the inputs, by name.
         captured: names of the parameters, if they are constants of the program.
         out_of_range: index of a step -> what is wrong with the indices that it reads with.
+        keys: with which keys random numbers were drawn, and where.
         losses: the positions of the loss among the results; empty if it is not returned.
         results: what the program returns.
         reached: names of parameters on whose value something depends that the gradient comes from.
@@ -114,6 +118,7 @@ class MeasuredCall:
     reached: frozenset[str] = field(default_factory=frozenset)
     captured: tuple[str, ...] = ()
     out_of_range: dict[int, str] = field(default_factory=dict)
+    keys: tuple[Drawn, ...] = ()
 
     @classmethod
     def of(
@@ -165,6 +170,7 @@ class MeasuredCall:
             reached,
             () if PARAMETER in marked else tuple(marked.get(GRADIENT, {})),
             run.out_of_range,
+            tuple(run.keys),
         )
 
     def drawn(self, deviations: Mapping[str, float]) -> dict[str, Any]:
@@ -190,6 +196,7 @@ def probe_of(call: MeasuredCall, step: int, parameters: tuple[ParameterSeen, ...
         parameters=parameters,
         running=running_statistics(call.trace, call.signals),
         out_of_range=call.out_of_range,
+        drawn=call.keys,
         exact=False,
     )
 
@@ -264,6 +271,25 @@ def _dependent(trace: Trace, values: set[int]) -> set[int]:
     return found
 
 
+def _in_parts(x: Any) -> Any:
+    """Return an array in float64; the real and imaginary parts of complex numbers along one more axis."""
+    parts = np.stack([x.real, x.imag], axis=-1) if np.iscomplexobj(x) else x
+    return parts.astype(np.float64)
+
+
+def _follows_conjugate(before: Any, after: Any, gradient: Any) -> float:
+    """Return by how much nearer a complex change is to JAX's own gradient than to its conjugate.
+
+    This is the difference of the cosines; NaN for real numbers.
+    """
+    if not np.iscomplexobj(before):
+        return math.nan
+    change = -_in_parts(after - before)
+    sizes = np.linalg.norm(change) * np.linalg.norm(_in_parts(gradient))
+    toward = [np.sum(change * _in_parts(g)) for g in (gradient, np.conj(gradient))]
+    return float((toward[0] - toward[1]) / sizes) if sizes > 0 else math.nan
+
+
 def parameters_seen(
     call: MeasuredCall, after: Sequence[Any] | None, rate: float
 ) -> tuple[ParameterSeen, ...]:
@@ -285,11 +311,14 @@ def parameters_seen(
             continue
         known = after is not None and np.shape(after[position]) == w.shape
         later = np.asarray(after[position]) if known and after is not None else w
-        wide = [x.astype(np.float64) for x in (w, later, g)]
+        # JAX's gradient of a complex number is the conjugate of the one that points uphill.
+        wide = [_in_parts(x) for x in (w, later, np.conj(g) if np.iscomplexobj(g) else g)]
         with np.errstate(all="ignore"):
             numbers = measure_update(*wide, xp=numpy_namespace).tolist()
+            follows = _follows_conjugate(w, later, g) if known else math.nan
         if not known:
             numbers[3:6] = [math.nan] * 3
             numbers[7] = math.nan
-        seen.append(ParameterSeen(name, w.shape, w.dtype.name, rate, name in call.reached, *numbers))
+        one = ParameterSeen(name, w.shape, w.dtype.name, rate, name in call.reached, *numbers)
+        seen.append(one._replace(mirrored=follows))
     return tuple(seen)

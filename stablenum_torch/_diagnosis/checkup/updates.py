@@ -20,7 +20,8 @@ _SETTINGS = ("lr", "weight_decay", "eps", "momentum", "maximize")
 
 def is_measurable(p: Tensor) -> bool:
     """Return whether a parameter's numbers can be read and compared."""
-    return p.layout is torch.strided and p.is_floating_point() and not p.is_meta and p.numel() > 0
+    number = p.is_floating_point() or p.is_complex()
+    return p.layout is torch.strided and number and not p.is_meta and p.numel() > 0
 
 
 def copies_of(parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer | None) -> dict[int, Tensor]:
@@ -53,7 +54,7 @@ def parameters_seen(
             continue
         gradient = torch.zeros_like(p) if p.grad is None else _dense(p.grad)
         value = _value(p, optimizer)
-        wide = [t.detach().double() for t in (before[id(p)], value, gradient)]
+        wide = [_wide(t.detach()) for t in (before[id(p)], value, gradient)]
         numbers = measure_update(*wide, xp=torch_namespace).tolist()
         one = ParameterSeen(
             names.get(id(p), ("", f"parameter {i}"))[1],
@@ -65,6 +66,11 @@ def parameters_seen(
         )
         seen.append(one._replace(optimizer=kind_of(optimizer)))
     return tuple(seen)
+
+
+def _wide(t: Tensor) -> Tensor:
+    """Return a tensor in float64; the real and imaginary parts of complex numbers along one more axis."""
+    return (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).double()
 
 
 def _without_step(numbers: list[float]) -> list[float]:
