@@ -2,14 +2,15 @@
 
 The choice is made from a recording of which test runs which line (``python -m tests.changed --record``) and
 stands in ``tests/left_out.txt``. Every test that takes less than a quarter of a second stays. Of the others,
-those stay that together run the lines which no cheaper test runs, and then, from the cheapest on, one case of
-each test function, until the time for them is spent. What is left out is run with the slow parts; the mutants
-show whether the choice is good.
+those stay that together run nearly all lines which no cheaper test runs, and then, from the cheapest on, one
+case of each test function, until the time for them is spent. What is left out is run with the slow parts; the
+mutants show whether the choice is good.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,9 @@ __all__ = ["EVERYTHING", "LEFT_OUT", "left_out", "names_left_out"]
 LEFT_OUT = Path(__file__).with_name("left_out.txt")
 EVERYTHING = "STABLENUM_TESTS_EVERYTHING"
 CHEAP = 0.25  # seconds; nine of ten tests take less, and all of them together a tenth of the time
+# Lines a second: below it, a test costs too much for what it alone runs. In a recording of 12,254 tests, 258
+# of the costly ones run 98 % of what the cheap ones leave, in a quarter of the time that the last 2 % take.
+WORTH = 2.0
 
 
 def names_left_out() -> set[str]:
@@ -35,7 +39,7 @@ def left_out(tests: TestMap, seconds: float, already: Iterable[str] = ()) -> lis
     costly = {test for test, s in tests.seconds.items() if s >= CHEAP}
     covered = {line for test in tests.seconds.keys() - costly for line in lines.get(test, ())}
     kept = _cover({test: lines.get(test, set()) - covered for test in costly}, tests.seconds)
-    spent = sum(tests.seconds[test] for test in kept)
+    spent = math.fsum(tests.seconds[test] for test in kept)
     functions = {test.split("[")[0] for test in kept}
     for test in sorted(costly - kept, key=lambda test: (tests.seconds[test], test)):
         if test.split("[")[0] not in functions and spent + tests.seconds[test] <= seconds:
@@ -55,11 +59,13 @@ def _lines_of(tests: TestMap) -> dict[str, set[tuple[str, int]]]:
 
 
 def _cover(lines: Mapping[str, set[tuple[str, int]]], seconds: Mapping[str, float]) -> set[str]:
-    """Tests that together run every line, greedily: the next one runs the most new lines in a second."""
+    """Tests that together run nearly all lines, greedily: the next one runs the most new lines in a second."""
     left = {test: set(of_test) for test, of_test in lines.items() if of_test}
     kept: set[str] = set()
     while left:
         best = max(left, key=lambda test: (len(left[test]) / seconds[test], test))
+        if len(left[best]) < WORTH * seconds[best]:
+            break
         kept.add(best)
         done = left.pop(best)
         left = {test: rest for test, of_test in left.items() if (rest := of_test - done)}
@@ -71,7 +77,7 @@ def main() -> int:
     from tests.changed import MAP
 
     parser = argparse.ArgumentParser(prog="python -m tests.choosing", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=400.0, help="for the costly tests that stay (400)")
+    parser.add_argument("--seconds", type=float, default=700.0, help="for the costly tests that stay (700)")
     options = parser.parse_args()
     if not MAP.exists():
         parser.error("nothing has been recorded: python -m tests.changed --record")
