@@ -59,7 +59,7 @@ def _lines_of(tests: TestMap) -> dict[str, set[tuple[str, int]]]:
 
 
 def _cover(lines: Mapping[str, set[tuple[str, int]]], seconds: Mapping[str, float]) -> set[str]:
-    """Tests that together run nearly all lines, greedily: the next one runs the most new lines in a second."""
+    """Tests that together run nearly all lines: next is always what runs the most new lines in a second."""
     left = {test: set(of_test) for test, of_test in lines.items() if of_test}
     kept: set[str] = set()
     while left:

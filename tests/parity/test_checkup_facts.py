@@ -158,7 +158,7 @@ def test_what_is_not_finite_follows_only_from_what_can_make_it_and_came_before(s
 
 
 CAN_BLOW_UP = (
-    Symptom.EXPLODING_ACTIVATIONS, Symptom.EXPLODING_GRADIENTS, Symptom.GRADIENTS_KEPT,
+    Symptom.BAD_STATE, Symptom.EXPLODING_ACTIVATIONS, Symptom.EXPLODING_GRADIENTS, Symptom.GRADIENTS_KEPT,
     Symptom.INDEX_OUT_OF_RANGE, Symptom.STEPS_TOO_LARGE, Symptom.UNSCALED_INPUT, Symptom.UPHILL_UPDATES,
 )  # fmt: skip
 

@@ -53,6 +53,9 @@ def run(*arguments, cwd):
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=280)
 
 
+RUNS = pytest.mark.slow(reason="runs a script several times")
+
+
 def explained(tmp_path, source, *options):
     (tmp_path / "train.py").write_text(source)
     (tmp_path / "losses.py").write_text(LOSSES)
@@ -87,6 +90,7 @@ def test_a_masked_mean_in_a_module_of_jax_is_mended_where_it_is_written(tmp_path
     assert (tmp_path / "losses.py").read_text() == LOSSES
 
 
+@RUNS
 def test_a_safe_form_that_does_not_help_is_not_offered(tmp_path):
     """The next line fails for the same reason."""
     more = "    loss = loss + per.sum() / mask.sum()\n    opt.zero_grad"
@@ -98,6 +102,7 @@ def test_a_safe_form_that_does_not_help_is_not_offered(tmp_path):
     assert said.endswith("step 12 still fails")
 
 
+@RUNS
 def test_words_alone_are_not_said_to_be_tried(tmp_path):
     source = TORCH.replace("mask[:] = False", "x[0, 0] = float('nan')")
     _, report = explained(tmp_path, source)
@@ -109,7 +114,7 @@ def test_once_leaves_the_remedy_untried(tmp_path):
     assert report["verdict"]["trial"] == "not tried: --once allows one run"
 
 
-@pytest.mark.parametrize("option", ["--json", "--html"])
+@pytest.mark.parametrize("option", [pytest.param("--json", marks=RUNS), "--html"])
 def test_the_reports_are_written_when_nothing_was_found(tmp_path, option):
     """A report of yesterday would say that something is wrong."""
     name = f"report.{option.removeprefix('--')}"
@@ -142,6 +147,7 @@ def test_a_script_that_fails_has_its_own_exit_code_and_reports(tmp_path, command
     assert report["about"]["tool"] == command
 
 
+@RUNS
 def test_a_relative_import_is_hinted_at_and_places_are_relative_under_m(tmp_path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()

@@ -210,21 +210,21 @@ def test_a_script_that_seeds_nothing_is_seeded(tmp_path):
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [
-        ("import sys\nsys.exit(7)", 7, "ended with exit code 7"),
-        ("import sys\nsys.exit('no data')", 1, "no data"),
-        ("raise ValueError('broken')", 1, "ended with ValueError: broken"),
+        ("import sys\nsys.exit(7)", 3, "ended with exit code 7"),
+        ("import sys\nsys.exit('no data')", 3, "no data"),
+        ("raise ValueError('broken')", 3, "ended with ValueError: broken"),
         (
             "import jax\n@jax.jit\ndef f(x): raise ValueError('broken in a trace')\nf(1.0)",
-            1,
+            3,
             "ended with ValueError: broken in a trace",
         ),
         ("raise SystemExit", 0, "nothing was watched"),
-        ("import os\nos._exit(9)", 9, "a sudden exit of its process (exit code 9)"),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", 137, "exit code 137"),
-        ("x = (", 1, "SyntaxError"),
+        ("import os\nos._exit(9)", 3, "a sudden exit of its process (exit code 9)"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", 3, "exit code 137"),
+        ("x = (", 3, "SyntaxError"),
     ],
 )
-def test_a_script_that_ends_by_itself_keeps_its_exit_code(tmp_path, text, code, said):
+def test_a_script_that_ends_by_itself_and_fails_is_exit_code_3(tmp_path, text, code, said):
     result = command(written(tmp_path, text), cwd=tmp_path)
     assert result.returncode == code, result.stderr
     assert said in result.stderr

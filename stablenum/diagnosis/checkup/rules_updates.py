@@ -446,6 +446,7 @@ def _state(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             Symptom.BAD_STATE,
             Level.FAULT,
             course.bad_state[:_MOST_NAMED],
+            since=course.steps if course.bad_state_since is None else course.bad_state_since,
             place=course.loaded_state or course.optimizer_place,
         )
 

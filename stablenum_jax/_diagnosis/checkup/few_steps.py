@@ -122,6 +122,7 @@ class _FewSteps:
             framework="jax",
             inside=tuple(self.trained.names),
             bad_state=_bad_state(opt_state, self.trained.tree(self.trained.leaves)),
+            bad_state_since=0,
         )
         self.notes: list[str] = []
 

@@ -117,6 +117,7 @@ class _FewSteps:
         if self.optimizer is not None:
             problems = state_problems(self.optimizer, self.around.parameters.items())
             self.course.bad_state = (*setting_problems(self.optimizer), *problems)
+            self.course.bad_state_since = 0
         for _ in range(1 if self.optimizer is None else BY_HAND):
             self.take_step()
             if self.course.groundless is not None:
