@@ -32,6 +32,10 @@ disable_warnings = no-data-collected, module-not-imported, module-not-measured, 
 """
 
 
+# What a watcher's functions have behind the name of their file, so that no warning counts their frames.
+_OF_WATCHERS = " (importlib._bootstrap)"
+
+
 @dataclass
 class TestMap:
     """The tests that passed and what they ran.
@@ -210,8 +214,9 @@ def _read(root: Path, folder: Path) -> TestMap:
     data = whole.get_data()
     lines: dict[str, dict[int, list[str]]] = {}
     for file in data.measured_files():
-        contexts = data.contexts_by_lineno(file)
-        of_lines = {line: sorted(set(tests) & seconds.keys()) for line, tests in contexts.items()}
-        name = Path(file).relative_to(root).as_posix()
-        lines[name] = {line: tests for line, tests in of_lines.items() if tests}
+        name = Path(file.removesuffix(_OF_WATCHERS)).relative_to(root).as_posix()
+        of_file = lines.setdefault(name, {})
+        for line, tests in data.contexts_by_lineno(file).items():
+            if known := {*of_file.get(line, ()), *tests} & seconds.keys():
+                of_file[line] = sorted(known)
     return TestMap(seconds, lines, _sizes(lines))

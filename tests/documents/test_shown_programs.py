@@ -1,0 +1,61 @@
+"""Every program that README and the pages show is run by ``explain`` and ``checkup``, which blame none.
+
+A program that fails on purpose is listed with what is to be found in it.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_docs import BLOCKS, ON_TWO_RANKS, ROOT, blocks
+
+# A loop that takes steps. Programs that only build something have nothing to be blamed for.
+TRAINS = re.compile(r"^for .*:\n(?:.*\n)*? .*step\(", re.M)
+SHOWN = {f"README.md:{i}": block for i, block in enumerate(blocks(ROOT / "README.md", "python"))}
+SHOWN |= {name: block for name, block in BLOCKS.items() if name not in ON_TWO_RANKS}
+TRAININGS = {name: block for name, block in SHOWN.items() if TRAINS.search(block)}
+# Program -> command -> the cause, or the symptom, that it shows on purpose.
+PLANTED: dict[str, dict[str, str]] = {}
+
+
+def cases():
+    for name in TRAININGS:
+        fast = name.startswith("README")
+        yield pytest.param(name, marks=[] if fast else [pytest.mark.slow(reason="runs a program twice")])
+
+
+def found_by(command, name, folder):
+    (folder / "train.py").write_text(TRAININGS[name], encoding="utf-8")
+    line = [sys.executable, "-m", "stablenum", command, "train.py", "--json", "report.json", "--once"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    return done, json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("command", ["explain", "checkup"])
+@pytest.mark.parametrize("name", cases())
+def test_a_program_that_is_shown_is_not_blamed(name, command, tmp_path: Path):
+    done, report = found_by(command, name, tmp_path)
+    said = done.stdout + done.stderr
+    planted = PLANTED.get(name, {}).get(command, "")
+    if planted:
+        found = (
+            (report["verdict"] or {}).get("cause")
+            if command == "explain"
+            else report["complaints"][0]["symptom"]
+        )
+        assert found == planted, said
+    else:
+        assert done.returncode == 0, said
+        assert report["ok"], said
+
+
+def test_programs_are_found():
+    assert sum(name.startswith("README") for name in TRAININGS) == 2
+    assert len(TRAININGS) > 20
+    assert TRAININGS.keys() >= PLANTED.keys()
