@@ -20,7 +20,25 @@ SHOWN = {f"README.md:{i}": block for i, block in enumerate(blocks(ROOT / "README
 SHOWN |= {name: block for name, block in BLOCKS.items() if name not in ON_TWO_RANKS}
 TRAININGS = {name: block for name, block in SHOWN.items() if TRAINS.search(block)}
 # Program -> command -> the cause, or the symptom, that it shows on purpose.
-PLANTED: dict[str, dict[str, str]] = {}
+BATCH = {"explain": "batch"}  # a bad batch that a guard skips, in a run of too few good steps to pass it by
+PLANTED = {
+    "audit.md:0": {"checkup": "bad_state"},
+    "distributed.md:0": BATCH,
+    "faq.md:1": {"explain": "boundary_derivative"},
+    "faq.md:4": BATCH | {"checkup": "loss_not_finite"},
+    "faq.md:6": BATCH,
+    "jax.md:0": BATCH,
+    "nan-and-cure.md:4": BATCH | {"checkup": "not_finite"},
+    "precision.md:9": {"checkup": "saturated"},
+    "pytorch.md:0": BATCH,
+    "recipes/accumulation.md:0": BATCH,
+    "recipes/equinox.md:0": {"explain": "unknown"},  # skipped, and the replay does not see why
+    "same-decisions.md:0": BATCH | {"checkup": "loss_not_finite"},
+    "tutorial.md:0": {"explain": "boundary_derivative", "checkup": "not_finite"},
+    "verify.md:0": {"checkup": "bad_state"},
+}
+# Lightning imports torchvision, whose compiled part needs CUDA's libraries.
+WITHOUT_CUDA = "from benchmarks.partners import torchvision_on_cpu; torchvision_on_cpu.allow()\n"
 
 
 def cases():
@@ -30,7 +48,8 @@ def cases():
 
 
 def found_by(command, name, folder):
-    (folder / "train.py").write_text(TRAININGS[name], encoding="utf-8")
+    head = WITHOUT_CUDA if "lightning" in TRAININGS[name] else ""
+    (folder / "train.py").write_text(head + TRAININGS[name], encoding="utf-8")
     line = [sys.executable, "-m", "stablenum", command, "train.py", "--json", "report.json", "--once"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
@@ -38,7 +57,7 @@ def found_by(command, name, folder):
 
 
 @pytest.mark.parametrize("command", ["explain", "checkup"])
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", list(cases()))
 def test_a_program_that_is_shown_is_not_blamed(name, command, tmp_path: Path):
     done, report = found_by(command, name, tmp_path)
     said = done.stdout + done.stderr

@@ -40,7 +40,7 @@ def with_edits_tried(
         return report
     edits, why = _proposed(report)
     if not edits:
-        return report.with_trial(f"not tried: {why}") if why else report
+        return report.untried(why) if why else report
     seen = list[str]()
     for edit, source in edits[:_MOST_TRIALS]:
         steps, new = steps_of_trial(first.failure.step), " ".join(edit.after.split())

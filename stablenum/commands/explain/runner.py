@@ -57,7 +57,7 @@ def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
     if found.report is None:
         return found
     if plan.record_from is not None:
-        return found._replace(report=found.report.with_trial("not tried: --once allows one run"))
+        return found._replace(report=found.report.untried("--once allows one run"))
     report = with_edits_tried(plan, found.outcome, found.report, partial(run_once, shown=False), say)
     return found._replace(report=report)
 

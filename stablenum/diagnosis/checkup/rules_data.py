@@ -254,6 +254,9 @@ def _constant(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint
         found = None if output is None else reading.signal(output[1])
         if output is None or found is None or math.isnan(found.spread) or found.shape[0] < 2:
             return
+        given = reading.chain[0].input
+        if given is not None and given.spread < _CONSTANT:  # a batch of one item, many times
+            return
         spreads.append((found.spread, found.rms, output[0]))
     if len(spreads) < 2 or any(s >= _CONSTANT for s, _, _ in spreads):
         return

@@ -30,8 +30,8 @@ _LARGE, _SMALL = 0.1, 1e-5
 # The first step may be so many times as large, and the next ones count by themselves, not only by their
 # median.
 _FIRST, _NEXT = 10, 3
-# In fewer steps weights need not move far.
-_FEWEST = 5
+# In fewer steps weights need not move far: at Adam's usual rate, 1e-3, weights of 1 move by 1 % in ten steps.
+_FEWEST = 20
 # Weights that change by less than this part of their size in the whole training hardly move.
 _HARDLY = 0.01
 # Weights that change by less than this part in the whole training move little.

@@ -331,6 +331,8 @@ def _is_overflow(f: Finding) -> bool:
     return bool(largest > known.max**0.25)
 
 
+_RETURN_LOSS = "end the function with `return loss`, as optimizers that call a closure need it"
+_REPLAY_LOSS = "replay the function that computes the loss, with the arguments that it had in this call"
 _UNBOUNDED = (
     "check the sign of the objective: what is to be maximised (a log-likelihood, an ELBO, a reward) is "
     "negated before it is minimised; if the sign is right, give it a lower bound (a penalty, a floor for a "
@@ -427,7 +429,7 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
         facts.insert(1, f"the forward pass left NaN in {_some(e.poisoned)}, for good: no step undoes that")
         advice = Advice(f"{advice.remedy}; {_POISONED}", advice.safe)
     if e.unjudged:
-        advice = Advice("end the function with `return loss`, as optimizers that call a closure need it")
+        advice = Advice(_RETURN_LOSS if e.framework == "torch" else _REPLAY_LOSS)
     safe = advice.safe
     torch = e.framework == "torch"
     words = {"ns": f"stablenum_{e.framework}", "axis": "dim" if torch else "axis"}

@@ -11,7 +11,7 @@ from typing import Any
 
 from stablenum._support.files import write_text
 from stablenum._support.pickled_fields import pickled_by_name
-from stablenum.diagnosis.replay.causes import Cause
+from stablenum.diagnosis.replay.causes import NOTHING_TO_TRY, Cause
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.judge import Evidence, Verdict, judge
 from stablenum.diagnosis.replay.values import plain
@@ -58,6 +58,10 @@ class Report:
             patch: the user's lines as they were changed.
         """
         return replace(self, verdict=replace(self.verdict, trial=said, patch=patch))
+
+    def untried(self, why: str) -> Report:
+        """Return the report with the reason for which its remedy was not tried, if it has one to try."""
+        return self if self.verdict.cause in NOTHING_TO_TRY else self.with_trial(f"not tried: {why}")
 
     def without_function(self) -> Report:
         """Return the report whose remedy does without the safe function, which has not helped."""

@@ -29,6 +29,9 @@ from stablenum_jax._diagnosis.watch.sizes import carried, sizes_of
 __all__ = ["Judge"]
 
 
+_UNSEEN = "a guard skipped this call, but what it measured cannot be seen among the call's results"
+
+
 class Judge:
     """Judges the calls of a script.
 
@@ -70,7 +73,9 @@ class Judge:
         if not found or (program is not None and program.patience <= 0):
             return
         trains = trains or found.skipped
-        sound = self.explain(call, known_bad=found.known_bad, trains=trains, result=result)
+        sound = self.explain(
+            call, known_bad=found.known_bad, trains=trains, result=result, skipped=found.skipped
+        )
         if program is not None:
             program.patience -= sound
 
@@ -115,7 +120,14 @@ class Judge:
     # --- everything else -------------------------------------------------------------------------
 
     def explain(
-        self, call: Call, *, known_bad: bool, raises: bool = False, trains: bool = True, result: Any = None
+        self,
+        call: Call,
+        *,
+        known_bad: bool,
+        raises: bool = False,
+        trains: bool = True,
+        result: Any = None,
+        skipped: bool = False,
     ) -> bool:
         """Explain a call and doubt its result; return whether the replay found nothing wrong.
 
@@ -128,6 +140,9 @@ class Judge:
                 self._session.give_up(course.doubt)
             return False
         report = self.report(call, known_bad=known_bad)
+        if skipped and report.verdict.cause is Cause.TRANSIENT:  # no run disagrees: the replay saw too little
+            evidence = replace(report.evidence, reproduced=None, differences=(), unjudged=_UNSEEN)
+            report = Report.of(evidence, notes=report.notes, seconds=report.seconds)
         # A loss scale that is too high comes down by itself.
         if report.ok or report.verdict.cause is Cause.LOSS_SCALE:
             course.bad = 0
