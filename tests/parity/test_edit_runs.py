@@ -6,6 +6,10 @@ import sys
 
 import pytest
 
+from stablenum.commands.explain import edit_runs
+from stablenum.commands.explain.runner import explain
+from stablenum.diagnosis.watch.plan import Plan
+
 TORCH = """
 import torch
 torch.manual_seed(0)
@@ -100,6 +104,29 @@ def test_a_safe_form_that_does_not_help_is_not_offered(tmp_path):
     said = report["verdict"]["trial"]
     assert said.startswith("not tried; the safe form was, in vain: with stablenum_torch.numerics.divide(")
     assert said.endswith("step 12 still fails")
+
+
+@RUNS
+def test_a_trial_that_does_not_end_is_ended(tmp_path, monkeypatch):
+    """Newton's method ended at a NaN; a safe quotient lets it go on without end."""
+    source = """
+import torch
+w = torch.tensor(0.5, requires_grad=True)
+opt = torch.optim.SGD([w], lr=0.1)
+for step in range(3):
+    x = w * 1.0
+    while (x * x - 2.0).abs() > 1e-3:
+        x = x - (x * x - 2.0) / (x - 1.0).clamp(min=0.0)
+    opt.zero_grad()
+    x.square().backward()
+    opt.step()
+"""
+    (tmp_path / "train.py").write_text(source)
+    monkeypatch.setattr(edit_runs, "_MORE_SECONDS", 1.0)
+    monkeypatch.setattr(edit_runs, "_TIMES_AS_LONG", 0)
+    found = explain(Plan(script=str(tmp_path / "train.py")), lambda text: None)
+    assert found.report.verdict.patch == ()
+    assert "nothing is known, because the script did not get there in 1 s" in found.report.verdict.trial
 
 
 @RUNS

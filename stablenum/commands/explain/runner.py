@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -53,12 +54,14 @@ def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
         plan: what to run; with ``record_from``, there is only one run.
         say: called with messages about the progress.
     """
+    begun = time.monotonic()
     found = _explain(plan, say)
     if found.report is None:
         return found
     if plan.record_from is not None:
         return found._replace(report=found.report.untried("--once allows one run"))
-    report = with_edits_tried(plan, found.outcome, found.report, partial(run_once, shown=False), say)
+    run, took = partial(run_once, shown=False), time.monotonic() - begun
+    report = with_edits_tried(plan, found.outcome, found.report, run, say, took=took)
     return found._replace(report=report)
 
 
