@@ -136,6 +136,9 @@ def test_what_does_not_show_its_operands_is_no_operation(text):
         ("softplus", "torch.log(2 + torch.exp(z))", None),
         ("log_sigmoid", "torch.log(1 + torch.sigmoid(z))", None),
         ("logsumexp", "torch.exp(z).sum()", None),
+        ("normalize", "x.y / jnp.linalg.norm(x.y, axis=-1, keepdims=True)", "x.y"),
+        ("normalize", "z / z.norm(dim=-1)", "z"),
+        ("normalize", "z / w.norm(dim=-1)", None),
         ("rms_norm", "z / z.square().mean().sqrt()", None),
     ],
 )

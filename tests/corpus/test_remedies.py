@@ -14,18 +14,21 @@ from tests.selection import REPEATS, one_in_three
 # Programs in which another line is not finite for the same numbers: the edit alone is not enough, so that
 # ``explain``, which runs the script with it, does not offer it.
 NOT_ENOUGH = {
+    "jax-cosine_of_zero_vector", "jax-rotary_angle_of_zero_vector", "jax-weight_norm_of_zeros",
     "fully_masked_log_softmax", "gaussian_nll_zero_variance", "kl_divergence_divides_by_zero",
     "normal_log_prob_scale_zero", "variance_one_pass_negative",
 }  # fmt: skip
 # Newton's method ends at the NaN, and does not end without it: ``explain`` ends the trial.
 ENDLESS = {"newton_divides_by_zero"}
+# The rule of a forward derivative must be linear in its tangent, which a safe quotient of the tangent is not.
+REFUSED = {"custom_derivative_rule"}
 
 
 def cases():
     for framework in FRAMEWORKS:
         for module in modules("failing"):
             name = module.__name__.rpartition(".")[2]
-            if build(module, framework) is None or name in ENDLESS:
+            if build(module, framework) is None or name in ENDLESS | REFUSED:
                 continue
             fast = framework == "torch" and one_in_three(name)
             yield pytest.param(framework, module, id=f"{framework}-{name}", marks=[] if fast else [REPEATS])
@@ -42,4 +45,5 @@ def test_an_edit_runs_and_leaves_nothing_that_is_not_finite(framework, module):
     edited.__file__ = module.__file__
     exec(compile(edits[0].applied(source), module.__file__, "exec"), edited.__dict__)
     finite, *_ = plain(framework, getattr(edited, f"in_{framework}")())
-    assert finite is not (module.__name__.rpartition(".")[2] in NOT_ENOUGH), edits[0]
+    name = module.__name__.rpartition(".")[2]
+    assert finite is not bool({name, f"{framework}-{name}"} & NOT_ENOUGH), edits[0]

@@ -103,7 +103,10 @@ def _in_place(f: Finding, verdict: Verdict, node: ast.expr, source: str) -> Iter
             return
         code = safe.code.format(ns=namespace)
     operands = text_of(source, written.operands)
-    call = _filled(code, operands, written, source, f)
+    if operation == "pow" and len(operands) == 2 and not _is_number(written.operands[1]):
+        call = _power_of_arrays(operands, namespace, source)
+    else:
+        call = _filled(code, operands, written, source, f)
     if call:
         yield node, call
 
@@ -117,12 +120,6 @@ def _filled(code: str, operands: Sequence[str], written: Called | None, source: 
     kind = ".".join(name.split(".")[-2:])
     if kind in _OTHER_ARGUMENTS and not f.by_hand:
         return ""
-    if kind.endswith(".exp"):  # exp(y * log(x)), for a power of two arrays
-        return (
-            code.partition("  #")[0].replace("(x)", f"({operands[0]})").replace("(y *", f"(({operands[1]}) *")
-            if len(operands) == 2
-            else ""
-        )
     wanted = len(body.args)
     plain = sum(isinstance(a, ast.Constant) for a in body.args)  # the exponent of a power
     if len(operands) < wanted - plain:
@@ -135,6 +132,19 @@ def _filled(code: str, operands: Sequence[str], written: Called | None, source: 
         given += operands[wanted - plain :]
         options |= {k.arg: text_of(source, [k.value])[0] for k in written.keywords}
     return f"{name}({', '.join([*given, *(f'{k}={v}' for k, v in options.items())])})"
+
+
+def _is_number(node: ast.expr) -> bool:
+    """Return whether an expression is a number that is written out, such as ``-1.5`` or ``1 / 3``."""
+    parts = (ast.Constant, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop)
+    return all(isinstance(part, parts) for part in ast.walk(node))
+
+
+def _power_of_arrays(operands: Sequence[str], namespace: str, source: str) -> str:
+    """Return a power whose exponent may be an array, which the safe power does not take."""
+    base, exponent = operands
+    own = "torch" if namespace == "stablenum_torch" else "jnp" if " as jnp" in source else "jax.numpy"
+    return f"{own}.exp(({exponent}) * {namespace}.numerics.log({base}))"
 
 
 def _axis_of(

@@ -30,6 +30,8 @@ def argument_of(function: str, node: ast.expr) -> tuple[ast.expr, bool] | None:
         return _plain(_sum_of_exp(inner)) if inner is not None else None
     if function == "softmax":
         return _plain(_softmax(node))
+    if function == "normalize":
+        return _plain(_normalize(node))
     return None
 
 
@@ -83,3 +85,12 @@ def _softmax(node: ast.expr | None) -> ast.expr | None:
     above, below = _given(found.operands[0], "exp"), _sum_of_exp(found.operands[1])
     same = above is not None and below is not None and ast.dump(above) == ast.dump(below)
     return above if same else None
+
+
+def _normalize(node: ast.expr) -> ast.expr | None:
+    found = called(node)
+    if found is None or found.name != "div":
+        return None
+    whole, length = found.operands[0], _given(found.operands[1], "norm")
+    length = length or _given(found.operands[1], "vector_norm")
+    return whole if length is not None and ast.dump(whole) == ast.dump(length) else None
