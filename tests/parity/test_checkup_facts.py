@@ -185,8 +185,8 @@ def test_a_cure_that_was_no_better_is_withdrawn_and_its_finding_moves_down():
 @pytest.mark.parametrize(("last", "blamed"), [(4.0, True), (3.9, True), (5.2, False), (22.0, False)])
 def test_small_steps_are_not_blamed_for_a_loss_that_rises(last, blamed):
     """It never says that steps are so small that the loss hardly changes, and that it rose by 395 %."""
-    losses = [4.0 + (last - 4.0) * i / 9 for i in range(10)]
-    still = course([1.0 - 1e-7 * i for i in range(10)], settings=(("SGD", {}),), losses=losses)
+    losses = [4.0 + (last - 4.0) * i / 23 for i in range(24)]
+    still = course([1.0 - 1e-7 * i for i in range(24)], settings=(("SGD", {}),), losses=losses)
     assert (Symptom.STEPS_TOO_SMALL in [c.symptom for c in complaints(still)]) is blamed
 
 
