@@ -77,7 +77,7 @@ def main() -> int:
     from tests.changed import MAP
 
     parser = argparse.ArgumentParser(prog="python -m tests.choosing", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=500.0, help="for the costly tests that stay (500)")
+    parser.add_argument("--seconds", type=float, default=400.0, help="for the costly tests that stay (400)")
     options = parser.parse_args()
     if not MAP.exists():
         parser.error("nothing has been recorded: python -m tests.changed --record")

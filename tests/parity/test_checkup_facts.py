@@ -13,6 +13,7 @@ from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum_jax._diagnosis.checkup.marks import GRADIENT, PARAMETER
 from stablenum_jax._diagnosis.checkup.measuring import MeasuredCall, parameters_seen
 from tests.checkups import run_checkup
+from tests.selection import REPEATS
 
 TORCH = """
 import torch
@@ -61,13 +62,16 @@ def checked(source, tmp_path):
     return report
 
 
-@pytest.mark.parametrize("opt", ["SGD(model.parameters(), lr=0.1)", "AdamW(model.parameters(), lr=1e-2)"])
+@pytest.mark.parametrize(
+    "opt",
+    [pytest.param("SGD(model.parameters(), lr=0.1)", marks=REPEATS), "AdamW(model.parameters(), lr=1e-2)"],
+)
 def test_weights_that_gradients_shrink_are_not_blamed_on_decay_in_torch(opt, tmp_path):
     report = checked(TO_ZERO.format(opt=opt), tmp_path)
     assert [c["symptom"] for c in report["complaints"]] == [], report
 
 
-@pytest.mark.parametrize("opt", ["adam(3e-2)", "sgd(0.5)"])
+@pytest.mark.parametrize("opt", ["adam(3e-2)", pytest.param("sgd(0.5)", marks=REPEATS)])
 def test_weights_that_gradients_shrink_are_not_blamed_on_decay_in_jax(opt, tmp_path):
     report = checked(TO_ZERO_IN_JAX.format(opt=opt), tmp_path)
     assert [c["symptom"] for c in report["complaints"]] == [], report
