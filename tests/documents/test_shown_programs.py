@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.parity.test_edit_runs import TORCH, explained
 from tests.test_docs import BLOCKS, ON_TWO_RANKS, ROOT, blocks
 
 # A loop that takes steps. Programs that only build something have nothing to be blamed for.
@@ -72,6 +73,18 @@ def test_a_program_that_is_shown_is_not_blamed(name, command, tmp_path: Path):
     else:
         assert done.returncode == 0, said
         assert report["ok"], said
+
+
+def without_losses(text):
+    """A text without the losses in it, which differ in the last digits from machine to machine."""
+    return re.sub(r"\d\.\d+", "LOSS", text)
+
+
+def test_the_page_shows_the_trial_of_a_remedy_as_it_is_printed(tmp_path: Path):
+    done, _ = explained(tmp_path, TORCH)
+    shown = done.stdout[done.stdout.index("Remedy:") :].partition("\n\n")[0].rstrip()
+    page = (ROOT / "docs" / "diagnosis.md").read_text(encoding="utf-8")
+    assert without_losses(shown) in without_losses(page)
 
 
 def test_programs_are_found():

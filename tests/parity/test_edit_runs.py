@@ -80,7 +80,7 @@ def test_a_masked_mean_in_torch_is_mended_in_the_users_own_line(tmp_path):
         "tried: with this change step 12 is finite, and so are the 12 steps after it; the loss"
     )
     assert (tmp_path / "train.py").read_text() == TORCH
-    assert "import stablenum_torch" in done.stdout
+    assert "    + import stablenum_torch\n" in done.stdout
 
 
 def test_a_masked_mean_in_a_module_of_jax_is_mended_where_it_is_written(tmp_path):
