@@ -119,7 +119,7 @@ class Finding:
 
     @property
     def gives(self) -> str:
-        """What it gives in words: "NaN", "inf" or "-inf"."""
+        """What it gives, in words, such as "NaN" or "-inf"."""
         if self.kind == "nan":
             return "NaN"
         made = self.outputs[:1]
