@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json as json_module
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -34,7 +34,7 @@ def about(tool: str, *, seed: int | None = None, step: int | None = None) -> dic
         "format": FORMAT,
         "tool": tool,
         "version": stablenum.__version__,
-        "frameworks": {name: _version(name) for name in _FRAMEWORKS if _version(name)},
+        "frameworks": {name: found for name in _FRAMEWORKS if (found := _version(name))},
         "command": ["stablenum", *sys.argv[1:]],
         "seed": seed,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -58,24 +58,29 @@ def with_about(made_by: Mapping[str, Any], page: str) -> str:
 
 
 def write_reports(
-    made_by: Mapping[str, Any], report: Mapping[str, Any], page: str, *, json: Path | None, html: Path | None
+    made_by: Mapping[str, Any],
+    report: Callable[[], Mapping[str, Any]],
+    page: Callable[[], str],
+    *,
+    json: Path | None,
+    html: Path | None,
 ) -> list[Path]:
     """Write a report to the files that were asked for, and return these.
 
     Args:
         made_by: what :func:`about` returns.
-        report: the report as plain values.
-        page: the report as an HTML page.
+        report: returns the report as plain values.
+        page: returns the report as an HTML page.
         json, html: the files; None if one was not asked for.
 
     Raises:
         typer.BadParameter: a file cannot be written.
     """
-    texts = {"--json": (json, as_json(made_by, report)), "--html": (html, with_about(made_by, page))}
-    for option, (path, text) in texts.items():
-        if path is not None:
-            write(path, lambda target, text=text: write_text(target, text), option)  # type: ignore[misc]
-    return [path for path, _ in texts.values() if path is not None]
+    if json is not None:
+        write(json, lambda path: write_text(path, as_json(made_by, report())), "--json")
+    if html is not None:
+        write(html, lambda path: write_text(path, with_about(made_by, page())), "--html")
+    return [path for path in (json, html) if path is not None]
 
 
 def _version(name: str) -> str:

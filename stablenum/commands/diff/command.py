@@ -70,8 +70,8 @@ def diff(
     except (ProgramError, ValueError) as error:
         more = _WEIGHTS if isinstance(error, UnmappedError) else ""
         raise failed(f"{error}{more}") from error
-    plain = json_module.loads(report.to_json())
-    write_reports(about("diff", step=steps), plain, report.to_html(), json=json, html=html)
+    made_by = about("diff", step=steps)
+    write_reports(made_by, lambda: json_module.loads(report.to_json()), report.to_html, json=json, html=html)
     if repro is not None:
         _reproduce(report, repro)
     Console().print(report, soft_wrap=True)

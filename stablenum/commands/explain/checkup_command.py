@@ -77,8 +77,8 @@ def checkup(
         plain, page = nothing_found(f"{summary}; {ended}" if outcome.exit_code else summary, outcome)
     else:
         show(report)
-        plain, page = {**report.to_dict(), "exit_code": outcome.exit_code}, report.to_html()
-    for path in write_reports(about("checkup", seed=seed), plain, page, json=json, html=html):
+        plain, page = {**report.to_dict(), "exit_code": outcome.exit_code}, report.to_html
+    for path in write_reports(about("checkup", seed=seed), lambda: plain, page, json=json, html=html):
         say(f"wrote {path}")
     found = report is not None and not report.ok
     raise typer.Exit(1 if found else SCRIPT_FAILED if outcome.exit_code else 0)

@@ -127,15 +127,17 @@ def _tell(
         recorded = f", recorded in run {explained.runs}" if explained.runs > 1 else ""
         say(f"{failure}{where}{recorded}")
         show(report)
-        plain, page, code = report.to_dict(), report.to_html(), 0 if report.ok else 1
+        plain, page, code = report.to_dict(), report.to_html, 0 if report.ok else 1
     made_by = about("explain", seed=seed, step=None if failure is None else failure.step)
-    for path in write_reports(made_by, plain, page, json=json, html=html):
+    for path in write_reports(made_by, lambda: plain, page, json=json, html=html):
         say(f"wrote {path}")
     raise typer.Exit(code)
 
 
-def _tell_of_nothing(explained: Explained, say: Callable[[str], None]) -> tuple[dict[str, Any], str]:
-    """Say that nothing was found, and return that as plain values and as a page."""
+def _tell_of_nothing(
+    explained: Explained, say: Callable[[str], None]
+) -> tuple[dict[str, Any], Callable[[], str]]:
+    """Say that nothing was found, and return that as plain values, and what makes its page."""
     outcome, checkup = explained.outcome, explained.checkup
     summary = _ended(outcome)
     say(summary)
@@ -147,7 +149,7 @@ def _tell_of_nothing(explained: Explained, say: Callable[[str], None]) -> tuple[
         return plain, page
     say("but the training may not learn:")
     show(checkup)
-    return {**plain, **checkup.to_dict()}, checkup.to_html()
+    return {**plain, **checkup.to_dict()}, checkup.to_html
 
 
 def _ended(outcome: Outcome) -> str:

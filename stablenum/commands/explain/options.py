@@ -71,8 +71,8 @@ def show(report: Any) -> None:
         console.print(report)
 
 
-def nothing_found(summary: str, outcome: Outcome) -> tuple[dict[str, Any], str]:
-    """Return the report of a run in which nothing was found, as plain values and as a page."""
+def nothing_found(summary: str, outcome: Outcome) -> tuple[dict[str, Any], Callable[[], str]]:
+    """Return the report of a run in which nothing was found, as plain values, and what makes its page."""
     failed = bool(outcome.exit_code)
     plain = {
         "ok": not failed,
@@ -82,4 +82,4 @@ def nothing_found(summary: str, outcome: Outcome) -> tuple[dict[str, Any], str]:
         "verdict": None,
     }
     title = "The script failed" if failed else "Nothing found"
-    return plain, page(title, [f"<h1>{title}</h1>", f"<p>{escape(summary)}.</p>"])
+    return plain, lambda: page(title, [f"<h1>{title}</h1>", f"<p>{escape(summary)}.</p>"])

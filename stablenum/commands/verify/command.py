@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -64,13 +64,13 @@ def verify(
     found = [look_at(path, allow=tuple(allow or ())) for path in paths]
     outcomes = [outcome for of_path, _ in found for outcome in of_path]
     notes = [note for _, of_path in found for note in of_path]
-    plain = {
-        "ok": _exit_code(outcomes) == 0,
-        "exit_code": _exit_code(outcomes),
-        "checkpoints": [outcome.to_dict() for outcome in outcomes],
-        "notes": notes,
-    }
-    write_reports(about("verify"), plain, _as_html(outcomes, notes), json=json, html=html)
+    write_reports(
+        about("verify"),
+        lambda: _as_plain(outcomes, notes),
+        lambda: _as_html(outcomes, notes),
+        json=json,
+        html=html,
+    )
     _console().print(shown(outcomes, notes), soft_wrap=len(outcomes) == 1)
     raise typer.Exit(_exit_code(outcomes))
 
@@ -83,6 +83,15 @@ def _console() -> Console:
 
 def _exit_code(outcomes: Sequence[Outcome]) -> int:
     return max(outcome.exit_code for outcome in outcomes)
+
+
+def _as_plain(outcomes: Sequence[Outcome], notes: Sequence[str]) -> dict[str, Any]:
+    return {
+        "ok": _exit_code(outcomes) == 0,
+        "exit_code": _exit_code(outcomes),
+        "checkpoints": [outcome.to_dict() for outcome in outcomes],
+        "notes": list(notes),
+    }
 
 
 def _as_html(outcomes: Sequence[Outcome], notes: Sequence[str]) -> str:

@@ -52,10 +52,18 @@ class Edit:
             )
         first, last = self.span[:2]
         lines = source.splitlines(keepends=True)
-        missing = last - first - self.after.count("\n")
-        padded = f"{self.after[:-1]}{chr(10) * missing}{self.after[-1:]}"
+        new, end = self.after, None
+        if self.module and not _imports(source, self.module):
+            end = _end_of_imports(source)
+            if end is None:  # no line to put the import on
+                new = new.replace(f"{self.module}.", f'__import__("{self.module}").')
+        padded = f"{new[:-1]}{chr(10) * (last - first - new.count(chr(10)))}{new[-1:]}"
         lines[first - 1 : last] = self._changed(source, padded).splitlines(keepends=True)
-        return self._with_import("".join(lines))
+        if end is not None:
+            line, column = end
+            whole = lines[line - 1].encode()
+            lines[line - 1] = f"{whole[:column].decode()}; import {self.module}{whole[column:].decode()}"
+        return "".join(lines)
 
     def shown(self, source: str) -> tuple[str, ...]:
         """Return the changed lines as in a patch, with a line for a module that is not imported yet."""
@@ -79,20 +87,6 @@ class Edit:
     def from_dict(cls, d: Mapping[str, Any]) -> Edit:
         """Return the object from which :meth:`to_dict` made ``d``."""
         return cls(**{**d, "span": tuple(d["span"])})
-
-    def _with_import(self, source: str) -> str:
-        """Add the import to the last line of the imports at the top, or to a line before the first statement
-        that is not a string; a compound statement there has the import in the expression instead."""
-        if not self.module or _imports(source, self.module):
-            return source
-        place = _end_of_imports(source)
-        if place is None:
-            return source.replace(f"{self.module}.", f'__import__("{self.module}").', 1)
-        line, column = place
-        lines = source.splitlines(keepends=True)
-        whole = lines[line - 1].encode()
-        lines[line - 1] = f"{whole[:column].decode()}; import {self.module}{whole[column:].decode()}"
-        return "".join(lines)
 
 
 def segment(source: str, span: Span) -> str:
