@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from stablenum.diagnosis.checkup.custom_derivatives import CustomDerivative
 from stablenum.diagnosis.checkup.signals import Signal
 from stablenum.diagnosis.replay.trace import Trace
 from stablenum.diagnosis.replay.values import Place
@@ -22,6 +23,7 @@ __all__ = [
     "Course",
     "Drawn",
     "Loss",
+    "OverDevices",
     "ParameterSeen",
     "Probe",
     "Recurrence",
@@ -238,6 +240,21 @@ class Loss(NamedTuple):
     place: Place | None = None
 
 
+class OverDevices(NamedTuple):
+    """A gradient that was summed over devices when it was made.
+
+    Attributes:
+        axes: the axes of the mesh over which it was summed.
+        then: what the script does with it: "vmap" if it is one of many, one for each example; "pmean" or
+            "psum" if it is combined over these axes once more.
+        place: the user's line.
+    """
+
+    axes: tuple[str, ...]
+    then: str
+    place: Place | None
+
+
 class Clip(NamedTuple):
     """One clipping of gradients by norm: the norm before, the bound, and the user's line."""
 
@@ -282,6 +299,10 @@ class Course:
         unchanged_state: the number of measured steps, if all began with the same optimizer state, else 0.
         constructed: name of a parameter -> where the script made the outermost module that has it.
         initialisers: where it made initialisers, if it is not known for which parameters.
+        custom: functions with a derivative that the script has written, and what was found of them.
+        summed_twice: the steps in which a backward pass started at a loss of which an earlier one is a part:
+            the step, and both lines.
+        over_devices: gradients of replicated parameters that ``shard_map`` has summed over devices (JAX).
     """
 
     framework: str
@@ -313,6 +334,9 @@ class Course:
     unchanged_state: int = 0
     constructed: dict[str, Place] = field(default_factory=dict)
     initialisers: tuple[Place, ...] = ()
+    custom: list[CustomDerivative] = field(default_factory=list)
+    summed_twice: list[tuple[int, Place | None, Place | None]] = field(default_factory=list)
+    over_devices: list[OverDevices] = field(default_factory=list)
 
     @property
     def optimizer_place(self) -> Place | None:

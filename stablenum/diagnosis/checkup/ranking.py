@@ -6,11 +6,13 @@ from collections.abc import Iterable
 
 from stablenum.diagnosis.checkup import (
     rules_data,
+    rules_derivatives,
     rules_flow,
     rules_functions,
     rules_gradients,
     rules_losses,
     rules_normalisation,
+    rules_state,
     rules_updates,
 )
 from stablenum.diagnosis.checkup.course import Course
@@ -20,11 +22,13 @@ from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 __all__ = ["complaints", "ranked"]
 
 _RULES = (
+    *rules_derivatives.RULES,
     *rules_gradients.RULES,
     *rules_updates.RULES,
     *rules_flow.RULES,
     *rules_data.RULES,
     *rules_normalisation.RULES,
+    *rules_state.RULES,
     *rules_functions.RULES,
     *rules_losses.RULES,
 )
@@ -55,6 +59,7 @@ _EXPLAINS: dict[Symptom, frozenset[Symptom]] = {
     S.INDEX_OUT_OF_RANGE: _NOTHING_MOVES,
     S.GRADIENTS_KEPT: _WILD | {S.STEPS_TOO_LARGE},
     S.OPTIMIZER_RENEWED: frozenset({S.STALE_STATE, S.STEPS_TOO_SMALL, S.LOSS_OSCILLATES, S.STEPS_TOO_LARGE}),
+    S.WRONG_GRADIENT: _BAD_SIGNAL | _WILD | _NOTHING_MOVES | {S.UPHILL_UPDATES, S.STALE_STATE},
     S.UPHILL_UPDATES: _BAD_SIGNAL | _WILD | {S.WEIGHT_DECAY, S.STALE_STATE},
     S.FLUSHED_GRADIENTS: _NOTHING_MOVES,
     S.LOST_UPDATES: frozenset({S.STALE_STATE, S.STEPS_TOO_SMALL, S.LOSS_CONSTANT}),
@@ -100,7 +105,7 @@ _NOT_FINITE = (S.NOT_FINITE, S.LOSS_NOT_FINITE)
 _FACTS = (
     *_NOT_FINITE, S.NO_GRAPH, S.NO_GRADIENT, S.ZERO_GRADIENT, S.LOSS_CONSTANT, S.LOST_UPDATES, S.RATE_ZERO,
     S.INDEX_OUT_OF_RANGE, S.NOT_IN_MODEL, S.CAPTURED_PARAMETERS, S.BAD_STATE, S.GRADIENTS_KEPT,
-    S.OPTIMIZER_RENEWED,
+    S.OPTIMIZER_RENEWED, S.WRONG_GRADIENT,
 )  # fmt: skip
 # What has these cures follows from steps that are too large.
 _BY_LARGE_STEPS = (rules_normalisation.LAGGING, rules_updates.BY_RATE)

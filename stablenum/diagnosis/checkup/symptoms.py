@@ -44,6 +44,7 @@ class Symptom(StrEnum):
     GRADIENTS_KEPT = "gradients_kept"
     OPTIMIZER_RENEWED = "optimizer_renewed"
     SAME_RANDOM_NUMBERS = "same_random_numbers"
+    WRONG_GRADIENT = "wrong_gradient"
     UPHILL_UPDATES = "uphill_updates"
     FLUSHED_GRADIENTS = "flushed_gradients"
     LOST_UPDATES = "lost_updates"
@@ -57,6 +58,7 @@ class Symptom(StrEnum):
     VANISHING_ACTIVATIONS = "vanishing_activations"
     BATCH_NORM = "batch_norm"
     BAD_STATE = "bad_state"
+    STILL_STATE = "still_state"
     STALE_STATE = "stale_state"
     EPS_DOMINATES = "eps_dominates"
     WEIGHT_DECAY = "weight_decay"
@@ -145,6 +147,11 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
         "make the optimizer and its state once, before the loop, and hand the new state to the next step",
         "moments are averages over many steps",
     ),
+    S.WRONG_GRADIENT: SymptomText(
+        "a derivative that the script has written is not that of what it computes, so the gradient is wrong",
+        "correct the derivative",
+        "gradients along which the loss changes as they say",
+    ),
     S.UPHILL_UPDATES: SymptomText(
         "the updates have the sign of the gradients, so each step makes the loss larger",
         "turn the sign of the update, unless the script is meant to maximise this number: end the chain with "
@@ -211,6 +218,11 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
         "train in training mode with at least 16 values per channel, let a new batch count 0.1 (momentum 0.1 "
         "in PyTorch, 0.9 in flax), and evaluate in evaluation mode",
         "the same results in training and evaluation",
+    ),
+    S.STILL_STATE: SymptomText(
+        "a state that should follow the training stays as it was",
+        "update it in every step",
+        "a state that moves",
     ),
     S.STALE_STATE: SymptomText(
         "the optimizer's moments do not fit the gradients",

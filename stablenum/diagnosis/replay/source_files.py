@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import itertools
 import linecache
@@ -26,6 +27,7 @@ __all__ = [
     "package_of",
     "place_in",
     "raised_by_us",
+    "return_in",
     "span_of",
     "users_frame",
 ]
@@ -76,6 +78,13 @@ def place_in(code: CodeType, line: int) -> Place:
     """Return a line of a function."""
     file = code.co_filename
     return Place(file, line, code.co_name, linecache.getline(file, line).strip())
+
+
+def return_in(code: CodeType) -> Place:
+    """Return the last line of a function that returns something."""
+    returns = [i for i in dis.get_instructions(code) if i.opname.startswith("RETURN_") and i.positions]
+    lines = [i.positions.lineno for i in returns if i.positions and i.positions.lineno is not None]
+    return place_in(code, max(lines, default=code.co_firstlineno))
 
 
 def span_of(code: CodeType, offset: int) -> tuple[int, int, int, int] | None:

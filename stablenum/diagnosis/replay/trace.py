@@ -108,6 +108,12 @@ class Step:
     shards: tuple[int, ...] = ()
     collective: bool = False
 
+    @property
+    def writes(self) -> bool:
+        """Whether the step writes into memory that was there before, as PyTorch's functions in place do."""
+        name, _, overload = self.primitive.removeprefix("aten.").partition(".")
+        return overload == "out" or (name.endswith("_") and not name.endswith("__"))
+
 
 @dataclass(slots=True)
 class Trace:

@@ -16,6 +16,7 @@ from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.checkup.schedule import BY_HAND
 from stablenum.errors import bad_field
 from stablenum_jax._diagnosis.audit import state_problems
+from stablenum_jax._diagnosis.checkup.custom_rules import CustomRules
 from stablenum_jax._diagnosis.checkup.marks import GRADIENT, LOSS, PARAMETER, mark
 from stablenum_jax._diagnosis.checkup.measuring import FirstCall, MeasuredCall, parameters_seen, probe_of
 from stablenum_jax._diagnosis.replay.jax_internals import quietly, under_transformation
@@ -125,15 +126,18 @@ class _FewSteps:
             bad_state_since=0,
         )
         self.notes: list[str] = []
+        self.custom = CustomRules()
 
     def checkup(self) -> Checkup:
         """Take the steps, and judge them."""
         leaves, state = self.trained.leaves, self.opt_state
         _check_loss(jax.eval_shape(self.loss, leaves, self.arrays))
-        closed, first = self.traced(leaves, state), None
+        with self.custom.installed():
+            closed, first = self.traced(leaves, state), None
         for number in range(1 if self.tx is None else BY_HAND):
             before = jax.tree.leaves((leaves, state, self.arrays))
             call = MeasuredCall.of(closed, before)
+            self.custom.compare(call.marked, number)
             loss, leaves, state = jax.tree.unflatten(jax.tree.structure((0, leaves, state)), call.results)
             after = None if self.tx is None else jax.tree.leaves((leaves, state, self.arrays))
             first = first or FirstCall(call, before if after is None else after)
@@ -142,6 +146,7 @@ class _FewSteps:
         if self.tx is not None:
             self.course.steps = BY_HAND
             self.course.losses.append(Loss(BY_HAND, float(self.loss(leaves, self.arrays))))
+        self.course.custom = self.custom.found
         return Checkup.of(self.course, first=first, notes=tuple(self.notes))
 
     def traced(self, leaves: Sequence[Any], state: Any) -> Any:

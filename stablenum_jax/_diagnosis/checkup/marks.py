@@ -14,11 +14,22 @@ from stablenum_jax._diagnosis.replay.jax_internals import any_equation, sub_jaxp
 from stablenum_jax._trees.leaves import is_floating
 from stablenum_jax._trees.names import path_name
 
-__all__ = ["CLIPPED", "GRADIENT", "LOSS", "PARAMETER", "STATE", "USED", "has_marks", "mark", "read_mark"]
+__all__ = [
+    "CLIPPED",
+    "CUSTOM",
+    "GRADIENT",
+    "LOSS",
+    "PARAMETER",
+    "STATE",
+    "USED",
+    "has_marks",
+    "mark",
+    "read_mark",
+]
 
 _PREFIX = "stablenum: "
 PARAMETER, LOSS, GRADIENT, USED, CLIPPED = "parameter", "loss", "gradient", "used", "clipped"
-STATE = "state"
+STATE, CUSTOM = "state", "custom"
 
 
 def mark(tree: Any, kind: str) -> Any:

@@ -23,10 +23,10 @@ from stablenum.diagnosis.checkup.course import MOST_PLACES, Clip, Course, Loss, 
 from stablenum.diagnosis.checkup.remedies import Change
 from stablenum.diagnosis.checkup.schedule import Schedule
 from stablenum.diagnosis.checkup.wording import places_of
-from stablenum.diagnosis.replay.source_files import users_frame
 from stablenum.diagnosis.replay.values import Place
 from stablenum.diagnosis.watch.frames import transparent
 from stablenum.diagnosis.watch.session import FAILED, Session
+from stablenum_jax._diagnosis.checkup.custom_rules import CustomRules
 from stablenum_jax._diagnosis.checkup.held import held_in, loss_scales
 from stablenum_jax._diagnosis.checkup.marks import (
     CLIPPED,
@@ -39,9 +39,10 @@ from stablenum_jax._diagnosis.checkup.marks import (
     mark,
 )
 from stablenum_jax._diagnosis.checkup.measuring import MeasuredCall, parameters_seen, probe_of
+from stablenum_jax._diagnosis.checkup.over_devices import DeviceSums
 from stablenum_jax._diagnosis.checkup.remedy import CHANGES, with_remedy, with_settings
 from stablenum_jax._diagnosis.replay.processes import spans_in
-from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in
+from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in, users_place
 from stablenum_jax._diagnosis.watch.programs import without_static
 from stablenum_jax._diagnosis.watch.watcher import traced
 from stablenum_jax._step import scaled_loss
@@ -75,6 +76,8 @@ def watch(session: Session) -> None:
     for name in _DRAWING:
         setattr(jax.random, name, watcher.drawing(getattr(jax.random, name)))
     scaled_loss.loss_times_scale = watcher.scaling(scaled_loss.loss_times_scale)
+    watcher.custom.install()
+    watcher.sums.install()
     session.on_end.append(watcher.conclude)
 
 
@@ -143,6 +146,7 @@ class _Watcher:
         self.inside = False  # whether an optimizer's function runs, of which others may be parts
         self.updated: Place | None = None  # where the script has the optimizer compute updates
         self.states: list[object] = []  # of the measured steps, what the optimizer's state was
+        self.custom, self.sums = CustomRules(), DeviceSums()
         self.drawn: dict[tuple[int, ...], Place] = {}  # shape -> where the last such array was drawn
 
     # --- what replaces JAX's and optax's functions ---
@@ -174,6 +178,7 @@ class _Watcher:
                     loss, aux = first if has_aux else (first, None)
                     loss = loss if self.unscaled else mark(loss, LOSS)
                     gradients, self.unscaled = mark(gradients, GRADIENT), before
+                    self.sums.note(loss, gradients, args)
                     if value:
                         return ((loss, aux) if has_aux else loss), gradients
                     return (gradients, aux) if has_aux else gradients
@@ -424,6 +429,7 @@ class _Watcher:
                 course.scales += [(course.steps, scale) for scale in loss_scales(held, leaves)]
                 call = MeasuredCall.of(closed, leaves, held, program.sources)
                 program.losses = call.losses
+                self.custom.compare(call.marked, course.steps)
                 if call.captured and program.measured:
                     course.captured = call.captured
                 program.measured += 1
@@ -498,6 +504,7 @@ class _Watcher:
     def conclude(self) -> None:
         """Judge the course of the training, which has ended."""
         course = self.course
+        course.custom, course.over_devices = self.custom.found, self.sums.found
         for p in course.probes[0].parameters if course.probes else ():
             if p.shape in self.drawn:
                 course.initialised[p.name] = self.drawn[p.shape]
@@ -527,9 +534,3 @@ def _marked_arguments(args: tuple[Any, ...], argnums: Any) -> list[Any]:
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     wanted = {n % len(args) for n in numbers} if args else set()
     return [mark(a, PARAMETER) if i in wanted else a for i, a in enumerate(args)]
-
-
-def users_place() -> Place | None:
-    """Return the innermost line of the user's that is running."""
-    frame = users_frame(is_user_code)
-    return None if frame is None else place_in(frame.f_code, frame.f_lineno)

@@ -12,10 +12,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 from stablenum.diagnosis import Place
-from stablenum.diagnosis.replay.source_files import is_outside, package_of, span_of
+from stablenum.diagnosis.replay.source_files import is_outside, package_of, span_of, users_frame
 from stablenum_jax._diagnosis.replay.naming import function_name
 
-__all__ = ["NOWHERE", "Source", "callers", "is_user_code", "place_in", "source_of"]
+__all__ = ["NOWHERE", "Source", "callers", "is_user_code", "place_in", "source_of", "users_place"]
 
 _LIBRARIES = (
     "jax", "jaxlib", "flax", "equinox", "optax", "numpy", "chex", "jaxtyping", "stablenum", "stablenum_jax",
@@ -185,6 +185,12 @@ def place_in(code: CodeType, line: int, offset: int | None = None) -> Place:
     # The result is not cached by code object, because code objects of two files with the same text are equal.
     span = None if offset is None else span_of(code, offset)
     return _place(code.co_filename, _name(code), line, span)
+
+
+def users_place() -> Place | None:
+    """Return the innermost line of the user's that is running."""
+    frame = users_frame(is_user_code)
+    return None if frame is None else place_in(frame.f_code, frame.f_lineno)
 
 
 @lru_cache(maxsize=4096)

@@ -9,14 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 
 from stablenum._support.interrupts import and_restore
 from stablenum._support.settings_checks import check_callable
 from stablenum.diagnosis.checkup.course import Course, Loss, ParameterSeen, Probe
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.checkup.schedule import BY_HAND
+from stablenum.diagnosis.watch.session import FAILED
 from stablenum.errors import bad_field, bad_type
 from stablenum_torch._diagnosis.audit import setting_problems, state_problems
+from stablenum_torch._diagnosis.checkup.custom_functions import CustomFunctions
 from stablenum_torch._diagnosis.checkup.measuring import MeasuringRecorder
 from stablenum_torch._diagnosis.checkup.updates import copies_of, parameters_seen, settings_of
 from stablenum_torch._diagnosis.replay.inputs import Surroundings, look_around
@@ -92,6 +95,25 @@ def _call_user(loss_fn: Callable[..., Any], model: nn.Module, args: tuple[Any, .
     return loss_fn(model, *args)
 
 
+class _Aside:
+    """Does something that is not recorded; an error of it becomes a note."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self._notes, self.looking = notes, False
+
+    def look(self, action: Callable[..., Any], *args: Any) -> Any:
+        """Return what ``action`` returns; FAILED if it fails."""
+        self.looking = True
+        try:
+            with _disable_current_modes(), torch.no_grad():
+                return action(*args)
+        except Exception as error:  # noqa: BLE001 (the checkup goes on without it)
+            self._notes.append(f"a custom derivative was not compared: {type(error).__name__}: {error}")
+            return FAILED
+        finally:
+            self.looking = False
+
+
 class _FewSteps:
     """Takes the steps, and collects what is seen of them."""
 
@@ -106,6 +128,7 @@ class _FewSteps:
         self.course = Course(framework="torch")
         self.starts: list[dict[int, Tensor]] = []  # copies of the parameters before each step
         self.notes: list[str] = []
+        self.custom = CustomFunctions(_Aside(self.notes))
         if optimizer is not None and needs_closure(optimizer):
             self.notes.append(f"the step of {type(optimizer).__name__} needs a closure, so none was taken")
             self.optimizer = None
@@ -127,6 +150,7 @@ class _FewSteps:
                 self.look_at_optimizer(self.optimizer)
                 _, loss = self.run(lambda loss: None)
                 self.course.losses.append(Loss(self.course.steps, loss))
+        self.course.custom = self.custom.found
         return Checkup.of(self.course, first=self, notes=tuple(self.notes))
 
     def take_step(self) -> None:
@@ -148,7 +172,8 @@ class _FewSteps:
             self.snapshot, self.around.names, ModulePaths(self.around.model), _call_user.__code__
         )
         # However many operations there are: what is not recorded would not be restored.
-        with warnings.catch_warnings(), eager(), torch.enable_grad(), recorder:
+        self.custom.step, self.custom.written_on = self.course.steps, recorder.written_on
+        with warnings.catch_warnings(), eager(), torch.enable_grad(), recorder, self.custom.installed():
             warnings.simplefilter("ignore")  # they are shown when the training runs
             loss = _checked(self.loss_of())
             if loss.requires_grad:

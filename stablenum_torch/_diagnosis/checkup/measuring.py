@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stablenum.diagnosis.checkup.signals import BOUNDED, Signal, measure_signal
 from stablenum.diagnosis.replay.trace import Step, Trace
+from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.replay.recorder import Recorder
 from stablenum_torch._diagnosis.replay.schemas import Operation, tensors_in
 from stablenum_torch._diagnosis.watch.script_recorder import recorder_of
@@ -82,6 +83,13 @@ class MeasuringRecorder(Recorder):
             tensor.shape, str(tensor.dtype).removeprefix("torch."), measured.tolist()
         )
 
+    def written_on(self, tensor: Tensor) -> Place | None:
+        """Return the line that wrote the present numbers of a tensor; None if it is not known."""
+        made = self.values.of(tensor).producer
+        while made is not None and not self.trace.steps[made].writes:  # a view of what was written
+            made = next((self.trace.values[i].producer for i in self.trace.steps[made].inputs), None)
+        return None if made is None else self.trace.steps[made].place
+
 
 class MeasuredStep:
     """Records from now on until :meth:`close`. Compiled functions run eagerly during that time.
@@ -100,6 +108,10 @@ class MeasuredStep:
         """Stop recording."""
         self._recorder.__exit__(None, None, None)
         torch.compiler.set_stance("default")
+
+    def written_on(self, tensor: Tensor) -> Place | None:
+        """Return the line that wrote the present numbers of a tensor; None if it is not known."""
+        return self._recorder.written_on(tensor)
 
     @property
     def trace(self) -> Trace:

@@ -7,7 +7,7 @@ into a part of the script's time.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -23,11 +23,12 @@ from stablenum.diagnosis.replay.values import Place
 from stablenum.diagnosis.watch.session import FAILED, Session
 from stablenum_torch._diagnosis.audit import setting_problems, state_problems
 from stablenum_torch._diagnosis.checkup import remedy
+from stablenum_torch._diagnosis.checkup.custom_functions import CustomFunctions
 from stablenum_torch._diagnosis.checkup.held import constructed, place_of_construction, plain_tensors, unique
 from stablenum_torch._diagnosis.checkup.measuring import MeasuredStep
 from stablenum_torch._diagnosis.checkup.updates import copies_of, is_measurable, parameters_seen, settings_of
 from stablenum_torch._diagnosis.replay.source_lines import users_place, users_places
-from stablenum_torch._diagnosis.watch.by_hand import graph_of, tensors_of
+from stablenum_torch._diagnosis.watch.by_hand import Graph, graph_of, tensors_of
 from stablenum_torch._diagnosis.watch.optimizers import StepFrames, parameters_of, rate_of
 from stablenum_torch._diagnosis.watch.script_recorder import roles_and_names
 from stablenum_torch._diagnosis.watch.unseen import Unseen, outside_graphs
@@ -98,6 +99,9 @@ class _Watcher:
         self.backward_place: Place | None = None
         self.constructed: dict[int, Place] = {}  # id of a module -> where it was made
         self.made_last: tuple[Place, ...] = ()  # where the last optimizer was made, with its callers
+        self.custom = CustomFunctions(self.unseen)
+        # The numbers of the losses that were differentiated since the last step, with their lines.
+        self.differentiated: dict[int, Place | None] = {}
 
     # --- a step that is measured ---
 
@@ -118,10 +122,13 @@ class _Watcher:
         if window is not FAILED:
             self.window = window
             self.unseen.recording = True
+            self.custom.step, self.custom.written_on = self.course.steps, window.written_on
+            self.custom.install()
 
     def close(self) -> None:
         """Stop measuring."""
         if self.window is not None:
+            self.custom.uninstall()
             self.session.sheltered(self.window.close)
             self.schedule.end()
             self.window, self.unseen.recording = None, False
@@ -207,6 +214,7 @@ class _Watcher:
             self.note_probe(optimizer)
         course.steps += 1
         self.since_step = 0
+        self.differentiated.clear()
 
     def note_probe(self, optimizer: torch.optim.Optimizer) -> None:
         """Note what an optimizer has done with its parameters."""
@@ -265,13 +273,34 @@ class _Watcher:
                 self.losses.append((self.course.steps, t.detach().clone(), place))
         if len(self.losses) > _MOST_UNREAD:
             self.read_losses()
-        for leaf in graph_of(roots).leaves:
+        graph = graph_of(roots)
+        self.note_sums(roots, graph, place, **kwargs)
+        for leaf in graph.leaves:
             self.leaves.setdefault(id(leaf), (leaf, leaf._version))
             if id(leaf) in self.uncleared and _is_zero(leaf.grad):
                 self.uncleared.discard(id(leaf))
             elif id(leaf) in self.uncleared:
                 self.growing.add(id(leaf))
         self.since_step += 1
+
+    def note_sums(
+        self,
+        roots: Sequence[Tensor],
+        graph: Graph,
+        place: Place | None,
+        *,
+        create_graph: bool = False,
+        inputs: Any = None,
+        **options: Any,
+    ) -> None:
+        """Note a loss of which an earlier one is a part, whose gradients are still there."""
+        if create_graph or inputs is not None:  # gradients of gradients, or of chosen tensors
+            return
+        before = [line for number, line in self.differentiated.items() if number in graph.numbers]
+        if before and not all(_is_zero(leaf.grad) for leaf in graph.leaves):
+            self.course.summed_twice.append((self.course.steps, before[0], place))
+        numbers = [t.grad_fn._sequence_nr() for t in roots if t.grad_fn is not None]
+        self.differentiated |= dict.fromkeys(numbers, place)
 
     def before_clip(self, parameters: Any, max_norm: Any = None, *args: Any, **kwargs: Any) -> Any:
         return max_norm, users_place()
@@ -295,6 +324,7 @@ class _Watcher:
         """Judge the course of the training, which has ended."""
         self.close()
         course = self.course
+        course.custom = self.custom.found
         self.read_losses()
         leaves = [p for p, _ in self.leaves.values()]
         # What the script itself writes to is trained, as with master weights.

@@ -1,0 +1,223 @@
+"""Derivatives that a script has written itself, beside those of the function that it computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from stablenum.diagnosis.replay.values import Place
+
+__all__ = ["CustomCall", "CustomDerivative", "Difference", "differences"]
+
+Array = Any
+
+# Central differences with steps of these parts of the input's size: of float64, and of a function that
+# computes in float32, the error of both is below _AGREE. Chosen, not measured.
+_STEPS = (1e-3, 2.5e-4)
+# Both differences, and the slope that ordinary differentiation gives, are the same within this part.
+_AGREE = 0.02
+# A slope below this part of what the function gives is rounding.
+_ROUNDING = 1e-6
+
+
+class Difference(NamedTuple):
+    """How the derivative of one input that a script has written differs from that of the function.
+
+    Attributes:
+        input: the position among the differentiable inputs.
+        written, actual: the sizes (L2 norms) of both derivatives; of the written one only the elements for
+            which the function's own is not 0, where these are known.
+        apart: the size of their difference, relative to the larger one.
+        along: the cosine of the angle between them; NaN if one is 0 or only slopes are known.
+    """
+
+    input: int
+    written: float
+    actual: float
+    apart: float
+    along: float
+
+
+@dataclass(frozen=True, slots=True)
+class CustomDerivative:
+    """What was found of one function with a derivative of its own.
+
+    Attributes:
+        name: its name.
+        place: where it was called.
+        written: where its derivative is written, if that is known.
+        step: in which optimizer step.
+        differences: one for each input whose derivative is that of another function.
+        flat: the inputs whose written derivative is exactly 0, as is the function's.
+        overwritten: which of the tensors that it saved had other numbers when its derivative read them.
+        writers: where they were written.
+    """
+
+    name: str
+    place: Place | None
+    written: Place | None
+    step: int
+    differences: tuple[Difference, ...] = ()
+    flat: tuple[int, ...] = ()
+    overwritten: tuple[int, ...] = ()
+    writers: tuple[Place, ...] = ()
+
+
+class CustomCall(Protocol):
+    """A call of such a function, which can be evaluated again, in float64 if the function can."""
+
+    @property
+    def inputs(self) -> Sequence[Array]:
+        """The differentiable inputs."""
+
+    @property
+    def outputs(self) -> Sequence[Array]:
+        """What it gave in the training."""
+
+    def value(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        """Return the outputs for these inputs."""
+
+    def written(self, cotangents: Sequence[Array]) -> Sequence[Array]:
+        """Return the derivatives that the script has written, with zeros for those that it leaves out."""
+
+    def ordinary(self, cotangents: Sequence[Array]) -> Sequence[Array] | None:
+        """Return what differentiating the function's operations gives; None if they cannot be."""
+
+
+def differences(call: CustomCall, *, xp: Any) -> tuple[tuple[Difference, ...], tuple[int, ...]]:
+    """Compare the derivatives that a script has written with slopes of the function.
+
+    The reference is ordinary differentiation where central differences confirm it, and central differences
+    along the written derivative elsewhere. Nothing is said of a function that gives other numbers when it is
+    called again, that is not smooth enough for two step sizes to agree, that hands an input on as it is (it
+    exists for its derivative: a reversal, a scale, a clip), or that does not depend on one of its inputs in
+    small steps although its derivative does (a rounding, a sign, with a derivative that stands in for it).
+
+    Args:
+        call: the call.
+        xp: the array namespace.
+
+    Returns:
+        A difference per input, and the inputs whose derivatives are both exactly 0.
+    """
+    outputs = call.value(call.inputs)
+    if not _same(outputs, call.outputs, xp) or any(_passed_on(y, call.inputs, xp) for y in outputs):
+        return (), ()
+    cotangents = [_irregular(y, xp) for y in outputs]
+    written = call.written(cotangents)
+    if not all(_finite(g, xp) for g in written):
+        return (), ()
+
+    def slope(directions: Sequence[Array]) -> float:
+        return _slope(call, directions, cotangents, xp)
+
+    ordinary = call.ordinary(cotangents)
+    if ordinary is not None and not _confirmed(call, ordinary, slope, xp):
+        ordinary = None
+    found, flat = [], []
+    for i, own in enumerate(written):
+        one = (
+            _by_slope(i, own, call, slope, xp) if ordinary is None else _by_elements(i, own, ordinary[i], xp)
+        )
+        if one is None:
+            return (), ()
+        if one.written == one.actual == 0.0:
+            flat.append(i)
+        elif one.actual == 0.0:  # something else stands in for its derivative, perhaps for all of them
+            return (), ()
+        else:
+            found.append(one)
+    return tuple(found), tuple(flat)
+
+
+def _by_elements(i: int, written: Array, actual: Array, xp: Any) -> Difference:
+    """Compare element by element, where the function's own derivative is not 0."""
+    own = xp.where(actual != 0, written, xp.zeros_like(written))
+    sizes = _norm(own, xp), _norm(actual, xp)
+    if sizes[1] == 0.0:
+        return Difference(i, _norm(written, xp), 0.0, 1.0, math.nan)
+    product = float(xp.sum(own * actual))
+    along = product / (sizes[0] * sizes[1]) if sizes[0] else math.nan
+    return Difference(i, *sizes, _norm(own - actual, xp) / max(sizes), along)
+
+
+def _by_slope(i: int, written: Array, call: CustomCall, slope: Any, xp: Any) -> Difference | None:
+    """Compare slopes along the written derivative; None if the slope is not known."""
+    size = _norm(written, xp)
+    along = written / size if size else _irregular(call.inputs[i], xp) / _norm(_irregular(written, xp), xp)
+    directions = [along if k == i else xp.zeros_like(x) for k, x in enumerate(call.inputs)]
+    actual = slope(directions)
+    if math.isnan(actual):
+        return None
+    largest = max(size, abs(actual))
+    return Difference(i, size, abs(actual), abs(size - actual) / largest if largest else 0.0, math.nan)
+
+
+def _confirmed(call: CustomCall, ordinary: Sequence[Array], slope: Any, xp: Any) -> bool:
+    """Return whether central differences along an irregular direction agree with ordinary differentiation."""
+    if not all(_finite(g, xp) for g in ordinary):
+        return False
+    directions = [_irregular(x, xp) for x in call.inputs]
+    expected = math.fsum(float(xp.sum(g * d)) for g, d in zip(ordinary, directions, strict=True))
+    return _close(slope(directions), expected)
+
+
+def _slope(call: CustomCall, directions: Sequence[Array], cotangents: Sequence[Array], xp: Any) -> float:
+    """Return the change of the outputs along directions, times cotangents; NaN if it is not known."""
+    sizes = [_rms(x, xp) or 1.0 for x in call.inputs]
+    longest = max(_rms(d, xp) for d in directions)
+    found = []
+    for part in _STEPS:
+        h = part * min(sizes) / longest
+        ends = [
+            call.value([x + sign * h * d for x, d in zip(call.inputs, directions, strict=True)])
+            for sign in (1.0, -1.0)
+        ]
+        terms = [float(xp.sum((a - b) * v)) for a, b, v in zip(*ends, cotangents, strict=True)]
+        scale = math.fsum(float(xp.sum(xp.abs(a * v))) for a, v in zip(ends[0], cotangents, strict=True))
+        change = math.fsum(terms)
+        found.append(0.0 if abs(change) <= _ROUNDING * part * scale else change / (2 * h))
+    return found[1] if _close(*found) else math.nan
+
+
+def _close(a: float, b: float) -> bool:
+    return math.isfinite(a) and math.isfinite(b) and abs(a - b) <= _AGREE * max(abs(a), abs(b))
+
+
+def _same(outputs: Sequence[Array], known: Sequence[Array], xp: Any) -> bool:
+    """Return whether a call gives the outputs of the training, but for rounding."""
+    return len(outputs) == len(known) and all(
+        a.shape == b.shape and _finite(b, xp) and _norm(a - b, xp) <= _AGREE * (_norm(b, xp) or 1.0)
+        for a, b in zip(outputs, known, strict=True)
+    )
+
+
+def _passed_on(output: Array, inputs: Sequence[Array], xp: Any) -> bool:
+    return any(output.shape == x.shape and bool(xp.all(output == x)) for x in inputs)
+
+
+def _irregular(x: Array, xp: Any) -> Array:
+    """Return numbers between -1 and 1 without a pattern that matters, the same in every framework."""
+    n = math.prod(x.shape)
+    # The angle of Weyl's sequence with the golden ratio, squared so that no shift maps it to itself.
+    k = xp.astype(xp.arange(1, n + 1, dtype=xp.int64, **_device(x)), xp.float64)
+    return xp.reshape(xp.cos(k * k * 0.6180339887498949 + k), x.shape)
+
+
+def _device(x: Array) -> dict[str, Any]:
+    return {"device": x.device} if hasattr(x, "device") else {}
+
+
+def _finite(x: Array, xp: Any) -> bool:
+    return bool(xp.all(xp.isfinite(x)))
+
+
+def _norm(x: Array, xp: Any) -> float:
+    return math.sqrt(float(xp.sum(x * x)))
+
+
+def _rms(x: Array, xp: Any) -> float:
+    n = math.prod(x.shape)
+    return _norm(x, xp) / math.sqrt(n) if n else 0.0

@@ -1,0 +1,285 @@
+"""Derivatives that a script has written itself: wrong ones are named, what stands in for one is not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import stablenum_jax
+import stablenum_torch
+from stablenum.diagnosis.checkup.symptoms import Symptom
+from tests.checkups import checked
+from tests.selection import REPEATS
+
+
+def torch_function(forward, backward):
+    """A function that saves its inputs, and gives ``backward(g, *inputs)`` as their derivatives."""
+
+    class Custom(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            ctx.save_for_backward(*inputs)
+            return forward(torch, *inputs)
+
+        @staticmethod
+        def backward(ctx, g):
+            return backward(torch, g, *ctx.saved_tensors)
+
+    return Custom.apply
+
+
+def jax_function(forward, backward):
+    """The same in JAX."""
+
+    @jax.custom_vjp
+    def custom(*inputs):
+        return forward(jnp, *inputs)
+
+    def bwd(inputs, g):
+        found = backward(jnp, g, *inputs)
+        return found if isinstance(found, tuple) else (found,)
+
+    custom.defvjp(lambda *inputs: (forward(jnp, *inputs), inputs), bwd)
+    return custom
+
+
+def complaints_torch(function, inputs=1):
+    """What the checkup of one batch says of a model that applies a function."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 8) for _ in range(inputs)), torch.nn.Linear(8, 1))
+
+    def loss_fn(model, x):
+        h = [layer(x) for layer in model[:inputs]]
+        return (model[inputs](function(*h)) - x[:, :1]).square().mean()
+
+    return stablenum_torch.checkup(model, loss_fn, torch.randn(16, 4)).complaints
+
+
+def complaints_jax(function, inputs=1):
+    """The same in JAX."""
+    keys = jax.random.split(jax.random.key(0), inputs + 2)
+    params = [jax.random.normal(k, (4, 8)) / 2 for k in keys[:inputs]]
+
+    def loss_fn(params, x):
+        h = [x @ w for w in params[:inputs]]
+        return jnp.mean((function(*h) @ params[inputs] - x[:, :1]) ** 2)
+
+    params.append(jax.random.normal(keys[inputs], (8, 1)))
+    return stablenum_jax.checkup(loss_fn, params, jax.random.normal(keys[-1], (16, 4))).complaints
+
+
+def sig(xp, x):
+    return 1 / (1 + xp.exp(-x))
+
+
+def whole(xp, x):
+    """The largest of each row, as a column."""
+    return xp.max(x, axis=-1, keepdims=True) if xp is jnp else xp.max(x, dim=-1, keepdim=True).values
+
+
+SWISH = lambda xp, x: x * sig(xp, x)  # noqa: E731
+WRONG = {
+    "twice as large": (lambda xp, x: xp.tanh(x), lambda xp, g, x: 2 * g * (1 - xp.tanh(x) ** 2)),
+    "the other way": (lambda xp, x: x**3, lambda xp, g, x: -3 * g * x * x),
+    "a term is missing": (SWISH, lambda xp, g, x: g * sig(xp, x)),
+    "exactly 0": (lambda xp, x: xp.sin(x), lambda xp, g, x: 0 * g),
+    "of a row": (lambda xp, x: x - whole(xp, x) + xp.exp(x), lambda xp, g, x: 0.3 * g + 0 * x),
+    "a factor that is forgotten": (
+        lambda xp, x: 5 * xp.exp(-x * x),
+        lambda xp, g, x: -2 * g * x * xp.exp(-x * x),
+    ),
+}
+WRONG_OF_TWO = {
+    "exchanged": (lambda xp, x, y: x * xp.exp(y), lambda xp, g, x, y: (g * x * xp.exp(y), g * xp.exp(y))),
+    "one left out": (lambda xp, x, y: x * y, lambda xp, g, x, y: (g * y, 0 * g)),
+}
+MEANT = {
+    "a straight-through rounding": (lambda xp, x: xp.round(x), lambda xp, g, x: g),
+    "a surrogate of a spike": (lambda xp, x: 1.0 * (x > 0), lambda xp, g, x: g / (1 + abs(x)) ** 2),
+    "a sign whose gradient is clipped": (lambda xp, x: xp.sign(x), lambda xp, g, x: g * (abs(x) < 1)),
+    "a bound that lets gradients through": (lambda xp, x: xp.clip(x, -0.3, 0.3), lambda xp, g, x: g),
+    "a reversal": (lambda xp, x: x * 1, lambda xp, g, x: -0.3 * g),
+    "a scale": (lambda xp, x: x * 1, lambda xp, g, x: 100 * g),
+    "a clipped gradient": (lambda xp, x: x * 1, lambda xp, g, x: xp.clip(g, -1e-3, 1e-3)),
+    "a right one": (SWISH, lambda xp, g, x: g * (sig(xp, x) * (1 + x * (1 - sig(xp, x))))),
+    "an implicit one": (
+        lambda xp, x: _fixed_point(xp, x),
+        lambda xp, g, x: g / (1 + 0.5 * xp.sin(_fixed_point(xp, x))),
+    ),
+    "a gradient that does not vanish": (
+        lambda xp, x: xp.clip(x, 0, None) if xp is jnp else xp.clip(x, 0),
+        lambda xp, g, x: g * ((x > 0) + 0.1 * (x <= 0)),
+    ),
+}
+MEANT_OF_TWO = {
+    "a learned step size": (
+        lambda xp, x, s: xp.round(x / (abs(s) + 1)) * (abs(s) + 1),
+        lambda xp, g, x, s: (g, g * (xp.round(x / (abs(s) + 1)) - x / (abs(s) + 1)) * xp.sign(s)),
+    ),
+    "right ones": (lambda xp, x, y: x * xp.exp(y), lambda xp, g, x, y: (g * xp.exp(y), g * x * xp.exp(y))),
+}
+
+
+def _fixed_point(xp, x):
+    z = 0 * x
+    for _ in range(60):
+        z = 0.5 * xp.cos(z) + x
+    return z
+
+
+def cases(one, two):
+    """Each function in both frameworks; the second one is left to the slow parts where it costs."""
+    for inputs, table in ((1, one), (2, two)):
+        for name, pair in table.items():
+            yield pytest.param(complaints_torch, torch_function(*pair), inputs, id=f"torch {name}")
+            marks = [REPEATS] if name in list(table)[2:] else []
+            yield pytest.param(complaints_jax, jax_function(*pair), inputs, id=f"jax {name}", marks=marks)
+
+
+@pytest.mark.parametrize(("run", "function", "inputs"), list(cases(WRONG, WRONG_OF_TWO)))
+def test_a_derivative_of_another_function_is_named(run, function, inputs):
+    first = run(function, inputs)[0]
+    assert first.symptom is Symptom.WRONG_GRADIENT
+    assert first.place.file == __file__
+    assert "return" in first.place.code
+
+
+@pytest.mark.parametrize(("run", "function", "inputs"), list(cases(MEANT, MEANT_OF_TWO)))
+def test_a_derivative_that_stands_in_for_another_is_not_blamed(run, function, inputs):
+    assert Symptom.WRONG_GRADIENT not in [c.symptom for c in run(function, inputs)]
+
+
+class Numpy(torch.autograd.Function):
+    factor = 1.0
+
+    @staticmethod
+    def forward(x):
+        return torch.from_numpy(np.sinh(x.detach().numpy()))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.x = inputs[0]
+
+    @staticmethod
+    def backward(ctx, g):
+        return Numpy.factor * g * torch.cosh(ctx.x)
+
+
+def callback(factor):
+    """A function of NumPy in JAX."""
+
+    @jax.custom_vjp
+    def sinh(x):
+        return jax.pure_callback(np.sinh, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    sinh.defvjp(lambda x: (sinh(x), x), lambda x, g: (factor * g * jnp.cosh(x),))
+    return sinh
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_a_function_that_leaves_the_framework_is_compared_by_its_slope(framework, factor, monkeypatch):
+    monkeypatch.setattr(Numpy, "factor", factor)
+    found = complaints_torch(Numpy.apply) if framework == "torch" else complaints_jax(callback(factor))
+    assert (Symptom.WRONG_GRADIENT in [c.symptom for c in found]) is (factor != 1)
+
+
+class Noise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.kept = (torch.rand_like(x) > 0.5) * 2.0
+        return x * ctx.kept
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.kept
+
+
+class Counting(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        Counting.calls += 1
+        return x * Counting.calls
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+def test_random_numbers_are_drawn_again_and_left_as_they_were():
+    torch.manual_seed(3)
+    plain = [torch.rand(1) for _ in range(2)]
+    torch.manual_seed(3)
+    first = torch.rand(1)
+    state = torch.get_rng_state()
+    assert not complaints_torch(Noise.apply)
+    torch.set_rng_state(state)
+    assert [first, torch.rand(1)] == plain
+
+
+def test_a_function_that_gives_other_numbers_each_time_is_not_judged():
+    assert Symptom.WRONG_GRADIENT not in [c.symptom for c in complaints_torch(Counting.apply)]
+
+
+def test_a_rule_for_forward_derivatives_and_for_examples_is_compared():
+    @jax.custom_jvp
+    def root(x):
+        return jnp.sqrt(1 + x * x)
+
+    root.defjvp(lambda p, t: (root(*p), t[0] * p[0]))
+    first = complaints_jax(jax.vmap(root))[0]
+    assert first.symptom is Symptom.WRONG_GRADIENT
+    assert "root" in first.evidence[0]
+
+
+HEAD = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+for i in range(12):
+    x = torch.randn(64, 8)
+    opt.zero_grad()
+    h = net[:2](x)
+    out = net[2](h)
+    {}
+    opt.step()
+"""
+LOSS = "loss = (out - x[:, :1]).square().mean()"
+DAMAGED = {
+    "h.data.mul_(-1.0); {loss}; loss.backward()": "h.data.mul_(-1.0)",
+    "{loss}; loss.backward(retain_graph=True); (loss + out.abs().mean()).backward()": "out.abs().mean()",
+    "{loss}; loss.backward(retain_graph=True); loss.backward()": "loss.backward()",
+}
+UNDAMAGED = [
+    "{loss}; loss.backward(retain_graph=True); opt.zero_grad(); (loss + out.abs().mean()).backward()",
+    "{loss}; loss.backward(retain_graph=True); out.abs().mean().backward()",
+    "{loss}; torch.autograd.grad(loss, h, retain_graph=True); loss.backward()",
+    "out.data.mul_(2.0); {loss}; loss.backward()",
+    "import torch.utils.checkpoint as c\n"
+    + "    part = lambda x: nn.functional.relu_(net[0](x)).exp().mean()\n"
+    + "    c.checkpoint(part, x, use_reentrant=False).backward()",
+]
+
+
+def symptoms(text, folder):
+    result, report = checked(HEAD.format(text.format(loss=LOSS)), folder, "--once")
+    assert "watching failed" not in result.stderr, result.stderr
+    return report["complaints"], result.stdout
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
+def test_what_autograd_does_not_know_of_is_found(text, tmp_path):
+    found, said = symptoms(text, tmp_path)
+    assert found[0]["symptom"] == "wrong_gradient", said
+    assert DAMAGED[text] in found[0]["place"]["code"]
+
+
+@pytest.mark.parametrize("text", UNDAMAGED, ids=range(len(UNDAMAGED)))
+def test_what_autograd_allows_for_is_not_blamed(text, tmp_path):
+    found, said = symptoms(text, tmp_path)
+    assert "wrong_gradient" not in [c["symptom"] for c in found], said
