@@ -255,14 +255,15 @@ DAMAGED = {
     "{loss}; loss.backward(retain_graph=True); (loss + out.abs().mean()).backward()": "out.abs().mean()",
     "{loss}; loss.backward(retain_graph=True); loss.backward()": "loss.backward()",
 }
+CHECKPOINTED = """import torch.utils.checkpoint as c
+    part = lambda x: nn.functional.relu_(net[0](x)).exp().mean()
+    c.checkpoint(part, x, use_reentrant=False).backward()"""
 UNDAMAGED = [
     "{loss}; loss.backward(retain_graph=True); opt.zero_grad(); (loss + out.abs().mean()).backward()",
     "{loss}; loss.backward(retain_graph=True); out.abs().mean().backward()",
     "{loss}; torch.autograd.grad(loss, h, retain_graph=True); loss.backward()",
     "out.data.mul_(2.0); {loss}; loss.backward()",
-    "import torch.utils.checkpoint as c\n"
-    + "    part = lambda x: nn.functional.relu_(net[0](x)).exp().mean()\n"
-    + "    c.checkpoint(part, x, use_reentrant=False).backward()",
+    CHECKPOINTED,
 ]
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "PARTLY_DOWN",
     "UNTRAINED",
     "Clip",
+    "Copy",
     "Course",
     "Drawn",
     "Loss",
@@ -240,6 +241,25 @@ class Loss(NamedTuple):
     place: Place | None = None
 
 
+class Copy(NamedTuple):
+    """A model of the same shapes as a trained one that no optimizer has, such as a moving average of it.
+
+    Attributes:
+        name, of: its name in the script, and that of the trained model; "" if it is not known.
+        equal: whether both had the same parameters when the training began.
+        moved: whether its parameters have changed since.
+        still: names of its running statistics that have not changed although those of the trained model have.
+        runs: whether it was called in a measured step.
+    """
+
+    name: str
+    of: str
+    equal: bool
+    moved: bool
+    still: tuple[str, ...]
+    runs: bool
+
+
 class OverDevices(NamedTuple):
     """A gradient that was summed over devices when it was made.
 
@@ -302,6 +322,7 @@ class Course:
         custom: functions with a derivative that the script has written, and what was found of them.
         summed_twice: the steps in which a backward pass started at a loss of which an earlier one is a part:
             the step, and both lines.
+        copies: models that look like a moving average of a trained one, or like a target network.
         over_devices: gradients of replicated parameters that ``shard_map`` has summed over devices (JAX).
     """
 
@@ -337,6 +358,7 @@ class Course:
     custom: list[CustomDerivative] = field(default_factory=list)
     summed_twice: list[tuple[int, Place | None, Place | None]] = field(default_factory=list)
     over_devices: list[OverDevices] = field(default_factory=list)
+    copies: tuple[Copy, ...] = ()
 
     @property
     def optimizer_place(self) -> Place | None:

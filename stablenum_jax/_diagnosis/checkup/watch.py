@@ -26,6 +26,7 @@ from stablenum.diagnosis.checkup.wording import places_of
 from stablenum.diagnosis.replay.values import Place
 from stablenum.diagnosis.watch.frames import transparent
 from stablenum.diagnosis.watch.session import FAILED, Session
+from stablenum_jax._diagnosis.checkup.copies import Copies
 from stablenum_jax._diagnosis.checkup.custom_rules import CustomRules
 from stablenum_jax._diagnosis.checkup.held import held_in, loss_scales
 from stablenum_jax._diagnosis.checkup.marks import (
@@ -146,7 +147,7 @@ class _Watcher:
         self.inside = False  # whether an optimizer's function runs, of which others may be parts
         self.updated: Place | None = None  # where the script has the optimizer compute updates
         self.states: list[object] = []  # of the measured steps, what the optimizer's state was
-        self.custom, self.sums = CustomRules(), DeviceSums()
+        self.custom, self.sums, self.copies = CustomRules(), DeviceSums(), Copies()
         self.drawn: dict[tuple[int, ...], Place] = {}  # shape -> where the last such array was drawn
 
     # --- what replaces JAX's and optax's functions ---
@@ -430,6 +431,7 @@ class _Watcher:
                 call = MeasuredCall.of(closed, leaves, held, program.sources)
                 program.losses = call.losses
                 self.custom.compare(call.marked, course.steps)
+                self.copies.look(fun, (args, kwargs), call.inputs, [role == "buffer" for role, _ in held])
                 if call.captured and program.measured:
                     course.captured = call.captured
                 program.measured += 1
@@ -504,7 +506,8 @@ class _Watcher:
     def conclude(self) -> None:
         """Judge the course of the training, which has ended."""
         course = self.course
-        course.custom, course.over_devices = self.custom.found, self.sums.found
+        course.custom, course.copies = self.custom.found, self.copies.found
+        course.over_devices = self.sums.found
         for p in course.probes[0].parameters if course.probes else ():
             if p.shape in self.drawn:
                 course.initialised[p.name] = self.drawn[p.shape]

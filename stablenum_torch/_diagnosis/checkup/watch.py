@@ -23,6 +23,7 @@ from stablenum.diagnosis.replay.values import Place
 from stablenum.diagnosis.watch.session import FAILED, Session
 from stablenum_torch._diagnosis.audit import setting_problems, state_problems
 from stablenum_torch._diagnosis.checkup import remedy
+from stablenum_torch._diagnosis.checkup.copies import Copies
 from stablenum_torch._diagnosis.checkup.custom_functions import CustomFunctions
 from stablenum_torch._diagnosis.checkup.held import constructed, place_of_construction, plain_tensors, unique
 from stablenum_torch._diagnosis.checkup.measuring import MeasuredStep
@@ -99,7 +100,7 @@ class _Watcher:
         self.backward_place: Place | None = None
         self.constructed: dict[int, Place] = {}  # id of a module -> where it was made
         self.made_last: tuple[Place, ...] = ()  # where the last optimizer was made, with its callers
-        self.custom = CustomFunctions(self.unseen)
+        self.custom, self.copies = CustomFunctions(self.unseen), Copies()
         # The numbers of the losses that were differentiated since the last step, with their lines.
         self.differentiated: dict[int, Place | None] = {}
 
@@ -118,6 +119,10 @@ class _Watcher:
         self.schedule.begin()
         if self.renamed:
             self.names, self.renamed = unique(plain_tensors() | roles_and_names(), self.names), False
+        if first:
+            self.session.sheltered(self.copies.begin)
+        else:
+            self.session.sheltered(self.copies.look, set(self.owned))
         window = self.session.sheltered(MeasuredStep, dict(self.names))
         if window is not FAILED:
             self.window = window
@@ -138,6 +143,8 @@ class _Watcher:
         """Open the first window before the first forward pass of the training."""
         if not self.began and torch.is_grad_enabled():
             self.session.sheltered(self.open)
+        if self.window is not None:
+            self.copies.note_call(module)
         if self.window is not None and isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
             self.unseen.look(self.note_recurrence, module, args)
 
@@ -324,7 +331,7 @@ class _Watcher:
         """Judge the course of the training, which has ended."""
         self.close()
         course = self.course
-        course.custom = self.custom.found
+        course.custom, course.copies = self.custom.found, self.copies.found
         self.read_losses()
         leaves = [p for p, _ in self.leaves.values()]
         # What the script itself writes to is trained, as with master weights.
