@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from stablenum.diagnosis.checkup.course import Copy, Course
 from stablenum.diagnosis.checkup.reading import Reading
+from stablenum.diagnosis.checkup.signals import Signal
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.wording import joined, lines_assigning, places_of
 from stablenum.diagnosis.replay.source_files import lines_with
-from stablenum.diagnosis.replay.trace import Step
+from stablenum.diagnosis.replay.trace import Step, Value
 
 __all__ = ["RULES"]
 
@@ -70,10 +71,10 @@ def _table(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         return
     last = readings[-1]
     for step, table in _looked_up(last):
-        name = last.source(table).name
+        name = table.name
         before = next((v.id for v in readings[0].trace.values if v.name == name and v.producer is None), None)
-        seen = [readings[0].signals.get(before) if before is not None else None, last.signal(table)]
-        if not name or seen[0] is None or seen[0] != seen[1]:
+        seen = [None if before is None else readings[0].signals.get(before), last.signals.get(table.id)]
+        if not name or seen[0] is None or seen[1] is None or _sizes(seen[0]) != _sizes(seen[1]):
             continue
         yield Complaint.of(
             Symptom.STILL_STATE,
@@ -92,32 +93,29 @@ def _table(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         return
 
 
-def _looked_up(reading: Reading) -> Iterator[tuple[Step, int]]:
+def _sizes(signal: Signal) -> tuple[float, ...]:
+    """Return what tells whether an array has changed."""
+    return signal.rms, signal.mean, signal.least, signal.greatest
+
+
+def _looked_up(reading: Reading) -> Iterator[tuple[Step, Value]]:
     """Return look-ups in a table whose rows were chosen by comparing the table with what is trained."""
-    behind: dict[int, set[int]] = {}  # value -> the values from outside that it depends on
-    chosen: dict[int, set[int]] = {}  # value -> those on which the choice depends that made it
-    for v in reading.trace.values:
-        if v.producer is None:
-            behind[v.id] = {v.id}
+    values = reading.trace.values
+    behind = {
+        v.id: {v.id} for v in values if v.producer is None
+    }  # the values from outside that one depends on
+    chosen: dict[int, set[int]] = {}  # those on which the choices depend that made one
+    trained = {v.id for v in values if v.role == "parameter" and v.producer is None}
+    nothing = set[int]()
     for step in reading.forward():
-        sources = set().union(*(behind.get(i, set()) for i in step.inputs))
-        picks = set().union(*(chosen.get(i, set()) for i in step.inputs))
-        if step.operation in _CHOICES or step.primitive in _CHOICES:
-            picks = picks | sources
+        sources = nothing.union(*(behind.get(i, nothing) for i in step.inputs))
+        choices = nothing.union(*(chosen.get(i, nothing) for i in step.inputs))
+        choices |= sources if step.operation in _CHOICES else nothing
         behind.update(dict.fromkeys(step.outputs, sources))
-        chosen.update(dict.fromkeys(step.outputs, picks))
-        if step.operation not in _ROWS or len(step.inputs) < 2:
-            continue
-        table, *indices = step.inputs
-        origin = reading.source(table)
-        if origin.producer is not None or not set().union(*(chosen.get(i, set()) for i in indices)) >= {
-            origin.id
-        }:
-            continue
-        asked = set().union(*(chosen.get(i, set()) for i in indices)) - {origin.id}
-        trained = {v.id for v in reading.trace.values if v.role == "parameter" and v.producer is None}
-        if asked & trained and any(i in reading.from_parameters for i in indices):
-            yield step, table
+        chosen.update(dict.fromkeys(step.outputs, choices))
+        table = behind.get(step.inputs[0], nothing) if step.inputs else nothing
+        if step.operation in _ROWS and len(table) == 1 and table < choices and choices & trained:
+            yield step, values[next(iter(table))]
 
 
 RULES = (_copies, _table)
