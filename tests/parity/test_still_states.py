@@ -187,3 +187,27 @@ def test_a_codebook_in_use_that_never_changes_is_found(script, still, tmp_path):
     found = [c for c in report["complaints"] if c["symptom"] == "still_state"]
     assert bool(found) is still, result.stdout + result.stderr
     assert not found or "codebook" in found[0]["place"]["code"]
+
+
+ONLY_WITHOUT_GRADIENTS = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+features = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU()).{mode}()
+head = nn.Linear(16, 1)
+opt = torch.optim.Adam(head.parameters(), 1e-2)
+for step in range(40):
+    x = torch.randn(64, 6)
+    with torch.no_grad():
+        h = features(x)
+    loss = (head(h) - x[:, :1]).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_statistics_that_nothing_has_moved_are_found_also_without_gradients(mode, tmp_path):
+    result, report = checked(ONLY_WITHOUT_GRADIENTS.format(mode=mode), tmp_path, "--once")
+    assert ("batch_norm" in [c["symptom"] for c in report["complaints"]]) is (mode == "eval"), result.stdout

@@ -235,6 +235,55 @@ def test_a_rule_for_forward_derivatives_and_for_examples_is_compared():
     assert "root" in first.evidence[0]
 
 
+FLAT = """
+import torch
+torch.manual_seed(0)
+class Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign()
+    @staticmethod
+    def backward(ctx, g):
+        return 0 * g
+a, b = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
+opt = torch.optim.Adam([*a.parameters(), *b.parameters()], 1e-2)
+for i in range(15):
+    x = torch.randn(64, 4)
+    loss = (b(Sign.apply(a(x))) - x[:, :1]).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+FLAT_IN_JAX = """
+import jax, jax.numpy as jnp, optax
+@jax.custom_vjp
+def sign(x):
+    return jnp.sign(x)
+def bwd(_, g):
+    return (0 * g,)
+sign.defvjp(lambda x: (jnp.sign(x), None), bwd)
+p = {"a": jax.random.normal(jax.random.key(0), (4, 8)), "b": jax.random.normal(jax.random.key(1), (8, 1))}
+tx = optax.adam(1e-2)
+state = tx.init(p)
+@jax.jit
+def train(p, state, x):
+    loss, g = jax.value_and_grad(lambda p: jnp.mean((sign(x @ p["a"]) @ p["b"] - x[:, :1]) ** 2))(p)
+    up, state = tx.update(g, state)
+    return optax.apply_updates(p, up), state, loss
+for i in range(15):
+    p, state, loss = train(p, state, jax.random.normal(jax.random.key(i), (64, 4)))
+"""
+
+
+@pytest.mark.parametrize("text", [FLAT, FLAT_IN_JAX], ids=["torch", "jax"])
+def test_a_rule_that_makes_a_gradient_exactly_0_is_named(text, tmp_path):
+    result, report = checked(text, tmp_path, "--once")
+    first = report["complaints"][0]
+    assert first["symptom"] == "zero_gradient", result.stdout + result.stderr
+    assert "sign returns is exactly 0" in first["evidence"][1].lower()
+    assert "return" in first["place"]["code"]
+
+
 HEAD = """
 import torch
 from torch import nn
@@ -284,3 +333,45 @@ def test_what_autograd_does_not_know_of_is_found(text, tmp_path):
 def test_what_autograd_allows_for_is_not_blamed(text, tmp_path):
     found, said = symptoms(text, tmp_path)
     assert "wrong_gradient" not in [c["symptom"] for c in found], said
+
+
+DEVICES = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+import jax, jax.numpy as jnp, optax
+from jax.sharding import PartitionSpec as P
+mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+xs = jax.random.normal(jax.random.key(0), (16, 3))
+params = jnp.zeros(3)
+tx = optax.sgd(0.02)
+state = tx.init(params)
+def loss(p, x):
+    return jnp.mean((x @ p - x.sum(-1)) ** 2)
+def grads(params, xs):
+    {body}
+@jax.jit
+def step(params, state):
+    parts = jax.shard_map(grads, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+    up, state = tx.update(parts(params, xs), state)
+    return optax.apply_updates(params, up), state
+for i in range(6):
+    params, state = step(params, state)
+"""
+OVER_DEVICES = {
+    "return jax.lax.pmean(jax.vmap(jax.grad(loss), (None, 0))(params, xs).mean(0), 'data')": "fault",
+    "return jax.lax.psum(jax.grad(loss)(params, xs), 'data')": "fault",
+    "return jax.lax.pmean(jax.grad(loss)(params, xs), 'data')": "warning",
+    "return jax.grad(loss)(params, xs) / 2": "",
+    "return jax.grad(lambda p: jax.lax.pmean(loss(p, xs), 'data'))(params)": "",
+    "own = jax.lax.pcast(params, ('data',), to='varying')\n"
+    "    return jax.lax.pmean(jax.vmap(jax.grad(loss), (None, 0))(own, xs).mean(0), 'data')": "",
+}
+
+
+@pytest.mark.parametrize("body", OVER_DEVICES, ids=range(len(OVER_DEVICES)))
+def test_gradients_that_shard_map_has_summed_are_found(body, tmp_path):
+    result, report = checked(DEVICES.format(body=body), tmp_path, "--once")
+    assert report, result.stderr
+    found = [c for c in report["complaints"] if c["symptom"] == "wrong_gradient"]
+    assert [c["level"] for c in found] == [OVER_DEVICES[body]] * bool(OVER_DEVICES[body]), result.stdout
+    assert not found or "jax.grad(loss)" in found[0]["place"]["code"]

@@ -148,14 +148,23 @@ def _gradients(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
                 places=lines_naming("float16", course.step_place),
                 module=narrow.step.module,
             )
+        flat = next((one for one in course.custom if one.flat), None)
+        by_rule = () if flat is None else places_of(flat.written, flat.place)
+        named = () if flat is None else (f"the derivative that {flat.name} returns is exactly 0",)
+        places = (*by_rule, *places_of(step.place if step else None))
+        shown = (
+            f"the gradient is exactly 0 from step {course.probes[1].step} on: "
+            + (f"all {total} parameters" if everything else joined(zero)),
+            *named,
+        )
         yield Complaint.of(
             Symptom.ZERO_GRADIENT,
             Level.NOTE if vectors(zero) and not everything else Level.FAULT,
-            f"the gradient is exactly 0 from step {course.probes[1].step} on: "
-            + (f"all {total} parameters" if everything else joined(zero)),
+            shown,
             since=course.probes[1].step,
             parameters=tuple(zero),
-            place=step.place if step else None,
+            place=next(iter(places), None),
+            places=places[1:],
             module=step.module if step else "",
         )
 

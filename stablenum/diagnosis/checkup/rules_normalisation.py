@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from stablenum.diagnosis.checkup.course import Course, Running
 from stablenum.diagnosis.checkup.reading import Reading
+from stablenum.diagnosis.checkup.signals import Signal
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.replay.source_files import lines_with
 from stablenum.diagnosis.replay.trace import Step
@@ -83,8 +84,7 @@ def _modes(course: Course, shown: str) -> tuple[Place, ...]:
 def _unfit(one: Running, course: Course, steps: int) -> tuple[str, str] | None:
     """Return what is wrong with running statistics of so many steps, with a cure if there is a special
     one."""
-    still = one.mean.rms == 0.0 and one.variance.least == one.variance.greatest == 1.0
-    if still and not _ended_before(course, _MOVED):
+    if _is_still(one.mean, one.variance) and not _ended_before(course, _MOVED):
         how, cure = _EVALUATING if math.isnan(one.batch_variance) else _DROPPED
         return f"after {steps} steps the running mean is still 0 and the variance 1: {how}", cure
     slow = (1 - one.momentum) ** course.steps > _LEFT
@@ -100,6 +100,11 @@ def _unfit(one: Running, course: Course, steps: int) -> tuple[str, str] | None:
     if not (one.batch_variance > 0 and 0 < one.variance.mean < math.inf):
         return None
     return _slow(one, course, steps) if slow else _lagging(one, steps)
+
+
+def _is_still(mean: Signal, variance: Signal) -> bool:
+    """Return whether statistics are the ones with which a layer begins."""
+    return mean.rms == 0.0 and variance.least == variance.greatest == 1.0
 
 
 def _slow(one: Running, course: Course, steps: int) -> tuple[str, str] | None:
@@ -150,7 +155,10 @@ def _in_trace(reading: Reading) -> Iterator[Running]:
             continue
         seen = [reading.signals.get(i) for i in step.outputs]
         mean, variance, made, batch_mean, inverse = seen[0], seen[1], seen[2], seen[-2], seen[-1]
-        if mean is None or variance is None or step.index not in reading.differentiated:
+        if mean is None or variance is None:
+            continue
+        # What runs without gradients only, as a teacher does, is measured against the first statistics alone.
+        if step.index not in reading.differentiated and not _is_still(mean, variance):
             continue
         yield Running(
             name=_weight_of(reading, step),
