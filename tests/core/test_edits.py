@@ -5,9 +5,12 @@ import importlib.machinery
 
 import pytest
 
+from stablenum.diagnosis.edits.bounds import bounded
 from stablenum.diagnosis.edits.edit import Edit, StaleEditError, segment
 from stablenum.diagnosis.edits.expressions import called, node_at, span_of
 from stablenum.diagnosis.edits.written_by_hand import argument_of
+from stablenum.diagnosis.replay.findings import Finding
+from stablenum.diagnosis.replay.values import Place, TensorStats
 from stablenum.diagnosis.watch.edit_trials import steps_of_trial, tried
 from stablenum.diagnosis.watch.edited_sources import compiled, install
 from stablenum.diagnosis.watch.plan import Failure, Outcome, Plan
@@ -212,3 +215,30 @@ def test_a_trial_counts_calls_where_the_failure_does():
 @pytest.mark.parametrize(("failed", "steps"), [(0, 11), (5, 16), (40, 81), (5000, 5101)])
 def test_a_trial_takes_as_many_steps_after_the_failure_as_before_it_within_bounds(failed, steps):
     assert steps_of_trial(failed) == steps
+
+
+BOUNDED = [
+    ("torch", "torch.exp(a * b)", "exp", "torch.clamp(a * b, max=44)"),
+    ("torch", "(a - b).exp()", "exp", "torch.clamp(a - b, max=44)"),
+    ("torch", "torch.logit(p)", "logit", "torch.clamp(p, min=1e-06, max=0.999999)"),
+    ("jax", "jnp.log1p(-x)", "log1p", "jnp.clip(-x, min=-0.999999)"),
+    ("jax", "jax.scipy.special.erfinv(x)", "erfinv", "jnp.clip(x, min=-0.999999, max=0.999999)"),
+]
+
+
+@pytest.mark.parametrize(("framework", "text", "operation", "after"), BOUNDED)
+def test_an_argument_is_bounded_inside_the_domain(framework, text, operation, after):
+    source = f"import torch, jax.numpy as jnp\ny = {text} + 1\n"
+    place = Place("train.py", 2, "", f"y = {text} + 1", (2, 2, 4, 4 + len(text)))
+    read = TensorStats(dtype="float32", shape=(3,), size=3, min=0.0, max=99.0, amax=99.0)
+    finding = Finding(operation=operation, phase="forward", kind="inf", place=place, inputs=(read,))
+    edit = bounded(finding, framework, source)[0]
+    assert edit.after == after
+    assert edit.applied(source) == source.replace(f"({edit.before})", f"({after})")
+
+
+@pytest.mark.parametrize("text", ["g(x)", "x * y", "torch.exp"])
+def test_what_does_not_show_the_argument_is_left_alone(text):
+    place = Place("train.py", 1, "", text, (1, 1, 0, len(text)))
+    finding = Finding(operation="asin", phase="forward", kind="nan", place=place)
+    assert bounded(finding, "torch", text + "\n") == []

@@ -96,14 +96,82 @@ def test_a_masked_mean_in_a_module_of_jax_is_mended_where_it_is_written(tmp_path
 
 @RUNS
 def test_a_safe_form_that_does_not_help_is_not_offered(tmp_path):
-    """The next line fails for the same reason."""
-    more = "    loss = loss + per.sum() / mask.sum()\n    opt.zero_grad"
+    """The next line fails for another reason."""
+    more = "    loss = loss + (float('nan') if step == 12 else 0.0)\n    opt.zero_grad"
     _, report = explained(tmp_path, TORCH.replace("    opt.zero_grad", more))
     assert report["verdict"]["patch"] == []
     assert report["verdict"]["code"] == ""
     said = report["verdict"]["trial"]
-    assert said.startswith("not tried; the safe form was, in vain: with stablenum_torch.numerics.divide(")
+    assert said.startswith(
+        "not tried; a change of the line was, in vain: with stablenum_torch.numerics.divide("
+    )
     assert said.endswith("step 12 still fails")
+
+
+@RUNS
+def test_two_lines_that_fail_in_one_step_are_changed_together(tmp_path):
+    more = "    loss = loss + per.mean() / mask.sum()\n    opt.zero_grad"
+    _, report = explained(tmp_path, TORCH.replace("    opt.zero_grad", more))
+    assert [line for line in report["verdict"]["patch"] if line.startswith("+")] == [
+        "+ import stablenum_torch",
+        "+ loss = stablenum_torch.numerics.divide((per * mask).sum(), mask.sum(), fill=0.0)",
+        "+ loss = loss + stablenum_torch.numerics.divide(per.mean(), mask.sum(), fill=0.0)",
+    ]
+    assert report["verdict"]["trial"].startswith("tried: with these 2 changes step 12 is finite, and so are")
+
+
+GROWING = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(30):
+    x = torch.randn(16, 4)
+    rate = (model(x) * (200 if step == 9 else 1)).exp()
+    loss = (rate - x[:, :1].abs()).square().mean().clamp(max=50.0)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+ANGLES = """
+import jax, jax.numpy as jnp, optax
+w = jnp.array([0.2, 0.1])
+tx = optax.adam(1e-2)
+state = tx.init(w)
+@jax.jit
+def train(w, state, x):
+    loss, g = jax.value_and_grad(lambda w: jnp.mean((jnp.arcsin(x @ w) - x[:, 0]) ** 2))(w)
+    up, state = tx.update(g, state)
+    return optax.apply_updates(w, up), state, loss
+for step in range(30):
+    x = jax.random.uniform(jax.random.key(step), (16, 2))
+    w, state, loss = train(w, state, x * (20.0 if step == 9 else 1.0))
+"""
+
+
+@RUNS
+@pytest.mark.parametrize(
+    ("source", "after"),
+    [
+        (GROWING, "torch.clamp(model(x) * (200 if step == 9 else 1), max=44)"),
+        (ANGLES, "jnp.arcsin(jnp.clip(x @ w, min=-0.999999, max=0.999999))"),
+    ],
+    ids=["torch", "jax"],
+)
+def test_an_argument_is_clamped_where_there_is_no_safe_function(source, after, tmp_path):
+    done, report = explained(tmp_path, source)
+    assert after in report["verdict"]["patch"][-1], done.stdout
+    assert report["verdict"]["trial"].startswith("tried: with this change")
+
+
+@RUNS
+def test_a_change_after_which_the_loss_runs_away_is_not_offered(tmp_path):
+    source = TORCH.replace(
+        "    opt.zero_grad", "    loss = loss * (1 + 1e6 * (step > 12))\n    opt.zero_grad"
+    )
+    _, report = explained(tmp_path, source)
+    assert report["verdict"]["patch"] == []
+    assert "step 12 is finite" in report["verdict"]["trial"]
 
 
 @RUNS

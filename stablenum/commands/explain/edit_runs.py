@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from stablenum.commands.explain.process import Running
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.edits import Edit
+from stablenum.diagnosis.edits.bounds import bounded
 from stablenum.diagnosis.edits.safe_forms import edits_for
 from stablenum.diagnosis.replay.causes import NOTHING_TO_TRY
-from stablenum.diagnosis.watch.edit_trials import steps_of_trial, tried
-from stablenum.diagnosis.watch.plan import Outcome, Plan
+from stablenum.diagnosis.watch.edit_trials import Tried, steps_of_trial, tried
+from stablenum.diagnosis.watch.plan import Outcome, Plan, again_from
 
 __all__ = ["with_edits_tried"]
 
-# Each trial is a run of the script.
-_MOST_TRIALS = 2
-
+# Each trial is a run of the script. Of the planted failures, none needs more than two changes.
+_MOST_TRIALS, _MOST_EDITS = 2, 3
 
 # A trial may take this much longer, and hold this much more memory, than the runs before it: a loop that
 # ended at a NaN may not end without it. Chosen, not measured; imports alone take seconds.
@@ -39,7 +39,8 @@ def with_edits_tried(
     took: float,
 ) -> Report:
     """Return the report with an edit that helps, and what its trial has shown; if none does, with the reason
-    for which nothing is offered.
+    for which nothing is offered. If the script then fails in another place, an edit of that place is tried
+    together with the first.
 
     Args:
         plan: how the script is run.
@@ -51,20 +52,88 @@ def with_edits_tried(
     """
     if report.ok or first.failure is None or not report.findings:
         return report
-    edits, why = _proposed(report)
+    edits, why = _proposed(report, ())
     if not edits:
         return report.untried(why) if why else report
-    seen = list[str]()
-    for edit, source in edits[:_MOST_TRIALS]:
-        steps, new = steps_of_trial(first.failure.step), " ".join(edit.after.split())
-        say(f"trying {new} in line {edit.span[0]}, in at most {steps} steps of another run")
-        planned = replace(plan, edits=(edit.to_dict(),), steps=steps, checkup=True)
-        trial = _limited(planned, run, _TIMES_AS_LONG * took + _MORE_SECONDS)
-        result = tried(first, trial)
+    trials, seen = _Trials(plan, first, run, say, _TIMES_AS_LONG * took + _MORE_SECONDS), list[str]()
+    for edit in edits[:_MOST_TRIALS]:
+        result, applied = trials.of((edit,))
         if result.helps:
-            return report.with_trial(f"tried: with this change {result.said}", patch=edit.shown(source))
-        seen.append(f"with {new}, {result.said}")
-    return report.without_function().with_trial(f"not tried; the safe form was, in vain: {'; '.join(seen)}")
+            changes = "this change" if len(applied) == 1 else f"these {len(applied)} changes"
+            return report.with_trial(f"tried: with {changes} {result.said}", patch=_shown(applied))
+        seen.append(f"with {_in_one_line(edit)}, {result.said}")
+    vain = "; ".join(seen)
+    return report.without_function().with_trial(f"not tried; a change of the line was, in vain: {vain}")
+
+
+class _Trials:
+    """Runs of the script with edits."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        first: Outcome,
+        run: Callable[..., Outcome],
+        say: Callable[[str], object],
+        seconds: float,
+    ) -> None:
+        assert first.failure is not None
+        self._plan, self._first, self._run, self._say, self._seconds = plan, first, run, say, seconds
+        self._steps = steps_of_trial(first.failure.step)
+
+    def of(self, edits: tuple[Edit, ...]) -> tuple[Tried, tuple[Edit, ...]]:
+        """Return what edits lead to, alone or with one more where the script then fails, and all of them."""
+        where = f"{_in_one_line(edits[-1])} in line {edits[-1].span[0]}"
+        self._say(f"trying {where}, in at most {self._steps} steps of another run")
+        plan = replace(self._plan, edits=tuple(e.to_dict() for e in edits), steps=self._steps, checkup=True)
+        trial = _limited(plan, self._run, self._seconds)
+        result = tried(self._first, trial)
+        if trial.failure is not None and not trial.lost and len(edits) < _MOST_EDITS:
+            further = self._further(plan, trial, edits)
+            if further is not None:
+                with_it, applied = self.of((*edits, further))
+                if with_it.helps:
+                    return with_it, applied
+        return result, edits
+
+    def _further(self, plan: Plan, trial: Outcome, edits: tuple[Edit, ...]) -> Edit | None:
+        """Return an edit of the place where the script fails with these edits."""
+        if trial.report is None and trial.failure is not None:
+            begin = again_from(trial.failure, trial.optimizers)
+            trial = _limited(
+                replace(plan, record_from=begin, again=True, checkup=False), self._run, self._seconds
+            )
+        report = Report.from_dict(trial.report) if trial.report is not None else None
+        found = [] if report is None or report.ok or not report.findings else _proposed(report, edits)[0]
+        known = {_in_one_line(edit) for edit in edits}
+        return next((edit for edit in found if _in_one_line(edit) not in known), None)
+
+
+def _in_one_line(edit: Edit) -> str:
+    return " ".join(edit.after.split())
+
+
+def _shown(edits: tuple[Edit, ...]) -> tuple[str, ...]:
+    """Return the lines of edits as in a patch; of a line, what it was and what all edits make of it."""
+    imports, changes = list[str](), dict[tuple[str, int, int], list[tuple[str, ...]]]()
+    for i, edit in enumerate(edits):
+        shown = edit.shown(_source(edit.file, edits[:i]))
+        imports += [line for line in shown if line.startswith("+ import ")]
+        lines = tuple(line for line in shown if not line.startswith("+ import "))
+        changes.setdefault((edit.file, *edit.span[:2]), []).append(lines)
+    parts = list(dict.fromkeys(imports))
+    for shown_lines in changes.values():
+        parts += [line for line in shown_lines[0] if line.startswith("- ")]
+        parts += [line for line in shown_lines[-1] if line.startswith("+ ")]
+    return tuple(parts)
+
+
+def _source(file: str, edits: Sequence[Edit]) -> str:
+    """Return the text of a file with the edits that are for it."""
+    text = Path(file).read_text(encoding="utf-8")
+    for edit in edits:
+        text = edit.applied(text) if edit.file == file else text
+    return text
 
 
 def _limited(plan: Plan, run: Callable[..., Outcome], seconds: float) -> Outcome:
@@ -99,8 +168,9 @@ def _most_memory() -> int:
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 
 
-def _proposed(report: Report) -> tuple[list[tuple[Edit, str]], str]:
-    """Return edits with the text of their file, or why there is none; neither if nothing is to be tried."""
+def _proposed(report: Report, edits: Sequence[Edit]) -> tuple[list[Edit], str]:
+    """Return edits of the place where a script with these edits fails, or why there is none; neither if
+    nothing is to be tried."""
     if report.verdict.cause in NOTHING_TO_TRY:
         return [], ""
     finding = report.findings[0]
@@ -108,13 +178,17 @@ def _proposed(report: Report) -> tuple[list[tuple[Edit, str]], str]:
         return [], "no line of yours is known for it"
     if finding.library:
         return [], f"the operation is inside {finding.library}, whose source is left alone"
-    if not report.verdict.code:
-        return [], "it is not a change of one expression"
     try:
-        source = Path(finding.place.file).read_text(encoding="utf-8")
+        source = _source(finding.place.file, edits)
     except (OSError, UnicodeDecodeError):
         return [], f"{finding.place.file} cannot be read"
     found = edits_for(finding, report.verdict, source)
-    return [(edit, source) for edit in found], "" if found else (
-        f"line {finding.place.line} does not show what the function would be given"
-    )
+    if found:
+        return found, ""
+    found = bounded(finding, report.evidence.framework, source)
+    if found or report.verdict.code:
+        return (
+            found,
+            "" if found else f"line {finding.place.line} does not show what the function would be given",
+        )
+    return [], "it is not a change of one expression"

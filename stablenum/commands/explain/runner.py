@@ -20,9 +20,9 @@ from stablenum.diagnosis import Report
 from stablenum.diagnosis.checkup.remedies import Remedy, outcome_of, resumed
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.replay.judge import Evidence
-from stablenum.diagnosis.watch.plan import Failure, Outcome, Plan
+from stablenum.diagnosis.watch.plan import Outcome, Plan, again_from
 
-__all__ = ["MOST_RUNS", "Explained", "again_from", "check_up", "explain", "run_once", "unreproduced"]
+__all__ = ["MOST_RUNS", "Explained", "check_up", "explain", "run_once", "unreproduced"]
 
 # If the step at which the script fails changes from run to run, the last run records every step.
 MOST_RUNS = 3
@@ -82,12 +82,6 @@ def _explain(plan: Plan, say: Callable[[str], object]) -> Explained:
     if outcome.failure is not None:  # the script failed, but never in a step that was recorded
         return Explained(first, _report(outcome), runs)
     return Explained(first, unreproduced(first, outcome), runs)
-
-
-def again_from(failure: Failure, optimizers: int) -> int:
-    """Return the number of the step from which another run records, to see a failure: its gradients may have
-    been computed before other optimizers took their steps."""
-    return max(0, failure.step - max(0, optimizers - 1))
 
 
 def check_up(plan: Plan, say: Callable[[str], object], *, once: bool) -> tuple[Checkup | None, Outcome]:

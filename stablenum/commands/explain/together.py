@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from stablenum.commands.explain.process import PATIENCE, Running
-from stablenum.commands.explain.runner import MOST_RUNS, Explained, again_from, run_once, unreproduced
+from stablenum.commands.explain.runner import MOST_RUNS, Explained, run_once, unreproduced
 from stablenum.commands.explain.verdicts import Joint, join
 from stablenum.diagnosis.watch.launch import GRACE, Launch, has_failed, mark_failed
-from stablenum.diagnosis.watch.plan import Outcome, Plan
+from stablenum.diagnosis.watch.plan import Outcome, Plan, again_from
 
 __all__ = ["explain_together"]
 

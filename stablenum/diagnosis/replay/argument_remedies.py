@@ -7,7 +7,14 @@ import math
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.formats import FORMATS, Format
 
-__all__ = ["lost_squares", "on_negative", "on_only_zeros", "on_overflow", "on_underflowed"]
+__all__ = [
+    "largest_exponent",
+    "lost_squares",
+    "on_negative",
+    "on_only_zeros",
+    "on_overflow",
+    "on_underflowed",
+]
 
 _OWN_DERIVATIVE = (
     "this derivative is written by hand, and its parts leave the range of numbers where it is small itself: "
@@ -99,7 +106,7 @@ def on_overflow(f: Finding) -> str:
     """Return what to do about an operation whose result is too large; "" if nothing is known of how its
     arguments came about."""
     from_exp = f.upstream.exponential
-    bounds = {"most": _half_of_the_largest_exponent(f), "largest": _format_of(f).max}
+    bounds = {"most": largest_exponent(f), "largest": _format_of(f).max}
     if f.own_derivative:
         return _OWN_DERIVATIVE
     if f.operation in _OF_OPERATIONS:
@@ -130,8 +137,8 @@ def _format_of(f: Finding) -> Format:
     return FORMATS.get(f.outputs[0].dtype if f.outputs else "float32", FORMATS["float32"])
 
 
-def _half_of_the_largest_exponent(f: Finding) -> int:
-    """Return a bound that leaves room for what is computed with the exponential."""
+def largest_exponent(f: Finding) -> int:
+    """Return a bound of what is exponentiated that leaves room for what is computed with the exponential."""
     return math.floor(math.log(_format_of(f).max) / 2)
 
 

@@ -13,6 +13,8 @@ __all__ = ["Tried", "steps_of_trial", "tried"]
 # So many steps are taken after the one that failed: as many as before it, within these bounds. They are
 # chosen, not measured: enough to see a loss move, and a small part of most trainings.
 _LEAST_AFTER, _MOST_AFTER = 10, 100
+# A loss runs away if it ends so many times its range above the largest before the failure. Chosen.
+_FAR = 10
 # The median of so many losses is shown. Chosen: single batches differ more than a few steps change.
 _SHOWN = 10
 
@@ -66,7 +68,8 @@ def tried(first: Outcome, trial: Outcome) -> Tried:
         finite += f", and so {f'are the {after} {unit}s' if after > 1 else f'is the {unit}'} after it"
     if trial.failure is not None:
         return Tried(True, f"{finite}; then {trial.failure}{_at(_place(trial))}")
-    return Tried(True, "; ".join(filter(None, (finite, _losses(trial, step)))))
+    said = "; ".join(filter(None, (finite, _losses(trial, step))))
+    return Tried(not _runs_away(trial, step), said)
 
 
 def _place(outcome: Outcome) -> str:
@@ -77,6 +80,13 @@ def _place(outcome: Outcome) -> str:
 
 def _at(place: str) -> str:
     return f", at {place}" if place else ""
+
+
+def _runs_away(trial: Outcome, step: int) -> bool:
+    """Return whether the loss ends far above all that it was before the step that failed."""
+    before = [x for x in trial.losses[:step] if math.isfinite(x)]
+    after = [x for x in trial.losses[step + 1 :][-_SHOWN:] if math.isfinite(x)]
+    return bool(before and after) and median(after) > max(before) + _FAR * (max(before) - min(before))
 
 
 def _losses(trial: Outcome, step: int) -> str:

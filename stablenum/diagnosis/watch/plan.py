@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Failure", "Outcome", "Plan", "Sent"]
+__all__ = ["Failure", "Outcome", "Plan", "Sent", "again_from"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,3 +185,9 @@ class Outcome:
             failure = Failure(**{**failure, "names": tuple(failure["names"])})
         sent = d["sent"]
         return cls(**{**d, "failure": failure, "sent": None if sent is None else Sent(**sent)})
+
+
+def again_from(failure: Failure, optimizers: int) -> int:
+    """Return the number of the step from which another run records, to see a failure: its gradients may have
+    been computed before other optimizers took their steps."""
+    return max(0, failure.step - max(0, optimizers - 1))
