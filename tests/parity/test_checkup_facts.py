@@ -10,7 +10,7 @@ from stablenum.diagnosis.checkup.course import Course, Drawn, Loss, ParameterSee
 from stablenum.diagnosis.checkup.ranking import complaints, ranked
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
-from stablenum_jax._diagnosis.checkup.marks import GRADIENT, PARAMETER
+from stablenum_jax._diagnosis.checkup.marks import GRADIENT, PARAMETER, USED
 from stablenum_jax._diagnosis.checkup.measuring import MeasuredCall, parameters_seen
 from tests.checkups import run_checkup
 from tests.selection import REPEATS
@@ -240,17 +240,21 @@ def complex_step(conjugate):
     return step
 
 
+@pytest.mark.parametrize("used", [True, False])
 @pytest.mark.parametrize("conjugate", [True, False])
-def test_complex_changes_are_compared_with_the_gradient_and_its_conjugate(conjugate):
+def test_complex_changes_are_compared_with_the_gradient_and_its_conjugate(conjugate, used):
+    """Whether or not it is known what the optimizer has read, which the script may have conjugated."""
     w = jnp.array([0.5 + 0.3j, -1.0 + 0.1j])
     after = complex_step(conjugate)(w)
     grads = jax.grad(lambda w: jnp.sum(jnp.abs(w - (1 + 2j)) ** 2))(w)
 
     marked = {GRADIENT: {"w": SimpleNamespace(data=grads)}, PARAMETER: {}}
+    marked |= {USED: {"w": SimpleNamespace(data=jnp.conj(grads) if conjugate else grads)}} if used else {}
     call = SimpleNamespace(inputs={"w": 0}, given=(w,), reached=frozenset({"w"}), marked=marked)
     (one,) = parameters_seen(call, [after], 0.1)
     assert (one.mirrored > 0.5) is not conjugate
     assert one.update > 0.1
+    assert conjugate is (one.rise < -0.1)  # downhill
     run = Course(
         framework="jax",
         steps=4,
