@@ -35,6 +35,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "root": ("tests", "--ignore-glob=tests/*/*", *SLOW),
     "examples": ("stablenum", "stablenum_jax", "stablenum_torch", *EVERY),  # all that are in docstrings
     "tools": ("tests/benchmarks", "tests/corpus", "tests/mutants", *EVERY),
+    "methods": ("tests/methods", *EVERY),
     "silent": ("tests/silent", *EVERY),
     "unseen": ("tests/unseen", *EVERY),
     "real-pairs": ("tests/pairs/real", *EVERY),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import array_api_compat.numpy as xp
 import numpy as np
@@ -21,6 +23,8 @@ from stablenum.diagnosis.checkup.course import (
 from stablenum.diagnosis.checkup.ranking import ranked
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.report import Checkup
+from stablenum.diagnosis.checkup.rules_data import RULES as DATA
+from stablenum.diagnosis.checkup.rules_functions import RULES as FUNCTIONS
 from stablenum.diagnosis.checkup.rules_normalisation import LAGGING, SLOW
 from stablenum.diagnosis.checkup.rules_normalisation import RULES as NORMALISATION
 from stablenum.diagnosis.checkup.rules_updates import BY_RATE
@@ -328,3 +332,52 @@ def test_a_finite_course_without_faults_has_no_complaint() -> None:
     assert [c.symptom for c in Checkup.of(course([float(2**i) for i in range(12)])).complaints] == [
         Symptom.LOSS_DIVERGES
     ]
+
+
+def reading_of(step: int, saturated: float = 0.9, spread: float = 0.0) -> Any:
+    """What rules ask of a step in which a layer reads what a sigmoid makes."""
+    x = np.full((4, 2), 0.5)
+    made = signal(x, "sigmoid")._replace(saturated=saturated, spread=spread)
+    data = signal(np.arange(8.0).reshape(4, 2))
+    one = SimpleNamespace(operation="sigmoid", outputs=(1,), inputs=(0,), index=0, place=None, module="")
+    return SimpleNamespace(
+        probe=Probe(step=step),
+        forward=lambda: [one],
+        signals={1: made},
+        differentiated={0},
+        is_last=lambda _: False,
+        signal=lambda i: made if i else None,
+        output=lambda: (one, 1),
+        chain=[SimpleNamespace(input=data)],
+    )
+
+
+AROUND_ZERO = [0.1, -0.1, 0.05, -0.05, 0.0, 0.0]  # the surrogate of a policy
+STILL = [1.0, 1.1, 1.0, 0.9, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("losses", "since", "relative", "level"),
+    [
+        (AROUND_ZERO, 20, 0.01, Level.NOTE),  # a policy that is sure of itself, and may be right
+        (AROUND_ZERO, 0, 0.01, Level.FAULT),  # from the first step on
+        (AROUND_ZERO, 20, 0.5, Level.FAULT),  # after a jump
+        (STILL, 20, 0.01, Level.FAULT),  # a loss that tells that nothing was learned
+    ],
+)
+def test_what_a_policy_has_learned_is_not_saturated(
+    losses: list[float], since: int, relative: float, level: Level
+) -> None:
+    run = course(losses)
+    moved = ParameterSeen("w", (4, 4), "float32", weight=1.0, update=relative)
+    run.probes = [Probe(step=step, parameters=(moved,)) for step in (0, 10, 20)]
+    readings = [reading_of(step, 0.9 if step >= since else 0.1) for step in (0, 10, 20)]
+    (found,) = FUNCTIONS[0](run, readings)
+    assert (found.symptom, found.level, found.since) == (Symptom.SATURATED, level, since)
+
+
+@pytest.mark.parametrize(("last", "level"), [(0.001, Level.NOTE), (0.9, Level.FAULT)])
+def test_a_constant_output_is_right_where_the_loss_has_come_down_with_it(last: float, level: Level) -> None:
+    run = course([1.0, 0.9, last, last, last, last, last, last])
+    found = DATA[-1](run, [reading_of(step) for step in (0, 10, 20)])
+    assert [(one.symptom, one.level) for one in found] == [(Symptom.CONSTANT_OUTPUT, level)]

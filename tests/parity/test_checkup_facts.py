@@ -10,7 +10,7 @@ from stablenum.diagnosis.checkup.course import Course, Drawn, Loss, ParameterSee
 from stablenum.diagnosis.checkup.ranking import complaints, ranked
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
-from stablenum_jax._diagnosis.checkup.marks import GRADIENT, PARAMETER
+from stablenum_jax._diagnosis.checkup.marks import GRADIENT, PARAMETER, USED
 from stablenum_jax._diagnosis.checkup.measuring import MeasuredCall, parameters_seen
 from tests.checkups import run_checkup
 from tests.selection import REPEATS
@@ -240,17 +240,21 @@ def complex_step(conjugate):
     return step
 
 
+@pytest.mark.parametrize("used", [True, False])
 @pytest.mark.parametrize("conjugate", [True, False])
-def test_complex_changes_are_compared_with_the_gradient_and_its_conjugate(conjugate):
+def test_complex_changes_are_compared_with_the_gradient_and_its_conjugate(conjugate, used):
+    """Whether or not it is known what the optimizer has read, which the script may have conjugated."""
     w = jnp.array([0.5 + 0.3j, -1.0 + 0.1j])
     after = complex_step(conjugate)(w)
     grads = jax.grad(lambda w: jnp.sum(jnp.abs(w - (1 + 2j)) ** 2))(w)
 
     marked = {GRADIENT: {"w": SimpleNamespace(data=grads)}, PARAMETER: {}}
+    marked |= {USED: {"w": SimpleNamespace(data=jnp.conj(grads) if conjugate else grads)}} if used else {}
     call = SimpleNamespace(inputs={"w": 0}, given=(w,), reached=frozenset({"w"}), marked=marked)
     (one,) = parameters_seen(call, [after], 0.1)
     assert (one.mirrored > 0.5) is not conjugate
     assert one.update > 0.1
+    assert conjugate is (one.rise < -0.1)  # downhill
     run = Course(
         framework="jax",
         steps=4,
@@ -259,3 +263,62 @@ def test_complex_changes_are_compared_with_the_gradient_and_its_conjugate(conjug
     )
     found = [c for c in complaints(run) if "jnp.conj" in c.cure]
     assert bool(found) is not conjugate
+
+
+# --- what a healthy method does that looks like a fault
+
+
+def moved(name, weight, update, gradient=0.1, rise=-0.1):
+    one = seen(weight, 0.0)
+    return one._replace(name=name, update=update, gradient=gradient, rise=rise)
+
+
+def run_of(steps, losses):
+    """A training whose measured steps are given as the parameters of each, by the number of the step."""
+    probes = [Probe(step=step, parameters=tuple(parameters)) for step, parameters in steps.items()]
+    losses = [Loss(i, value) for i, value in enumerate(losses)]
+    return Course(framework="torch", steps=len(losses), probes=probes, losses=losses)
+
+
+def symptoms_of(run, above=Level.NOTE):
+    return [c.symptom for c in complaints(run) if c.level >= above]
+
+
+FEW_PERCENT = [2.0 - 0.002 * i for i in range(40)]  # a loss with a high floor
+
+
+def adapter(step, rate):
+    """The two factors of an adapter after so many steps of Adam's size, of which the second began at 0."""
+    return moved("a", 0.12, rate if step else 0.0), moved("b", step * rate, rate)
+
+
+@pytest.mark.parametrize(("rate", "blamed"), [(1e-2, False), (0.2, True)])
+def test_weights_that_began_at_0_do_not_make_steps_too_large(rate, blamed):
+    run = run_of({step: adapter(step, rate) for step in (0, 1, 2, 3, 5, 9, 20, 39)}, FEW_PERCENT)
+    assert (Symptom.STEPS_TOO_LARGE in symptoms_of(run)) is blamed
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.2])
+def test_weights_that_began_at_0_and_are_thrown_to_and_fro_are_found(factor):
+    """Each step takes them to the other side of the best ones."""
+    sizes = {0: 0.0} | {step: factor**step for step in (1, 2, 3, 5, 9, 20, 39)}
+    run = run_of(
+        {step: (moved("b", size, 2 * size or 1.0),) for step, size in sizes.items()}, [2.0] * 39 + [2.1]
+    )
+    assert Symptom.STEPS_TOO_LARGE in symptoms_of(run)
+
+
+@pytest.mark.parametrize(
+    ("update", "pulls", "blamed"),
+    [
+        (1e-2, (0.3, 0.2, 0.1, 0.0), False),  # a surrogate, until all is solved
+        (1e-2, (0.3, 0.3, 0.3, 0.3), True),  # a forward pass that is not repeated
+        (0.0, (0.3, 0.2, 0.1, 0.0), True),  # parameters that do not move
+        (1e-2, (0.0, 0.0, 0.0, 0.0), True),  # nothing that the loss depends on
+    ],
+)
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_loss_that_is_constant_by_construction_is_not_blamed(value, update, pulls, blamed):
+    steps = {i: (moved("w", 1.0, update, pull, -update * pull),) for i, pull in enumerate(pulls)}
+    run = run_of(steps, [value] * 20)
+    assert (Symptom.LOSS_CONSTANT in symptoms_of(run)) is blamed

@@ -46,6 +46,8 @@ MOST_PLACES = 4
 NOT_DOWN, PARTLY_DOWN, HALFWAY_DOWN, NEARLY_DOWN = 0.1, 0.3, 0.5, 0.9
 # Fewer losses show no course. What they begin and end with is the median of one in so many of them.
 _LEAST_LOSSES, _PARTS = 4, 8
+# A loss is constant whose values differ by less than this part of their size: float32 rounds by 6e-8.
+_SAME = 1e-6
 
 
 class ParameterSeen(NamedTuple):
@@ -232,6 +234,15 @@ class Probe:
         both = changes * gradients
         return math.fsum(p.rise * p.size for p in known) / both if both > 0 else math.nan
 
+    def promised(self) -> float:
+        """Return by how much the loss changes to first order in the step, without weight decay."""
+        return math.fsum(p.rise * p.size for p in self.parameters if not math.isnan(p.rise))
+
+    def pull(self) -> float:
+        """Return the norm of the gradients of all parameters."""
+        known = [p for p in self.parameters if not math.isnan(p.gradient)]
+        return math.sqrt(math.fsum(p.gradient * p.gradient * p.size for p in known))
+
 
 class Loss(NamedTuple):
     """A number from which a backward pass started, in which step and on which line."""
@@ -375,15 +386,33 @@ class Course:
 
     def fall(self) -> float:
         """Return how far the loss has come down, relative to where it began: 1 for all the way to 0, negative
-        if it rose; NaN for fewer than four losses, and for losses that change their sign, as in
-        reinforcement learning."""
+        if it rose; NaN for fewer than four losses, for losses that change their sign, as in reinforcement
+        learning, and for those that are constant by construction."""
         values = [v for v in self.values if math.isfinite(v)]
-        if len(values) < _LEAST_LOSSES or min(values) < 0 < max(values):
+        if len(values) < _LEAST_LOSSES or min(values) < 0 < max(values) or self.is_surrogate():
             return math.nan
         part = max(1, len(values) // _PARTS)
         # A first step that is too large makes the losses after it larger than the one to compare with.
         first, last = min(values[0], median(values[:part])), median(values[-part:])
         return (first - last) / abs(first) if first else 0.0
+
+    def is_constant(self) -> bool:
+        """Return whether all losses are the same, but for rounding."""
+        values = self.values
+        size = median([abs(v) for v in values])
+        return bool(values) and max(values) - min(values) <= _SAME * size
+
+    def is_surrogate(self) -> bool:
+        """Return whether the loss is constant by construction, as an objective that is made for its gradient:
+        the measured steps have moved parameters along gradients that differ from step to step, and would have
+        changed any other loss."""
+        if not self.is_constant():
+            return False
+        size = _SAME * median([abs(v) for v in self.values])
+        sums = [(abs(probe.promised()), probe.pull()) for probe in self.probes]
+        moved = [pull for promised, pull in sums if promised > size]
+        # Of a forward pass that is not repeated, all gradients are the same.
+        return len(moved) > 1 and max(moved) - min(moved) > _SAME * max(moved)
 
     def history(self, name: str) -> list[tuple[int, ParameterSeen]]:
         """Return what was measured of one parameter, step by step."""

@@ -22,6 +22,8 @@ _SATURATED, _DEAD = 0.8, 0.9
 _ROWS = 8
 # A router uses at least so many entries, or this part of them.
 _USED, _OF_ENTRIES = 1.2, 0.3
+# Until this step a model has learned nothing of which it could be sure. Chosen, not measured.
+_EARLY = 2
 # A step before which units died changed a weight by more than this part of its size.
 _JUMP = 0.1
 # What a softmax reads may be masked so many times. Chosen, not measured.
@@ -44,12 +46,14 @@ def _saturated(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
             if found is None or not found.saturated > _SATURATED or step.index not in reading.differentiated:
                 continue
             final = reading.is_last(step)
-            if (final and reading.probe.step > 2) or (step.operation == "softmax" and not final):
+            if (final and reading.probe.step > _EARLY) or (step.operation == "softmax" and not final):
                 continue  # a trained model is sure of itself; attention has its own rule
             into = reading.signal(step.inputs[0])
             yield Complaint.of(
                 Symptom.SATURATED,
-                Level.FAULT if not course.fall() > PARTLY_DOWN else Level.NOTE,
+                Level.NOTE
+                if course.fall() > PARTLY_DOWN or _is_learned(course, reading.probe.step)
+                else Level.FAULT,
                 (
                     f"{found.saturated:.0%} of {step.operation}'s output is within 0.01 of the edge",
                     *([f"it reads values of size {into.rms:.3g} (RMS)"] if into is not None else []),
@@ -59,6 +63,12 @@ def _saturated(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
                 module=step.module,
             )
             return
+
+
+def _is_learned(course: Course, since: int) -> bool:
+    """Return whether a function has become sure of itself by steps of a sound size, where the loss does not
+    tell whether they were of use: a policy at full reward has nothing left to learn."""
+    return math.isnan(course.fall()) and since > _EARLY and not _jump(course, since)
 
 
 def _dead(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:

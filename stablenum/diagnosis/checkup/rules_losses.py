@@ -16,8 +16,6 @@ __all__ = ["RULES"]
 
 # Fewer losses show neither a course nor turns.
 _LEAST = 10
-# A loss is constant whose values differ by less than this part of their size: float32 rounds by 6e-8.
-_SAME = 1e-6
 # A loss oscillates that turns around in so many of the steps, by so much of its size.
 _TURNS, _FAR = 0.8, 0.5
 _STRICT_CURE = (
@@ -93,7 +91,7 @@ def _loss(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             "right, give it a lower bound, such as a penalty or a floor for a variance",
             expects="a loss that levels off",
         )
-    elif max(values) - min(values) <= _SAME * size:
+    elif course.is_constant() and not course.is_surrogate():
         yield Complaint.of(
             Symptom.LOSS_CONSTANT,
             Level.FAULT,

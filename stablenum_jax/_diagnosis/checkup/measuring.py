@@ -277,6 +277,23 @@ def _in_parts(x: Any) -> Any:
     return parts.astype(np.float64)
 
 
+def _uphill(gradient: Any, raw: Any) -> Any:
+    """Return the gradient that an optimizer reads such that it points uphill: its conjugate, if it is complex
+    and still JAX's own.
+
+    Args:
+        gradient: what the optimizer reads.
+        raw: what JAX has returned; None if that is not known.
+    """
+    if not np.iscomplexobj(gradient):
+        return gradient
+    if raw is None or np.shape(raw) != np.shape(gradient):
+        return np.conj(gradient)
+    read = _in_parts(gradient)
+    conjugated = np.sum(read * _in_parts(np.conj(raw))) > np.sum(read * _in_parts(raw))
+    return gradient if conjugated else np.conj(gradient)
+
+
 def _follows_conjugate(before: Any, after: Any, gradient: Any) -> float:
     """Return by how much nearer a complex change is to JAX's own gradient than to its conjugate.
 
@@ -311,11 +328,11 @@ def parameters_seen(
             continue
         known = after is not None and np.shape(after[position]) == w.shape
         later = np.asarray(after[position]) if known and after is not None else w
-        # JAX's gradient of a complex number is the conjugate of the one that points uphill.
-        wide = [_in_parts(x) for x in (w, later, np.conj(g) if np.iscomplexobj(g) else g)]
+        raw = np.asarray(first[name].data) if name in first else None
+        wide = [_in_parts(x) for x in (w, later, _uphill(g, raw))]
         with np.errstate(all="ignore"):
             numbers = measure_update(*wide, xp=numpy_namespace).tolist()
-            follows = _follows_conjugate(w, later, g) if known else math.nan
+            follows = _follows_conjugate(w, later, raw) if known and raw is not None else math.nan
         if not known:
             numbers[3:6] = [math.nan] * 3
             numbers[7] = math.nan
