@@ -454,3 +454,29 @@ def test_the_other_sign_is_tried_for_updates_that_climb(tmp_path: Path) -> None:
     _, report = checked(FAULTY["a loss that is maximised"][0], tmp_path)
     assert report["complaints"][0]["tried"].startswith("with -1 times the rate, the loss goes from")
     assert "no better" not in report["complaints"][0]["tried"]
+
+
+CHECKPOINTED = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+torch.manual_seed(0)
+inner, head = nn.Sequential(nn.Linear(8, 16), nn.Tanh()), nn.Linear(16, 1)
+opt = torch.optim.Adam([*inner.parameters(), *head.parameters()], 1e-2)
+for step in range(20):
+    x = torch.randn(32, 8{needs})
+    loss = (head(checkpoint(inner, x, use_reentrant={reentrant})) - x[:, :1]).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+def test_a_reentrant_checkpoint_that_stops_gradients_is_named(tmp_path: Path) -> None:
+    text = CHECKPOINTED.format(needs="", reentrant=True)
+    assert_fault((text, "no_gradient", "checkpoint(inner, x"), tmp_path)
+
+
+@pytest.mark.parametrize(("needs", "reentrant"), [(", requires_grad=True", True), ("", False)])
+def test_a_checkpoint_that_passes_gradients_is_not(needs: str, reentrant: bool, tmp_path: Path) -> None:
+    assert_healthy(CHECKPOINTED.format(needs=needs, reentrant=reentrant), tmp_path)

@@ -333,6 +333,7 @@ class Course:
         custom: functions with a derivative that the script has written, and what was found of them.
         summed_twice: the steps in which a backward pass started at a loss of which an earlier one is a part:
             the step, and both lines.
+        cut: where reentrant checkpoints were given nothing that needs a gradient (PyTorch).
         copies: models that look like a moving average of a trained one, or like a target network.
         over_devices: gradients of replicated parameters that ``shard_map`` has summed over devices (JAX).
     """
@@ -369,6 +370,7 @@ class Course:
     custom: list[CustomDerivative] = field(default_factory=list)
     summed_twice: list[tuple[int, Place | None, Place | None]] = field(default_factory=list)
     over_devices: list[OverDevices] = field(default_factory=list)
+    cut: tuple[Place, ...] = ()
     copies: tuple[Copy, ...] = ()
 
     @property

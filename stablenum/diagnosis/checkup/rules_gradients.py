@@ -21,6 +21,13 @@ _ALIKE = 1e-3
 _TABLES = frozenset({"embedding", "gather", "index", "index_select", "take"})
 # More than so many new optimizers, each for fewer than so many steps, are too many.
 _MANY, _SOON = 4, 100
+# What is said where a reentrant checkpoint gives no gradient to what is inside of it.
+_CHECKPOINT = {
+    "what": "a reentrant checkpoint gets nothing that needs a gradient, so the parameters inside it get none",
+    "cure": "call checkpoint(..., use_reentrant=False), or let its input require a gradient "
+    "(x.requires_grad_(), model.enable_input_require_grads() in Hugging Face)",
+    "expects": "these parameters move",
+}
 _NO_STEP = "call optimizer.step() after the backward pass: no optimizer took a step"
 # Before this step a gradient may well be 0.
 _FEW = 10
@@ -114,16 +121,18 @@ def _gradients(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
         behind = _cut(last, missing)
         cut = None if behind is None else behind.place
         step = used.get(missing[0])
+        checkpoint = next(iter(course.cut), None)
         unused = [name for name in missing if name not in used]
         why = " (the forward pass does not use them)" if len(unused) == len(missing) else ""
         yield Complaint.of(
             Symptom.NO_GRADIENT,
-            Level.NOTE if vectors(missing) else Level.FAULT if cut is not None else Level.WARNING,
+            Level.NOTE if vectors(missing) else Level.FAULT if checkpoint or cut else Level.WARNING,
             f"no gradient in {len(course.probes)} measured steps: {joined(missing)}{why}",
             parameters=tuple(missing),
-            place=cut or (step.place if step else course.initialised.get(missing[0])),
+            place=checkpoint or cut or (step.place if step else course.initialised.get(missing[0])),
             places=() if behind is None else tuple(reversed(behind.frames[:-1]))[:2],
             module=step.module if step else missing[0].rpartition(".")[0],
+            **(_CHECKPOINT if checkpoint else {}),
         )
     elif missing:
         yield Complaint.of(

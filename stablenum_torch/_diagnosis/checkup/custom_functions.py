@@ -11,6 +11,7 @@ import array_api_compat.torch as torch_namespace
 import torch
 from torch import Tensor
 from torch.autograd.function import Function, _is_setup_context_defined, _SingleLevelFunction
+from torch.utils.checkpoint import CheckpointFunction
 
 from stablenum.diagnosis.checkup.custom_derivatives import CustomDerivative, differences
 from stablenum.diagnosis.replay.source_files import return_in
@@ -54,6 +55,8 @@ class CustomFunctions:
 
     Attributes:
         found: what was found, in the order of the calls.
+        cut: where reentrant checkpoints were given nothing that needs a gradient, so that what is inside of
+            them gets none.
         step: the number of the step that is measured.
         written_on: returns the line that wrote a tensor's present numbers, if it is known.
     """
@@ -62,6 +65,7 @@ class CustomFunctions:
         self._aside = aside
         self._seen: dict[type, int] = {}
         self.found: list[CustomDerivative] = []
+        self.cut: list[Place] = []
         self.step = 0
         self.written_on: Callable[[Tensor], Place | None] = lambda tensor: None
 
@@ -81,6 +85,8 @@ class CustomFunctions:
         @never_compiled
         @transparent
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if issubclass(cls, CheckpointFunction) and torch.is_grad_enabled():
+                look(watched.note_checkpoint, args)
             plain = super(_SingleLevelFunction, cls).apply  # type: ignore[misc]  # of torch's C base class
             if watched._aside.looking or kwargs or not watched.is_watched(cls):
                 return plain(*args, **kwargs)
@@ -102,6 +108,12 @@ class CustomFunctions:
         mine = code is not None and is_user_file(code.co_filename)
         alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         return mine and alone and self._seen.get(cls, 0) < _MOST_CALLS and torch.is_grad_enabled()
+
+    def note_checkpoint(self, args: tuple[Any, ...]) -> None:
+        """Note a reentrant checkpoint, if none of its inputs needs a gradient."""
+        place = None if any(map(_needs_gradient, args)) else users_place()
+        if place is not None and place not in self.cut:
+            self.cut.append(place)
 
     def before(self, cls: type[Function], args: tuple[Any, ...]) -> _Call | None:
         """Keep what a function is given, which it may write to."""
@@ -266,6 +278,10 @@ class _Context:
 
 def _is_differentiable(t: Tensor) -> bool:
     return t.requires_grad and t.is_floating_point() and t.layout is torch.strided and not t.is_meta
+
+
+def _needs_gradient(thing: Any) -> bool:
+    return isinstance(thing, Tensor) and thing.requires_grad
 
 
 def _tensors(result: Any) -> list[Tensor]:

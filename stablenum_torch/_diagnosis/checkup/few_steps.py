@@ -150,7 +150,7 @@ class _FewSteps:
                 self.look_at_optimizer(self.optimizer)
                 _, loss = self.run(lambda loss: None)
                 self.course.losses.append(Loss(self.course.steps, loss))
-        self.course.custom = self.custom.found
+        self.course.custom, self.course.cut = self.custom.found, tuple(self.custom.cut)
         return Checkup.of(self.course, first=self, notes=tuple(self.notes))
 
     def take_step(self) -> None:

@@ -331,7 +331,8 @@ class _Watcher:
         """Judge the course of the training, which has ended."""
         self.close()
         course = self.course
-        course.custom, course.copies = self.custom.found, self.copies.found
+        course.custom, course.cut = self.custom.found, tuple(self.custom.cut)
+        course.copies = self.copies.found
         self.read_losses()
         leaves = [p for p, _ in self.leaves.values()]
         # What the script itself writes to is trained, as with master weights.
