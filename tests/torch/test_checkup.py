@@ -480,3 +480,33 @@ def test_a_reentrant_checkpoint_that_stops_gradients_is_named(tmp_path: Path) ->
 @pytest.mark.parametrize(("needs", "reentrant"), [(", requires_grad=True", True), ("", False)])
 def test_a_checkpoint_that_passes_gradients_is_not(needs: str, reentrant: bool, tmp_path: Path) -> None:
     assert_healthy(CHECKPOINTED.format(needs=needs, reentrant=reentrant), tmp_path)
+
+
+AUXILIARY = """
+import torch
+torch.manual_seed(0)
+class MomentumWithAuxAdam(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, dict(lr=0.02, betas=(0.9, 0.95), eps=1e-10))
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                m = state.setdefault("momentum_buffer", torch.zeros_like(p))
+                m.lerp_(p.grad, 0.1)
+                p.sub_(m, alpha=group["lr"])
+model = torch.nn.Linear(8, 4)
+opt = MomentumWithAuxAdam(model.parameters())
+for step in range(60):
+    x = torch.randn(64, 8)
+    loss = (0.03 * (model(x) - x[:, :4])).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+def test_a_parameter_without_a_second_moment_has_no_stale_one(tmp_path: Path) -> None:
+    _, report = checked(AUXILIARY, tmp_path, "--once")
+    assert "stale_state" not in [c["symptom"] for c in report["complaints"]]

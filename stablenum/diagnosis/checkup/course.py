@@ -67,7 +67,8 @@ class ParameterSeen(NamedTuple):
             larger one for the parameter and its gradient, the smallest over the axes.
         rise: the mean over the elements of the change times the gradient, positive if the loss rises by it;
             without the part of the change along the parameter itself, as weight decay makes it.
-        optimizer: the name of the class of its optimizer; "" if it is not known.
+        optimizer: the name of the class of its optimizer, "momentum" if it has no second moment; "" if it is
+            not known.
         mirrored: of a complex parameter in JAX, by how much nearer the change is to the gradient that JAX
             returns than to its conjugate, which points uphill; NaN elsewhere.
     """

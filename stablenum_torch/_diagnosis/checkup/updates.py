@@ -64,8 +64,17 @@ def parameters_seen(
             p.grad is not None,
             *(numbers if optimizer is not None else _without_step(numbers)),
         )
-        seen.append(one._replace(optimizer=kind_of(optimizer)))
+        seen.append(one._replace(optimizer=_mover_of(p, optimizer)))
     return tuple(seen)
+
+
+def _mover_of(p: Tensor, optimizer: torch.optim.Optimizer | None) -> str:
+    """Return what moves a parameter: the name of the optimizer's class; "momentum" where an optimizer that
+    treats its groups in several ways, as Muon with AdamW for the rest does, keeps no second moment."""
+    kind = kind_of(optimizer)
+    state = {} if optimizer is None else optimizer.state.get(p, {})
+    averages = [k for k, t in state.items() if isinstance(t, Tensor) and t.shape == p.shape and p.ndim]
+    return "momentum" if len(averages) == 1 and "sq" not in averages[0] else kind
 
 
 def _wide(t: Tensor) -> Tensor:
