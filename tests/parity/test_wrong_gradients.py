@@ -284,6 +284,34 @@ def test_a_rule_that_makes_a_gradient_exactly_0_is_named(text, tmp_path):
     assert "return" in first["place"]["code"]
 
 
+TRANSPOSED = """
+import jax, jax.numpy as jnp, optax
+@jax.custom_jvp
+def double(x):
+    return 2 * x
+double.defjvp(lambda p, t: (double(*p), double(*t)))
+w = jax.random.normal(jax.random.key(1), (4,))
+tx = optax.adam(1e-2)
+state = tx.init(w)
+@jax.jit
+def train(w, state, x):
+    def loss_fn(w):
+        pulled, = jax.linear_transpose(lambda v: double(x @ v), w)(x @ w)
+        return jnp.mean(pulled ** 2)
+    loss, g = jax.value_and_grad(loss_fn)(w)
+    up, state = tx.update(g, state)
+    return optax.apply_updates(w, up), state, loss
+for i in range(6):
+    w, state, loss = train(w, state, jax.random.normal(jax.random.key(i), (8, 4)))
+"""
+
+
+def test_a_script_may_transpose_a_function_that_is_watched(tmp_path):
+    result, report = checked(TRANSPOSED, tmp_path, "--once")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert report["complaints"] == []
+
+
 HEAD = """
 import torch
 from torch import nn

@@ -14,11 +14,11 @@ import jax
 import numpy as np
 
 from stablenum.diagnosis.checkup.custom_derivatives import CustomDerivative, differences
-from stablenum.diagnosis.replay.source_files import return_in
+from stablenum.diagnosis.replay.source_files import is_the_scripts, return_in
 from stablenum.diagnosis.replay.values import Place
 from stablenum.diagnosis.watch.frames import transparent
-from stablenum_jax._diagnosis.checkup.marks import CUSTOM, mark
-from stablenum_jax._diagnosis.replay.source_lines import is_user_code, users_place
+from stablenum_jax._diagnosis.checkup.marks import CUSTOM, make_transposable, mark
+from stablenum_jax._diagnosis.replay.source_lines import users_place
 from stablenum_jax._trees.leaves import is_floating
 from stablenum_jax._trees.names import path_name
 
@@ -51,6 +51,7 @@ class CustomRules:
 
     def install(self) -> None:
         """Watch from now on, and mark in a trace what such functions are given."""
+        make_transposable()
         for kind in _KINDS:
             kind.__call__ = self._watching(kind.__call__)
 
@@ -71,7 +72,7 @@ class CustomRules:
         @transparent
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             code = getattr(inspect.unwrap(self.fun), "__code__", None)
-            if code is None or not is_user_code(code.co_filename):
+            if code is None or not is_the_scripts(code.co_filename):
                 return inner(self, *args, **kwargs)
             kind = f"{CUSTOM}{len(watched._applied)}"
             given = mark(args, kind)
@@ -190,6 +191,6 @@ def _rule_of(function: Any) -> Place | None:
     """Return the line on which a rule is written."""
     rule = getattr(function, "bwd", None) or getattr(function, "jvp", None)
     code = getattr(inspect.unwrap(rule), "__code__", None) if rule is not None else None
-    if code is None or not is_user_code(code.co_filename):
+    if code is None or not is_the_scripts(code.co_filename):
         return None
     return return_in(code)

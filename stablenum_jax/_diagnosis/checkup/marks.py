@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
+from jax.interpreters import ad
 
 from stablenum_jax._diagnosis.replay.jax_internals import any_equation, sub_jaxpr
 from stablenum_jax._trees.leaves import is_floating
@@ -23,6 +24,7 @@ __all__ = [
     "STATE",
     "USED",
     "has_marks",
+    "make_transposable",
     "mark",
     "read_mark",
 ]
@@ -42,6 +44,13 @@ def mark(tree: Any, kind: str) -> Any:
         return checkpoint_name(leaf, f"{_PREFIX}{kind} {path_name(path)}")
 
     return jax.tree_util.tree_map_with_path(one, tree)
+
+
+def make_transposable() -> None:
+    """Give marks the transpose that JAX's primitive lacks, since a script may transpose a function with marks
+    in it."""
+    primitive = jax.make_jaxpr(lambda x: checkpoint_name(x, _PREFIX))(0.0).eqns[0].primitive
+    ad.primitive_transposes.setdefault(primitive, lambda cotangent, *_, **params: [cotangent])
 
 
 def read_mark(eqn_params: Any) -> tuple[str, str] | None:

@@ -14,12 +14,12 @@ from torch.autograd.function import Function, _is_setup_context_defined, _Single
 from torch.utils.checkpoint import CheckpointFunction
 
 from stablenum.diagnosis.checkup.custom_derivatives import CustomDerivative, differences
-from stablenum.diagnosis.replay.source_files import return_in
+from stablenum.diagnosis.replay.source_files import is_the_scripts, return_in
 from stablenum.diagnosis.replay.values import Place
 from stablenum.diagnosis.watch.frames import transparent
 from stablenum.diagnosis.watch.session import FAILED
 from stablenum_torch._devices.generators import rng_state, set_rng_state
-from stablenum_torch._diagnosis.replay.source_lines import is_user_file, users_place
+from stablenum_torch._diagnosis.replay.source_lines import users_place
 from stablenum_torch._diagnosis.watch.unseen import never_compiled
 
 __all__ = ["Aside", "CustomFunctions"]
@@ -105,7 +105,7 @@ class CustomFunctions:
     def is_watched(self, cls: type[Function]) -> bool:
         """Return whether a function is the user's, and has not been looked at often enough."""
         code = getattr(cls.forward, "__code__", None)
-        mine = code is not None and is_user_file(code.co_filename)
+        mine = code is not None and is_the_scripts(code.co_filename)
         alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         return mine and alone and self._seen.get(cls, 0) < _MOST_CALLS and torch.is_grad_enabled()
 
@@ -291,6 +291,6 @@ def _tensors(result: Any) -> list[Tensor]:
 def _return_of(function: Any) -> Place | None:
     """Return the last line of a function that returns something."""
     code = getattr(function, "__code__", None)
-    if code is None or not is_user_file(code.co_filename):
+    if code is None or not is_the_scripts(code.co_filename):
         return None
     return return_in(code)
