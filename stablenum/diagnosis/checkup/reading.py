@@ -237,12 +237,23 @@ class Reading:
 
     def weighs(self, step: Step) -> bool:
         """Return whether what comes of a step is a factor on rows that other parameters make, as the weights
-        of experts are."""
-        found = set(step.outputs)
-        for later in self.trace.steps[step.index + 1 :]:
-            if later.phase != "forward" or not any(i in found for i in later.inputs):
+        of experts are. What comes of the layer before it, as the logarithm in an entropy does, are no such
+        rows."""
+        layer = step
+        while layer.operation not in LAYERS and layer.inputs:
+            before = self.producer(layer.inputs[0])
+            if before is None:
+                break
+            layer = before
+        own, found = set(layer.outputs), set(step.outputs)
+        for later in self.trace.steps[layer.index + 1 :]:
+            if later.phase != "forward":
                 continue
-            others = [i for i in later.inputs if i not in found and i in self.from_parameters]
+            if any(i in own for i in later.inputs):
+                own.update(later.outputs)
+            if later.index <= step.index or not any(i in found for i in later.inputs):
+                continue
+            others = [i for i in later.inputs if i not in own and i in self.from_parameters]
             shapes = [seen.shape for i in others if (seen := self.signal(i)) is not None]
             if later.operation in _WEIGHING and any(len(s) > 1 and s[-1] > 1 for s in shapes):
                 return True
