@@ -94,6 +94,7 @@ def setup(app: Sphinx) -> None:
     """Generate what the pages include. Sphinx calls this before it reads them."""
     app.connect("autodoc-process-signature", shorten_defaults)
     app.connect("autodoc-process-docstring", check_docstring, priority=900)  # after Napoleon
+    import bounds
     import commands
     import costs
     import cures
@@ -126,6 +127,7 @@ def setup(app: Sphinx) -> None:
     tables.write_ulp(results / "ulp.json", generated)
     tables.write_losses(results / "losses.json", generated)
     tables.write_diagnosis(results / "diagnosis.json", generated)
+    bounds.write_bounds(results / "bounds.json", generated)
     leaderboard.write_leaderboard(HERE.parent / "corpus" / "results", generated)
     partners.write_partners(results / "partners.json", generated)
     costs.write_costs(results / "cpu.json", generated)

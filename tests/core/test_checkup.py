@@ -357,20 +357,25 @@ STILL = [1.0, 1.1, 1.0, 0.9, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
-    ("losses", "since", "relative", "level"),
+    ("losses", "since", "first", "relative", "level"),
     [
-        (AROUND_ZERO, 20, 0.01, Level.NOTE),  # a policy that is sure of itself, and may be right
-        (AROUND_ZERO, 0, 0.01, Level.FAULT),  # from the first step on
-        (AROUND_ZERO, 20, 0.5, Level.FAULT),  # after a jump
-        (STILL, 20, 0.01, Level.FAULT),  # a loss that tells that nothing was learned
+        (AROUND_ZERO, 20, 1.0, 0.01, Level.NOTE),  # a policy that is sure of itself, and may be right
+        (AROUND_ZERO, 20, 0.0, 0.3, Level.NOTE),  # the same, with a weight that began at 0
+        (AROUND_ZERO, 0, 1.0, 0.01, Level.FAULT),  # from the first step on
+        (AROUND_ZERO, 20, 1.0, 0.5, Level.FAULT),  # after a jump
+        (AROUND_ZERO, 20, 0.0, 1.5, Level.FAULT),  # after a jump of a weight that began at 0
+        (STILL, 20, 1.0, 0.01, Level.FAULT),  # a loss that tells that nothing was learned
     ],
 )
 def test_what_a_policy_has_learned_is_not_saturated(
-    losses: list[float], since: int, relative: float, level: Level
+    losses: list[float], since: int, first: float, relative: float, level: Level
 ) -> None:
     run = course(losses)
     moved = ParameterSeen("w", (4, 4), "float32", weight=1.0, update=relative)
-    run.probes = [Probe(step=step, parameters=(moved,)) for step in (0, 10, 20)]
+    run.probes = [
+        Probe(step=step, parameters=(moved if step else moved._replace(weight=first, update=0.01),))
+        for step in (0, 10, 20)
+    ]
     readings = [reading_of(step, 0.9 if step >= since else 0.1) for step in (0, 10, 20)]
     (found,) = FUNCTIONS[0](run, readings)
     assert (found.symptom, found.level, found.since) == (Symptom.SATURATED, level, since)

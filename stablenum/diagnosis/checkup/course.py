@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from stablenum.diagnosis.replay.values import Place
 
 __all__ = [
     "HALFWAY_DOWN",
+    "LARGE_CHANGE",
     "MOST_PLACES",
     "NEARLY_DOWN",
     "NOT_DOWN",
@@ -31,6 +32,7 @@ __all__ = [
     "Running",
     "measure_update",
     "median",
+    "relative_change",
 ]
 
 Array = Any
@@ -46,6 +48,12 @@ MOST_PLACES = 4
 NOT_DOWN, PARTLY_DOWN, HALFWAY_DOWN, NEARLY_DOWN = 0.1, 0.3, 0.5, 0.9
 # Fewer losses show no course. What they begin and end with is the median of one in so many of them.
 _LEAST_LOSSES, _PARTS = 4, 8
+# A parameter that changes by more than this part of its size in each step is another one after a few steps.
+LARGE_CHANGE = 0.1
+# After k steps of one size in directions of their own, a weight that began at 0 has the size of sqrt(k) of
+# them, and in a warm-up less, of sqrt(k / 3): its change is up to sqrt(3 / k) of its size. Momentum has the
+# rest; chosen, not measured.
+_FROM_ZERO = 3.0
 # A loss is constant whose values differ by less than this part of their size: float32 rounds by 6e-8.
 _SAME = 1e-6
 
@@ -417,6 +425,14 @@ class Course:
         # Of a forward pass that is not repeated, all gradients are the same.
         return len(moved) > 1 and max(moved) - min(moved) > _SAME * max(moved)
 
+    def began_at_zero(self) -> frozenset[str]:
+        """Return the names of the parameters that were 0 when they were first measured."""
+        first: dict[str, float] = {}
+        for probe in self.probes:
+            for p in probe.parameters:
+                first.setdefault(p.name, p.weight)
+        return frozenset(name for name, weight in first.items() if weight == 0)
+
     def history(self, name: str) -> list[tuple[int, ParameterSeen]]:
         """Return what was measured of one parameter, step by step."""
         return [(probe.step, p) for probe in self.probes for p in probe.parameters if p.name == name]
@@ -424,6 +440,21 @@ class Course:
     def names(self) -> list[str]:
         """Return the names of all parameters that were measured."""
         return list(dict.fromkeys(p.name for probe in self.probes for p in probe.parameters))
+
+
+def relative_change(p: ParameterSeen, step: int, from_zero: Collection[str]) -> float:
+    """Return the size of a change relative to the parameter.
+
+    Of a parameter that began at 0, it is divided by how many times ``LARGE_CHANGE`` it may be whatever the
+    size of the steps.
+
+    Example:
+        >>> adapter = ParameterSeen("b", (4, 4), "float32", weight=0.02, update=0.01)
+        >>> round(relative_change(adapter, 2, {"b"}), 4), relative_change(adapter, 2, set())
+        (0.0236, 0.5)
+    """
+    beside = max(1.0, _FROM_ZERO / math.sqrt(max(1, step)) / LARGE_CHANGE)
+    return p.relative / (beside if p.name in from_zero else 1.0)
 
 
 def median(values: Sequence[float]) -> float:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from stablenum.diagnosis.checkup.course import PARTLY_DOWN, Course
+from stablenum.diagnosis.checkup.course import LARGE_CHANGE, PARTLY_DOWN, Course, relative_change
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.signals import Signal
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
@@ -25,7 +25,7 @@ _USED, _OF_ENTRIES = 1.2, 0.3
 # Until this step a model has learned nothing of which it could be sure. Chosen, not measured.
 _EARLY = 2
 # A step before which units died changed a weight by more than this part of its size.
-_JUMP = 0.1
+_JUMP = LARGE_CHANGE
 # What a softmax reads may be masked so many times. Chosen, not measured.
 _MOST_MASKS = 8
 # Of attention that has collapsed, the entropy is below the one and the largest logit above the other.
@@ -118,8 +118,13 @@ def _initialised(course: Course, reading: Reading, activation: Step) -> tuple[Pl
 
 def _jump(course: Course, since: int) -> str:
     """Describe the step after which something was first seen."""
-    before = [p for probe in course.probes if probe.step < since for p in probe.parameters]
-    large = [p for p in before if len(p.shape) > 1 and p.relative > _JUMP]
+    from_zero = course.began_at_zero()
+    large = [
+        p
+        for probe in course.probes
+        for p in probe.parameters
+        if probe.step < since and len(p.shape) > 1 and relative_change(p, probe.step, from_zero) > _JUMP
+    ]
     if not large:
         return ""
     worst = max(large, key=lambda p: p.relative)

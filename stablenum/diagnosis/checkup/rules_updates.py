@@ -8,6 +8,7 @@ from typing import Any
 
 from stablenum.diagnosis.checkup.course import (
     HALFWAY_DOWN,
+    LARGE_CHANGE,
     NEARLY_DOWN,
     NOT_DOWN,
     PARTLY_DOWN,
@@ -15,6 +16,7 @@ from stablenum.diagnosis.checkup.course import (
     ParameterSeen,
     Probe,
     median,
+    relative_change,
 )
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
@@ -24,18 +26,14 @@ __all__ = ["BY_RATE", "RULES"]
 
 # Of a parameter's elements that have a gradient, more than this part stands still.
 _MOSTLY = 0.5
-# Adam's relative steps are about 1e-3; above _LARGE a parameter is another one after a few steps, and below
-# _SMALL it takes ten thousand steps to change by a tenth.
-_LARGE, _SMALL = 0.1, 1e-5
+# Adam's relative steps are about 1e-3; above LARGE_CHANGE a parameter is another one after a few steps, and
+# below _SMALL it takes ten thousand steps to change by a tenth.
+_LARGE, _SMALL = LARGE_CHANGE, 1e-5
 # The first step may be so many times as large, and the next ones count by themselves, not only by their
 # median.
 _FIRST, _NEXT = 10, 3
 # In fewer steps weights need not move far: at Adam's usual rate, 1e-3, weights of 1 move by 1 % in ten steps.
 _FEWEST = 20
-# After k steps of one size in directions of their own, a weight that began at 0 has the size of sqrt(k) of
-# them, and in a warm-up less, of sqrt(k / 3): its change is up to sqrt(3 / k) of its size. Momentum has the
-# rest; chosen, not measured.
-_FROM_ZERO = 3.0
 # Weights that change by less than this part of their size in the whole training hardly move.
 _HARDLY = 0.01
 # Weights that change by less than this part in the whole training move little.
@@ -186,7 +184,7 @@ def _frozen(course: Course, still: dict[str, ParameterSeen]) -> Complaint:
 def _sizes(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     """Yield steps that are too large or too small for the loss to fall."""
     fall = course.fall()
-    from_zero = _began_at_zero(course)
+    from_zero = course.began_at_zero()
     changes = {probe.step: _change(probe, from_zero) for probe in course.probes}
     changes = {step: change for step, change in changes.items() if not math.isnan(change)}
     per_step = list(changes.values())
@@ -269,21 +267,10 @@ def _mirrored(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint
     )
 
 
-def _began_at_zero(course: Course) -> frozenset[str]:
-    """Return the names of the parameters that were 0 when they were first measured."""
-    first: dict[str, float] = {}
-    for probe in course.probes:
-        for p in probe.parameters:
-            first.setdefault(p.name, p.weight)
-    return frozenset(name for name, weight in first.items() if weight == 0)
-
-
 def _change(probe: Probe, from_zero: Collection[str] = ()) -> float:
-    """Return the median change of the weights that moved in a step, relative to their size; that of a weight
-    that began at 0 is divided by how far it may be above ``_LARGE`` whatever the size of the steps."""
+    """Return the median change of the weights that moved in a step, relative to their size."""
     moved = [p for p in probe.parameters if len(p.shape) > 1 and p.update > 0 and p.weight > 0]
-    beside = max(1.0, _FROM_ZERO / math.sqrt(max(1, probe.step)) / _LARGE)
-    return median([p.relative / (beside if p.name in from_zero else 1.0) for p in moved])
+    return median([relative_change(p, probe.step, from_zero) for p in moved])
 
 
 def _at_rates(course: Course, steps: Collection[int]) -> str:
