@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from stablenum import Reason
+from stablenum._support.outside_text import in_script
 from stablenum.commands.report.page import as_html
 from stablenum.commands.report.tables import (
     rewinds_table,
@@ -22,7 +23,7 @@ from stablenum.commands.report.tables import (
     summary,
     worst_table,
 )
-from stablenum.commands.run_plots.page_data import in_script, plotted, plotted_run
+from stablenum.commands.run_plots.page_data import plotted, plotted_run
 from stablenum.commands.run_plots.script import PARTS, asset
 from stablenum.commands.run_plots.thresholds import thresholds
 from stablenum.guard.readout import Worst

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from stablenum._support.files import write_text
 from stablenum.commands.outputs import check_file, check_target, write
@@ -15,6 +14,7 @@ from stablenum.commands.report.tables import differences
 from stablenum.commands.report.watch import begun, watched
 from stablenum.commands.reports import about, with_about
 from stablenum.commands.run_plots.undone import rewind_sentence, undone_phrases
+from stablenum.commands.terminal import Terminal, say
 from stablenum.runlog.reading import NotALogError, Run, RunReader, read_run
 
 __all__ = ["report"]
@@ -49,12 +49,12 @@ def report(
     runs = [_read(path) for path in logs]
     _rename(runs, logs)
     write(target, lambda path: write_text(path, with_about(about("report"), as_html(runs))), "--html")
-    typer.echo(f"{target}: {', '.join(_about(run) for run in runs)}")
+    say(f"{target}: {', '.join(_about(run) for run in runs)}")
     for line in differences(runs):
-        typer.echo(f"  {line}")
+        say(f"  {line}")
     for run in runs:
         for rewind in run.events:
-            typer.echo(f"  {f'{run.name}: ' if len(runs) > 1 else ''}{rewind_sentence(rewind)}")
+            say(f"  {f'{run.name}: ' if len(runs) > 1 else ''}{rewind_sentence(rewind)}")
 
 
 def _watch(logs: list[Path], html: Path | None) -> None:
@@ -63,7 +63,7 @@ def _watch(logs: list[Path], html: Path | None) -> None:
     if html is not None:
         raise typer.BadParameter("--watch writes no page; leave one of the two out.", param_hint="--html")
     _check_folder(logs[0])
-    console = Console()
+    console = Terminal()
     try:
         if begun(logs[0], console):
             watched(RunReader(logs[0]), console)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
+from stablenum._support.outside_text import in_html, in_script
 from stablenum.commands.report.tables import (
     rewinds_table,
     settings_table,
@@ -12,7 +12,7 @@ from stablenum.commands.report.tables import (
     summary,
     worst_table,
 )
-from stablenum.commands.run_plots.page_data import in_script, plotted, plotted_run
+from stablenum.commands.run_plots.page_data import plotted, plotted_run
 from stablenum.commands.run_plots.script import script, style
 from stablenum.diagnosis.report.html import page, sealed_head
 from stablenum.runlog.reading import Run
@@ -51,7 +51,7 @@ def as_html(runs: Sequence[Run]) -> str:
     title = ", ".join(run.name for run in runs)
     body = [
         '<main class="runs">',
-        f"<h1>{escape(title)}</h1>",
+        f"<h1>{in_html(title)}</h1>",
         '<fieldset class="legend"><legend class="unseen">Runs</legend>',
         *(_choice(i, run) for i, run in enumerate(runs)),
         "</fieldset>",
@@ -67,8 +67,7 @@ def as_html(runs: Sequence[Run]) -> str:
         f'<script type="application/json" id="data">{data}</script>',
         f"<script>{code}</script>",
     ]
-    text = page(title, body, head=_MARK + sealed_head(code, style()))
-    return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot be written
+    return page(title, body, head=_MARK + sealed_head(code, style()))
 
 
 def is_own(text: str) -> bool:
@@ -79,5 +78,5 @@ def is_own(text: str) -> bool:
 def _choice(i: int, run: Run) -> str:
     return (
         f'<label class="run run-{i % 8}"><input type="checkbox" checked data-run="{i}"><span class="swatch">'
-        f"</span><b>{escape(run.name)}</b> <small>{summary(run)}</small></label>"
+        f"</span><b>{in_html(run.name)}</b> <small>{summary(run)}</small></label>"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from array import array
@@ -15,7 +14,7 @@ from stablenum.commands.run_plots.undone import one_at_each_step, rewind_sentenc
 from stablenum.guard.reasons import APPLIED, EXPLANATIONS, Reason
 from stablenum.runlog.reading import Run
 
-__all__ = ["column", "in_script", "plotted", "plotted_run"]
+__all__ = ["column", "plotted", "plotted_run"]
 
 _FEW = 8  # a column that changes more seldom than once in so many steps is stored by its changes
 
@@ -34,12 +33,6 @@ def _reasons() -> dict[int, dict[str, Any]]:
         int(reason): {"name": reason.name, "what": EXPLANATIONS[reason].what, "applied": reason in APPLIED}
         for reason in Reason
     }
-
-
-def in_script(data: Any) -> str:
-    """Return strict JSON in which nothing can end a script element or begin a comment."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
 
 
 def plotted_run(run: Run) -> dict[str, Any]:

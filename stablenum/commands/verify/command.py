@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from stablenum._support.outside_text import in_html
 from stablenum.commands.outputs import check_target
 from stablenum.commands.reports import about, write_reports
+from stablenum.commands.terminal import Terminal
 from stablenum.commands.verify.rendering import shown
 from stablenum.commands.verify.verdicts import Outcome
 from stablenum.diagnosis.report.html import page
@@ -75,10 +75,10 @@ def verify(
     raise typer.Exit(_exit_code(outcomes))
 
 
-def _console() -> Console:
+def _console() -> Terminal:
     """Return a console; written into a file or a pipe, names are not broken into lines of 80 characters."""
-    console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, _WIDTH))
+    console = Terminal()
+    return console if console.is_terminal else Terminal(width=max(console.width, _WIDTH))
 
 
 def _exit_code(outcomes: Sequence[Outcome]) -> int:
@@ -96,8 +96,8 @@ def _as_plain(outcomes: Sequence[Outcome], notes: Sequence[str]) -> dict[str, An
 
 def _as_html(outcomes: Sequence[Outcome], notes: Sequence[str]) -> str:
     """Return what is printed, as a page."""
-    console = Console(width=_WIDTH, record=True, file=io.StringIO())
+    console = Terminal(width=_WIDTH, record=True, file=io.StringIO())
     console.print(shown(outcomes, notes))
     good = "good" if _exit_code(outcomes) == 0 else "not good"
     text = console.export_text()
-    return page(f"Checkpoints: {good}", [f"<h1>Checkpoints: {good}</h1>", f"<pre>{escape(text)}</pre>"])
+    return page(f"Checkpoints: {good}", [f"<h1>Checkpoints: {good}</h1>", f"<pre>{in_html(text)}</pre>"])
