@@ -37,6 +37,15 @@ def verify(
             show_default=False,
         ),
     ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=NUMBER",
+            help="Read more than is usual, as in --limit depth=500, where a message names the limit. "
+            "May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     json: Annotated[
         Path | None, typer.Option(help="Write the report as strict JSON.", show_default=False)
     ] = None,
@@ -54,14 +63,20 @@ def verify(
     finite, a negative second moment, a NaN anywhere else), and 2 if something is unreadable, corrupt or
     unknown.
     """
-    from stablenum.commands.verify.looking import look_at  # imports NumPy; the help is shown without it
+    # They import NumPy, and the help is shown without it.
+    from stablenum.commands.verify.limits import Limits
+    from stablenum.commands.verify.looking import look_at
 
     for option, target in (("--json", json), ("--html", html)):
         check_target(option, target)
     for path in paths:
         if not path.exists():
             raise typer.BadParameter(f"there is no file or folder {str(path)!r}.", param_hint="FILE|FOLDER")
-    found = [look_at(path, allow=tuple(allow or ())) for path in paths]
+    try:
+        limits = Limits.parsed(limit or ())
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--limit") from error
+    found = [look_at(path, allow=tuple(allow or ()), limits=limits) for path in paths]
     outcomes = [outcome for of_path, _ in found for outcome in of_path]
     notes = [note for _, of_path in found for note in of_path]
     write_reports(

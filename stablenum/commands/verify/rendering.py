@@ -63,7 +63,8 @@ def _word(outcome: Outcome) -> tuple[str, str]:
 
 def _about(verdict: Verdict) -> str:
     arrays = f"{verdict.entries:,} array" + ("" if verdict.entries == 1 else "s")
-    return f"{verdict.format}, {arrays}, {verdict.elements:,} floating-point numbers"
+    plain = f" and {verdict.numbers:,} in plain values" if verdict.numbers else ""
+    return f"{verdict.format}, {arrays}, {verdict.elements:,} floating-point numbers{plain}"
 
 
 def _table(poison: Sequence[Poison]) -> RenderableType:
