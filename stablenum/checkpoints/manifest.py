@@ -187,11 +187,10 @@ def _complaint(folder: Path, name: str, wanted: FileRecord, checksums: bool) -> 
     path = folder / name
     try:
         there = path.stat()
+        if there.st_size != wanted.bytes:
+            return f"{name} has {there.st_size} bytes instead of {wanted.bytes}"
         if not stat.S_ISREG(there.st_mode):
             return f"{name} is no file"
-        size = there.st_size
-        if size != wanted.bytes:
-            return f"{name} has {size} bytes instead of {wanted.bytes}"
         if checksums and record_of(path) != wanted:
             return f"{name} does not match its checksum"
     except FileNotFoundError:
