@@ -26,7 +26,11 @@ def report(
     ],
     html: Annotated[
         Path | None,
-        typer.Option(help="Where to write the page. By default run.html for run.jsonl.", show_default=False),
+        typer.Option(
+            help="Where to write the page. By default run.html for run.jsonl, and a-and-b.html for a.jsonl "
+            "and b.jsonl.",
+            show_default=False,
+        ),
     ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show a run in the terminal while it goes on; Ctrl-C ends it.")
@@ -74,6 +78,8 @@ def _watch(logs: list[Path], html: Path | None) -> None:
 def _check_log(path: Path) -> None:
     _check_folder(path)
     check_file(path, "LOG")
+    if not path.is_file():
+        raise _unreadable(path, "it is no file, but a pipe or a device.")
 
 
 def _check_folder(path: Path) -> None:
@@ -85,8 +91,11 @@ def _check_folder(path: Path) -> None:
 
 def _target(logs: list[Path], html: Path | None) -> Path:
     """Return where the page goes. A file by the default name is replaced only if it is such a page."""
-    log = logs[0]
-    target = log.with_name(f"{log.name.removesuffix('.jsonl')}.html") if html is None else html
+    log, *others = logs
+    name = log.name.removesuffix(".jsonl")
+    if others:  # the page of the first run alone has its name
+        name += f"-and-{others[0].name.removesuffix('.jsonl') if len(logs) == 2 else f'{len(others)}-more'}"
+    target = log.with_name(f"{name}.html") if html is None else html
     check_target("--html", target)  # the folder of the log may not be one to write to
     if target.resolve() in [path.resolve() for path in logs]:
         raise typer.BadParameter(f"{target} is a log; name another file.", param_hint="--html")

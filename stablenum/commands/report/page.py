@@ -12,7 +12,7 @@ from stablenum.commands.report.tables import (
     summary,
     worst_table,
 )
-from stablenum.commands.run_plots.page_data import plotted, plotted_run
+from stablenum.commands.run_plots.page_data import MOST, plotted, plotted_run
 from stablenum.commands.run_plots.script import script, style
 from stablenum.diagnosis.report.html import page, sealed_head
 from stablenum.runlog.reading import Run
@@ -38,6 +38,9 @@ A <span class="line">dashed line</span> is at the first step that was written af
 or went back. It may have gone on from an earlier one: steps that came out as before are not written twice;
 or from a later one: a checkpoint brings back steps that a killed process had not written."""
 _BANDS = '\nPoint at a <span class="band">grey band</span> to see why.'
+_THINNED = f"""<p class="soft hint">Of runs with more than {MOST:,} steps not every step is drawn: in each of
+5,000 stretches the first and the last, those with the smallest and the largest loss, gradient norm and loss
+scale, and the first and the last skipped one. The tables count all.</p>"""
 _FOOT = """<footer>Written by <code>stablenum report</code>.
 Plots by <a href="https://github.com/leeoniya/uPlot">uPlot</a>.</footer></main>"""
 
@@ -58,6 +61,7 @@ def as_html(runs: Sequence[Run]) -> str:
         '<noscript><p class="soft">The plots need JavaScript; the tables below do not.</p></noscript>',
         _CONTROLS,
         '<div class="plots" tabindex="0" role="group" aria-label="Plots over the steps"></div>',
+        _THINNED if any(len(run) > MOST for run in runs) else "",
         _HELP.format(lines=_LINES if lines else "", bands=_BANDS if told else ""),
         f"<h2>Rewinds</h2>{rewinds_table(runs)}" if told else "",
         f"<h2>Skipped steps</h2>{skips_table(runs)}",

@@ -12,6 +12,7 @@ from typing import Any
 from stablenum._support.outside_text import in_html
 from stablenum.commands.run_plots.undone import skipped_undone, undone_phrases
 from stablenum.guard.reasons import EXPLANATIONS, NO_PARAMETER, Reason
+from stablenum.runlog.lines import is_by_group
 from stablenum.runlog.reading import Run
 
 __all__ = ["differences", "rewinds_table", "settings_table", "skips_table", "summary", "worst_table"]
@@ -212,7 +213,7 @@ def _as_begun(header: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _cycled(betas: object, momentum: object) -> object:
     """Return Adam's coefficients with the momentum that begins a cycle, which PyTorch keeps in the first."""
-    if _is_by_group(betas) or _is_by_group(momentum):
+    if is_by_group(betas) or is_by_group(momentum):
         each = zip(*_expanded(betas, momentum), strict=True)
         return {"by_group": [_cycled(*pair) for pair in each]}
     return [momentum, *betas[1:]] if isinstance(betas, list) and momentum is not None else betas
@@ -220,12 +221,8 @@ def _cycled(betas: object, momentum: object) -> object:
 
 def _expanded(*values: Any) -> list[list[Any]]:
     """Return for each setting a list of its values by parameter group."""
-    count = max(len(value["by_group"]) for value in values if _is_by_group(value))
-    return [value["by_group"] if _is_by_group(value) else [value] * count for value in values]
-
-
-def _is_by_group(value: object) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("by_group"), list)
+    count = max(len(value["by_group"]) for value in values if is_by_group(value))
+    return [value["by_group"] if is_by_group(value) else [value] * count for value in values]
 
 
 def _flat(header: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

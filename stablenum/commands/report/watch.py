@@ -17,7 +17,7 @@ from rich.text import Text
 from stablenum.commands.run_plots.undone import rewind_sentence, undone_phrases
 from stablenum.diagnosis.report.rich_lines import line
 from stablenum.guard.reasons import APPLIED
-from stablenum.runlog.reading import Run, RunReader
+from stablenum.runlog.reading import LONGEST, Run, RunReader
 
 __all__ = ["begun", "shown", "watched"]
 
@@ -48,10 +48,10 @@ def _has_begun(path: Path) -> bool:
     """Return whether the first line is there, or something that is not the beginning of a log."""
     try:
         with path.open("rb") as file:
-            first = file.readline()
+            first = file.readline(LONGEST)
     except FileNotFoundError:
         return False
-    return first.endswith(b"\n") or not b"{".startswith(first[:1])
+    return first.endswith(b"\n") or len(first) == LONGEST or not b"{".startswith(first[:1])
 
 
 def watched(reader: RunReader, console: Console) -> None:
