@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import os
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 def main() -> None:
     """Run the command. Without the extra ``cli``, list the subcommands, or exit with code 2 and a message."""
@@ -25,7 +28,15 @@ def main() -> None:
     running = [word for word in words[:1] if word in COMMANDS]
     if running == ["compare"]:  # the others run the user's programs or read files: the environment stays
         _keep_quiet()
-    app(*(running or COMMANDS))(prog_name="stablenum")
+    try:
+        app(*(running or COMMANDS))(prog_name="stablenum")
+    except OSError as error:
+        if error.filename is not None or error.errno not in _DISK:
+            raise
+        # Where the output goes takes no more. What is still buffered is given up, or the exit would fail too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.stderr.write(f"stablenum: the output cannot be written: {error.strerror}\n")
+        sys.exit(2)
 
 
 def app(*names: str) -> Typer:

@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Callable
@@ -85,14 +86,22 @@ def _takes_files(folder: Path) -> bool:
 
 def _replace(target: Path, fill: Callable[[Path], Any]) -> None:
     # The name is unguessable and known before the file exists, so that the file is removed whatever happens.
-    temporary = target.with_name(f".{target.stem[:100]}.{secrets.token_hex(8)}{target.suffix}")
+    # Most file systems allow a name 255 bytes, and a character may take four of them.
+    temporary = target.with_name(f".{target.stem[:40]}.{secrets.token_hex(8)}{target.suffix[:8]}")
     try:
         fill(temporary)
+        _keep_mode(target, temporary)
         temporary.replace(target)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def _keep_mode(target: Path, temporary: Path) -> None:
+    """Give a file the rights of the one that it replaces: who may not read the old one may not read it."""
+    with contextlib.suppress(FileNotFoundError):
+        temporary.chmod(stat.S_IMODE(target.stat().st_mode))
 
 
 def _write_into(target: Path, fill: Callable[[Path], Any]) -> None:

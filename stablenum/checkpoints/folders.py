@@ -6,6 +6,7 @@ import contextlib
 import re
 import secrets
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from stablenum.errors import CheckpointError
 __all__ = [
     "POST_MORTEMS",
     "Found",
+    "Listings",
     "found_in",
     "intact_in",
     "move_to_step",
@@ -27,6 +29,31 @@ POST_MORTEMS = "post-mortem"
 # A step that is saved again, as after a rewind, gets a number behind its name until the older one is removed.
 _NAME = re.compile(r"step-(\d+)(?:-\d+)?")
 _HIDDEN = ".step-"
+_MOST_DIGITS = 16
+
+
+# A folder is listed again at most so often, as a process beside this one may save all the time.
+_MOST_LISTINGS = 100
+# Listings in a row that must be empty: a listing is no snapshot, and may miss what is renamed meanwhile.
+_SURELY_EMPTY = 5
+
+
+class Listings:
+    """Whether to list a folder again, because a process beside this one has saved or removed something.
+
+    Between a listing and the reading of what it has, a checkpoint may be gone and a newer one there.
+    """
+
+    def __init__(self) -> None:
+        self._before: frozenset[object] | None = None
+        self._alike = self._count = 0
+
+    def changed(self, found: Iterable[object]) -> bool:
+        """Return whether to list again after a listing in which nothing could be read."""
+        now = frozenset(found)
+        self._alike = self._alike + 1 if now == self._before else 1
+        self._before, self._count = now, self._count + 1
+        return self._alike < (2 if now else _SURELY_EMPTY) and self._count < _MOST_LISTINGS
 
 
 class Found(NamedTuple):
@@ -36,6 +63,11 @@ class Found(NamedTuple):
     step: int
     manifest: Manifest | None
     reason: str = ""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What no other checkpoint has: names are used again."""
+        return self.folder.name, -1 if self.manifest is None else self.manifest.serial
 
 
 def found_in(root: Path) -> list[Found]:
@@ -49,7 +81,9 @@ def found_in(root: Path) -> list[Found]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     named = ((path, _NAME.fullmatch(path.name)) for path in paths)
-    return [_found(path, int(name[1])) for path, name in named if name and path.is_dir()]
+    # The number has as many digits at most as that of a step that can be saved.
+    numbered = [(path, int(name[1])) for path, name in named if name and len(name[1]) <= _MOST_DIGITS]
+    return [_found(path, number) for path, number in numbered if path.is_dir()]
 
 
 def _found(folder: Path, step: int) -> Found:
@@ -70,9 +104,13 @@ def intact_in(root: Path) -> list[tuple[Path, Manifest]]:
     Raises:
         OSError: the folder is there and cannot be read.
     """
-    known = [(f.folder, f.manifest) for f in found_in(root) if f.manifest is not None]
-    intact = [(folder, m) for folder, m in known if not complaints(folder, m, checksums=False)]
-    return sorted(intact, key=lambda pair: pair[1].serial)
+    listings = Listings()
+    while True:
+        found = found_in(root)
+        known = [(f.folder, f.manifest) for f in found if f.manifest is not None]
+        intact = [(folder, m) for folder, m in known if not complaints(folder, m, checksums=False)]
+        if intact or not listings.changed(f.key for f in found):
+            return sorted(intact, key=lambda pair: pair[1].serial)
 
 
 def temporary_name(root: Path, step: int) -> Path:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stablenum._support.files import sync_file, write_file
@@ -81,6 +84,8 @@ def read_manifest(folder: Path) -> Manifest:
             wrote it.
     """
     try:
+        if not (folder / MANIFEST).is_file():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         found = (folder / MANIFEST).read_bytes()
     except OSError as error:
         raise CheckpointError(f"{MANIFEST} cannot be read: {error.strerror or error}") from error
@@ -93,16 +98,46 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{MANIFEST} was changed after it was written")
     if (version := values.pop(_FORMAT, None)) != _VERSION:
         raise CheckpointError(
-            f"{MANIFEST} has version {version}, and this version of stablenum reads version {_VERSION}"
+            f"{MANIFEST} has version {version!r:.100}, and this version of stablenum reads version {_VERSION}"
         )
-    return _from_values(values)
+    try:
+        manifest = _from_values(values)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{MANIFEST} does not describe a checkpoint ({error!r:.200})") from error
+    if wrong := [name for name in manifest.files if not _is_inside(name)]:
+        raise CheckpointError(f"{MANIFEST} names files outside the folder: {', '.join(wrong[:3])!r:.200}")
+    return manifest
 
 
 def _from_values(values: dict[str, Any]) -> Manifest:
     del values[_DIGEST]
     files = {name: FileRecord(**record) for name, record in values.pop("files").items()}
-    allowed, poisoned = tuple(values.pop("allowed")), tuple(values.pop("poisoned"))
-    return Manifest(**values, allowed=allowed, poisoned=poisoned, files=files)
+    lists = {name: values.pop(name) for name in ("allowed", "poisoned")}
+    manifest = Manifest(
+        **values, allowed=tuple(lists["allowed"]), poisoned=tuple(lists["poisoned"]), files=files
+    )
+    for kind, found in (
+        (int, (manifest.step, manifest.serial, *(record.bytes for record in files.values()))),
+        (bool, (manifest.confirmed,)),
+        (dict, (manifest.versions,)),
+        (list, lists.values()),
+        (
+            str,
+            (
+                *(manifest.format, manifest.time, *manifest.allowed, *manifest.poisoned),
+                *(record.sha256 for record in files.values()),
+            ),
+        ),
+    ):
+        if wrong := [value for value in found if type(value) is not kind]:
+            raise TypeError(f"{wrong[0]!r:.100} is not of {kind.__name__}")
+    return manifest
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a path, as a manifest has it, leads to a file in the folder."""
+    path = PurePosixPath(name)
+    return "\0" not in name and not path.is_absolute() and ".." not in path.parts and path.as_posix() == name
 
 
 def _with_digest(values: dict[str, Any]) -> bytes:
@@ -151,9 +186,11 @@ def complaints(
 def _complaint(folder: Path, name: str, wanted: FileRecord, checksums: bool) -> str:
     path = folder / name
     try:
-        size = path.stat().st_size
-        if size != wanted.bytes:
-            return f"{name} has {size} bytes instead of {wanted.bytes}"
+        there = path.stat()
+        if there.st_size != wanted.bytes:
+            return f"{name} has {there.st_size} bytes instead of {wanted.bytes}"
+        if not stat.S_ISREG(there.st_mode):
+            return f"{name} is no file"
         if checksums and record_of(path) != wanted:
             return f"{name} does not match its checksum"
     except FileNotFoundError:

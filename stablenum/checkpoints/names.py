@@ -17,8 +17,6 @@ __all__ = [
     "may_be_mask",
 ]
 
-# The key of the guard's state in an optimizer's state dict: plain numbers.
-_GUARD = "stablenum"
 # What the arrays are called that frameworks' layers train.
 _TRAINED = frozenset(("bias", "beta", "embedding", "gamma", "kernel", "scale", "weight"))
 _FACTORS = frozenset(("learning_rate", "lr", "momentum", "weight_decay"))
@@ -102,6 +100,4 @@ def kind_of_number(keys: Sequence[str], *, optimizer: bool) -> Kind:
         >>> kind_of_number(("optimizer", "param_groups", "0", "lr"), optimizer=True)
         'array'
     """
-    if _GUARD in keys:
-        return "guard"
     return "array" if is_factor(keys) or (optimizer and keys[-1] in _COUNTS) else "number"

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from stablenum.checkpoints.codec import Codec, Ranks, on_all, on_each
 from stablenum.checkpoints.finiteness import is_meant, listed
-from stablenum.checkpoints.folders import Found, found_in
-from stablenum.checkpoints.manifest import Manifest, complaints
+from stablenum.checkpoints.folders import Found, Listings, found_in
+from stablenum.checkpoints.manifest import MANIFEST, Manifest, complaints
 from stablenum.errors import CheckpointError
 
 __all__ = ["Loaded", "newest_good"]
@@ -39,7 +39,8 @@ def newest_good(
 ) -> Loaded:
     """Return the newest checkpoint that is good on all ranks, a confirmed one before any other.
 
-    Those that are passed over are logged with the reason.
+    Those that are passed over are logged with the reason. Where another process saves and removes meanwhile,
+    the folder is listed again.
 
     Args:
         root: the folder with the checkpoints.
@@ -52,19 +53,26 @@ def newest_good(
     Raises:
         CheckpointError: there is no checkpoint, or none is good; ``reasons`` has the reason of each.
     """
-    found = on_all(ranks, lambda: found_in(root) if ranks.rank == 0 else [])[0]
-    reasons: dict[str, str] = {}
-    for candidate in sorted((f for f in found if step in (None, f.step)), key=_order, reverse=True):
-        try:
-            loaded = _loaded(candidate, like, codec, ranks, allow)
-        except (CheckpointError, OSError) as error:
-            reasons[candidate.folder.name] = str(error)
-        else:
-            newer = {f.folder.name: f.reason for f in found if f.manifest is None and f.step > loaded.step}
-            if ranks.rank == 0:
-                _log_passed_over(root, loaded, reasons | newer)
-            return loaded
-    raise CheckpointError(_none_good(root, step, found, reasons), reasons=reasons)
+    failed: dict[tuple[str, int], str] = {}
+    listings = Listings()
+    while True:
+        found = on_all(ranks, lambda: found_in(root) if ranks.rank == 0 else [])[0]
+        asked = [f for f in found if step in (None, f.step)]
+        for candidate in sorted((f for f in asked if f.key not in failed), key=_order, reverse=True):
+            try:
+                loaded = _loaded(candidate, like, codec, ranks, allow)
+            except (CheckpointError, OSError) as error:
+                failed[candidate.key] = str(error)
+            else:
+                there = {f.key for f in found}
+                bad = {name: why for (name, serial), why in failed.items() if (name, serial) in there}
+                bad |= {f.folder.name: f.reason for f in found if f.manifest is None and f.step > loaded.step}
+                if ranks.rank == 0:
+                    _log_passed_over(root, loaded, bad)
+                return loaded
+        if not listings.changed(f.key for f in asked):
+            reasons = {name: why for (name, _), why in failed.items()}
+            raise CheckpointError(_none_good(root, step, found, reasons), reasons=reasons)
 
 
 def _order(found: Found) -> tuple[bool, bool, int]:
@@ -86,9 +94,26 @@ def _loaded(found: Found, like: Any, codec: Codec, ranks: Ranks, allow: Sequence
     if manifest.format != codec.name:
         raise CheckpointError(f"its format is {manifest.format!r}, and {codec.name!r} is to be read")
     _check_files(found.folder, manifest, ranks)
-    state = on_each(ranks, lambda: codec.read(found.folder, like))
+    state = on_each(ranks, lambda: _read(found.folder, like, codec))
     _check_finite(state, manifest, codec, ranks, allow)
     return Loaded(manifest.step, state, found.folder, manifest)
+
+
+def _read(folder: Path, like: Any, codec: Codec) -> Any:
+    """Return what a codec reads in a folder that is there from beginning to end.
+
+    Raises:
+        OSError, CheckpointError: it cannot be read, whatever a library says then.
+    """
+    try:
+        state = codec.read(folder, like)
+    except (OSError, CheckpointError, MemoryError):
+        raise
+    except Exception as error:
+        raise CheckpointError(f"it cannot be read: {type(error).__name__}: {error}") from error
+    if not (folder / MANIFEST).exists():  # which goes first when a checkpoint is removed
+        raise CheckpointError("it was removed while it was read")
+    return state
 
 
 def _check_files(folder: Path, manifest: Manifest, ranks: Ranks) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 import stablenum
+from stablenum._support.outside_text import printable
 from stablenum.commands.index import COMMANDS, complaint
+from stablenum.commands.terminal import say
 
 __all__ = ["app_of"]
 
@@ -20,6 +22,7 @@ _UsageError: Any = typer.BadParameter.__base__  # of click, which newer versions
 def app_of(*commands: Callable[..., None]) -> typer.Typer:
     """Build the command ``stablenum`` with these functions as its subcommands, in this order."""
     app = typer.Typer(
+        cls=_Group,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -30,6 +33,24 @@ def app_of(*commands: Callable[..., None]) -> typer.Typer:
     for command in commands:
         app.command(cls=_Command, short_help=COMMANDS[command.__name__].about)(command)
     return app
+
+
+class _Group(TyperGroup):
+    """All commands. What is wrong with a command line is said in one line, whatever names are in it."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        return _in_one_line(super().make_context, *args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        return _in_one_line(super().invoke, ctx)
+
+
+def _in_one_line(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return call(*args, **kwargs)
+    except _UsageError as error:
+        error.message = printable(error.message)
+        raise
 
 
 class _Command(TyperCommand):
@@ -48,7 +69,7 @@ class _Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         if lacks := complaint(self.name or ""):
-            typer.echo(f"stablenum: {lacks}", err=True)
+            say(f"stablenum: {lacks}", err=True)
             raise typer.Exit(2)
         return super().invoke(ctx)
 
@@ -64,7 +85,7 @@ def _example(ctx: Any, given: list[str], option: str) -> str:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"stablenum {stablenum.__version__}")
+        say(f"stablenum {stablenum.__version__}")
         raise typer.Exit
 
 

@@ -7,12 +7,12 @@ import json as json_module
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import stablenum
 from stablenum._support.files import write_text
+from stablenum._support.outside_text import in_html
 from stablenum.commands.outputs import write
 
 __all__ = ["about", "as_json", "with_about", "write_reports"]
@@ -52,7 +52,7 @@ def with_about(made_by: Mapping[str, Any], page: str) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in made_by["frameworks"].items())
     seed = "" if made_by["seed"] is None else f", seed {made_by['seed']}"
     said = f"stablenum {made_by['version']}, {versions}{seed}, {made_by['date']}"
-    line = f"<footer>{escape(said)}<br><code>{escape(' '.join(made_by['command']))}</code></footer>"
+    line = f"<footer>{in_html(said)}<br><code>{in_html(' '.join(made_by['command']))}</code></footer>"
     head, end, tail = page.rpartition("</body>")
     return f"{head}{line}{end}{tail}" if end else page + line
 

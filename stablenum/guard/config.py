@@ -251,7 +251,13 @@ class GuardConfig:
         Raises:
             ValueError: the text is not JSON, or :meth:`from_dict` rejects its content.
         """
-        return cls.from_dict(json.loads(text))
+        try:
+            plain = json.loads(text)
+        except RecursionError as error:
+            raise ValueError(
+                "text must be what GuardConfig.to_json returns; got JSON that is nested too deep."
+            ) from error
+        return cls.from_dict(plain)
 
     def to_toml(self) -> str:
         """Return the config as TOML text. This needs the package ``tomli-w`` (extra ``demo``).

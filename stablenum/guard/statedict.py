@@ -16,10 +16,24 @@ from stablenum.formats import FLOAT32_MAX
 from stablenum.guard.decide import GuardState
 from stablenum.guard.ranks import rank_of
 from stablenum.guard.reasons import Reason
+from stablenum.guard.recorder import Recorder
 from stablenum.rules.clipping import PER_TENSOR_STATES
-from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, carried_over
+from stablenum.rules.clipping.adagc import AdaGCState
+from stablenum.rules.clipping.autoclip import AutoClipState
+from stablenum.rules.clipping.zclip import ZClipState
+from stablenum.rules.escalation import EscalationState
+from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, LossScaleState, carried_over
+from stablenum.rules.loss_scale.log_max import LogMaxStatistics
+from stablenum.rules.loss_scale.underflow import UnderflowStatistics
+from stablenum.rules.spikes import SpikeState
 
-__all__ = ["StatisticsNotLoadedWarning", "disabling_fields", "state_from_dict", "state_to_dict"]
+__all__ = [
+    "StatisticsNotLoadedWarning",
+    "disabling_fields",
+    "is_guard_field",
+    "state_from_dict",
+    "state_to_dict",
+]
 
 Namespace: TypeAlias = Any
 
@@ -27,6 +41,17 @@ _VERSION = 1
 _REASONS = frozenset(int(reason) for reason in Reason)
 # Statistics that not every rule has.
 _OPTIONAL = ("state.spike", "state.escalation", "state.loss_scale.statistics")
+# The names within each field of a state; the others are numbers.
+_WITHIN: Mapping[str, frozenset[str]] = {
+    field: frozenset(name for state in states for name in state._fields)
+    for field, states in {
+        "clip": (AdaGCState, AutoClipState, ZClipState),
+        "escalation": (EscalationState,),
+        "loss_scale": (LossScaleState, LogMaxStatistics, UnderflowStatistics),
+        "recorder": (Recorder,),
+        "spike": (SpikeState,),
+    }.items()
+}
 _COUNTS = {
     f"state.{name}" for name in ("step", "skipped_total", "skipped_in_a_row", "nonfinite_in_a_row", "halted")
 }
@@ -38,6 +63,18 @@ _SIGNED = ("state.spike.loss", "state.loss_scale.statistics.mean", "state.loss_s
 
 class StatisticsNotLoadedWarning(UserWarning):
     """A saved state has no statistics for one of the rules of the guard that loads it."""
+
+
+def is_guard_field(keys: Sequence[str]) -> bool:
+    """Return whether a path within a guard's state is that of an entry which such a state has.
+
+    Example:
+        >>> is_guard_field(("recorder", "floats")), is_guard_field(("model", "floats"))
+        (True, False)
+    """
+    field, *inside = keys
+    known = _WITHIN.get(field, frozenset()) | {"value"}  # which flax.nnx puts behind each name
+    return field in GuardState._fields and all(key in known or key.isdecimal() for key in inside)
 
 
 def state_to_dict(state: GuardState, names: Sequence[str] | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stablenum.checkpoints.codec import Codec
-from stablenum.checkpoints.folders import found_in, intact_in, remove
+from stablenum.checkpoints.folders import Listings, found_in, intact_in, remove
 from stablenum.checkpoints.settings import StoreSettings
 from stablenum.checkpoints.store import Store
 from stablenum.errors import CheckpointError
@@ -115,11 +115,25 @@ class Spilled:
     def _own(self) -> list[Snapshot]:
         """Return this rank's snapshots that are whole, oldest first."""
         self._check_ranks()
-        written = [manifest.step for _, manifest in intact_in(self._folder)]
-        if not written:
-            if found_in(self._folder):
-                raise CheckpointError(f"none in {self._folder} is whole")
-            return []
+        listings = Listings()
+        while True:
+            written = [manifest.step for _, manifest in intact_in(self._folder)]
+            if not written:
+                if found_in(self._folder):
+                    raise CheckpointError(f"none in {self._folder} is whole")
+                return []
+            loaded, reasons = self._whole_ones(written)
+            if loaded or not listings.changed(written):
+                break
+        if not loaded:
+            raise CheckpointError("; ".join(reasons))
+        for why in reasons:
+            _logger.warning(f"A snapshot is passed over: {why}")
+        return loaded
+
+    def _whole_ones(self, written: Sequence[int]) -> tuple[list[Snapshot], list[str]]:
+        """Return the snapshots of these steps, in the order of writing, that are whole, and why others are
+        not."""
         # After a rewind, what is newer than the snapshot written last may not have been removed yet.
         steps = sorted({step for step in written if step <= written[-1]})
         loaded: list[Snapshot] = []
@@ -129,11 +143,7 @@ class Spilled:
                 loaded.append(self._loaded(step))
             except CheckpointError as error:
                 reasons.append(str(error))
-        if not loaded:
-            raise CheckpointError("; ".join(reasons))
-        for why in reasons:
-            _logger.warning(f"A snapshot is passed over: {why}")
-        return loaded
+        return loaded, reasons
 
     def _loaded(self, step: int) -> Snapshot:
         plain: dict[str, Any] = self._store.load(None, step).state

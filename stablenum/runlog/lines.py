@@ -23,6 +23,7 @@ __all__ = [
     "Step",
     "Update",
     "header_line",
+    "is_by_group",
     "is_header",
     "parsed",
     "rewind_line",
@@ -32,6 +33,8 @@ __all__ = [
 
 FORMAT = 1
 _MARK = "stablenum_log"
+_DEEPEST = 16  # levels of settings: a rule in a list in a dict is the third
+_LARGEST = 1e308  # a whole number may have any number of digits
 _MOST = 1000  # characters of what a user may have said; a batch may be named by all that is in it
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _decode = json.JSONDecoder().decode
@@ -174,7 +177,7 @@ def parsed(line: str | bytes) -> dict[str, Any] | Step | Update | Rewind | None:
         kinds = (("update", _update), ("rewind", _rewind), ("reason", _step))
         read = next((read for key, read in kinds if key in plain), _other)
         return read(plain)
-    except (KeyError, TypeError, RecursionError, UnicodeDecodeError) as error:
+    except (KeyError, TypeError, OverflowError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError("not a line of a log") from error
 
 
@@ -185,24 +188,51 @@ def is_header(plain: object) -> bool:
 
 def _header(plain: dict[str, Any]) -> dict[str, Any]:
     """Check what readers rely on in a header; one of a later format is for a later version to check."""
+    if plain[_MARK] != FORMAT:
+        return plain
     parts = [plain.get(name) or {} for name in ("settings", "optimizer", "versions")]
-    if plain[_MARK] == FORMAT and not all(isinstance(part, dict) for part in parts):
+    if not all(isinstance(part, dict) and _is_flat(part, _DEEPEST) for part in parts):
         raise ValueError("not a header")
-    rules = parts[0].get("clip", []) if plain[_MARK] == FORMAT else []
-    if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
+    settings, optimizer, _ = parts
+    rules = settings.get("clip", [])
+    if not isinstance(rules, list) or not all(map(_is_rule, rules)):
+        raise ValueError("not a header")
+    groups = {len(value["by_group"]) for value in optimizer.values() if is_by_group(value)}
+    if len(groups) > 1:
         raise ValueError("not a header")
     return plain
+
+
+def _is_rule(rule: object) -> bool:
+    """Return whether a value is the settings of a clip rule, as far as they are drawn."""
+    if not isinstance(rule, dict) or not isinstance(rule.get("rule"), str):
+        return False
+    bound = rule.get("max_norm", 1.0)
+    return isinstance(bound, float | int) and abs(bound) <= _LARGEST
+
+
+def is_by_group(value: object) -> bool:
+    """Return whether a setting of an optimizer differs between its groups of parameters."""
+    return isinstance(value, dict) and isinstance(value.get("by_group"), list)
+
+
+def _is_flat(value: object, levels: int) -> bool:
+    """Return whether a value is nested no deeper than so many levels, and has no number that is too long."""
+    if isinstance(value, dict | list):
+        inside = value.values() if isinstance(value, dict) else value
+        return levels > 0 and all(_is_flat(part, levels - 1) for part in inside)
+    return not isinstance(value, int) or abs(value) <= _LARGEST
 
 
 def _step(plain: Mapping[str, Any]) -> Step:
     return Step(
         step=_count(plain["step"]),
-        loss=float(plain["loss"]) if "loss" in plain else None,
-        grad_norm=float(plain["grad_norm"]),
-        loss_scale=float(plain.get("loss_scale", 1.0)),
-        clip_coefficient=float(plain.get("clip_coefficient", 1.0)),
+        loss=_float(plain["loss"]) if "loss" in plain else None,
+        grad_norm=_float(plain["grad_norm"]),
+        loss_scale=_float(plain.get("loss_scale", 1.0)),
+        clip_coefficient=_float(plain.get("clip_coefficient", 1.0)),
         reason=Reason[plain["reason"]],
-        worst=None if plain.get("worst") is None else str(plain["worst"]),
+        worst=None if plain.get("worst") is None else _text(plain["worst"]),
         worst_rank=None if plain.get("worst_rank") is None else _count(plain["worst_rank"]),
         precision_level=_count(plain.get("precision_level", 0)),
     )
@@ -210,14 +240,14 @@ def _step(plain: Mapping[str, Any]) -> Step:
 
 def _update(plain: Mapping[str, Any]) -> Update:
     name = plain.get("parameter")
-    size, largest = float(plain["update"]), float(plain["largest"])
-    return Update(_count(plain["step"]), size, largest, None if name is None else str(name))
+    size, largest = _float(plain["update"]), _float(plain["largest"])
+    return Update(_count(plain["step"]), size, largest, None if name is None else _text(name))
 
 
 def _rewind(plain: Mapping[str, Any]) -> Rewind:
-    symptom, seen, done = (str(plain[key]) for key in ("rewind", "seen", "done"))
+    symptom, seen, done = (_text(plain[key]) for key in ("rewind", "seen", "done"))
     first, last = _count(plain["first"]), plain["last"]
-    if not isinstance(last, int) or last < first - 1:
+    if not isinstance(last, int) or not first - 1 <= last < 2**31:
         raise ValueError("not a rewind")
     return Rewind(symptom, first, last, seen, done)
 
@@ -227,8 +257,22 @@ def _other(plain: object) -> None:
         raise ValueError("not an object")
 
 
+def _float(value: object) -> float:
+    """Return a number; a text may be the name of one that is not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("not a number")
+    return float(value)
+
+
+def _text(value: object) -> str:
+    """Return a text, or the text of a number; surrogates without a partner cannot be written."""
+    if not isinstance(value, str | int):
+        raise ValueError("not a text")
+    return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def _count(value: object) -> int:
-    if not isinstance(value, int) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
         raise ValueError("not a count")
     return value
 

@@ -11,7 +11,11 @@ from typing import Any, NamedTuple
 from stablenum.guard.reasons import APPLIED, Reason
 from stablenum.runlog.lines import FORMAT, Rewind, Step, Update, is_header, parsed
 
-__all__ = ["NotALogError", "Run", "RunReader", "Undone", "read_run"]
+# A header with settings of 100,000 groups of parameters has 10 MB; other lines have a few hundred bytes.
+LONGEST = 2**24
+_AT_A_TIME = 2**25  # bytes, so that a first line is whole, or too long
+
+__all__ = ["LONGEST", "NotALogError", "Run", "RunReader", "Undone", "read_run"]
 
 
 class NotALogError(ValueError):
@@ -198,15 +202,23 @@ class RunReader:
             if file.seek(0, os.SEEK_END) < self._at:  # another run has begun in a file of the same name
                 self.run, self._at, self._rest = Run(self.path.name), 0, b""
             file.seek(self._at)
-            data = file.read()
-        first = self._at == 0
-        self._at += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if first:
-            self._check(lines[0] if lines else self._rest)
-        for line in lines:
-            self._add(line)
-        return len(lines)
+            count = 0
+            while (data := file.read(_AT_A_TIME)) or not self._at:
+                first = self._at == 0
+                self._at += len(data)
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                if max(map(len, (*lines, self._rest))) > LONGEST:
+                    raise NotALogError(
+                        f"{self.path} is not the log of a run: a line in it has more than {LONGEST:,} bytes"
+                    )
+                if first:
+                    self._check(lines[0] if lines else self._rest)
+                for line in lines:
+                    self._add(line)
+                count += len(lines)
+                if not data:
+                    break
+        return count
 
     def _add(self, line: bytes) -> None:
         try:

@@ -21,11 +21,12 @@ from stablenum import CheckpointError, PoisonedStateError
 from stablenum.checkpoints import folders
 from stablenum.checkpoints.finiteness import NonFinite, is_meant
 from stablenum.checkpoints.locks import writing_into
-from stablenum.checkpoints.manifest import MANIFEST, complaints, read_manifest
+from stablenum.checkpoints.manifest import MANIFEST, _with_digest, complaints, read_manifest
 from stablenum.checkpoints.settings import StoreSettings
 from stablenum.checkpoints.store import Store
 from tests.core.saving import ListCodec, state_of, store_in
 from tests.injection import executed_lines, first_and_last, interrupted_at, some
+from tests.selection import REPEATS
 
 ROOT = Path(__file__).parents[2]
 NAN = {"weights": [1.0, math.nan], "moments": [0.0, 0.0]}
@@ -552,3 +553,87 @@ def test_complaints_can_leave_out_the_checksums(run):
     assert complaints(folder, manifest, checksums=False) == []
     assert complaints(folder, manifest, ["parts/moments.json"]) == []
     assert complaints(folder, manifest) == ["parts/weights.json does not match its checksum"]
+
+
+# --- a reader beside a writer ------------------------------------------------------------------------------
+
+
+class Beside(ListCodec):
+    """Beside every reading, and as late in it as possible, another process saves."""
+
+    def __init__(self, folder: Path, keep: int, times: int, error: Exception | None) -> None:
+        self.writer, self.error = store_in(folder, keep=keep), error
+        self.step, self.times = 1, times
+        self.save()
+
+    def save(self) -> None:
+        self.writer.save(self.step, state_of(self.step))
+        self.step += 1
+
+    def read(self, folder: Path, like: Any) -> Any:
+        if self.times > 0:
+            self.times -= 1
+            self.save()
+            if self.error is not None:
+                raise self.error
+        return super().read(folder, like)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no such file"), FileNotFoundError("gone")])
+@pytest.mark.parametrize("keep", [1, 3])
+def test_what_vanishes_while_it_is_read_is_looked_for_again(keep, error, tmp_path, caplog):
+    beside = Beside(tmp_path, keep, 20, error)
+    loaded = Store(tmp_path, beside, StoreSettings(keep=keep)).load(None)
+    assert loaded.state == state_of(loaded.step)
+    assert loaded.step >= (beside.step - 1 if keep == 1 else 1)
+
+
+def test_an_error_of_a_library_is_one_of_the_checkpoint(run):
+    class Failing(ListCodec):
+        def read(self, folder: Path, like: Any) -> Any:
+            raise RuntimeError("the library gave up")
+
+    with pytest.raises(CheckpointError, match="RuntimeError: the library gave up") as caught:
+        Store(run, Failing(), StoreSettings()).load(None)
+    assert set(caught.value.reasons) == {"step-000000010", "step-000000020"}
+
+
+def test_a_listing_that_misses_everything_is_made_again(run, monkeypatch):
+    listed, empty = Path.iterdir, iter([True, True, False, True, True, False])
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter(()) if next(empty, False) else listed(path))
+    assert store_in(run).steps() == [10, 20]
+    assert store_in(run).load(None).step == 20
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+@pytest.mark.parametrize("loads", [pytest.param(60), pytest.param(3000, marks=REPEATS)])
+def test_a_reader_in_another_process_always_finds_a_checkpoint(keep, loads, tmp_path):
+    store = store_in(tmp_path, keep=keep)
+    store.save(0, state_of(0))
+    program = (
+        "import itertools, sys; from pathlib import Path; from tests.core.saving import store_in, state_of\n"
+        "store = store_in(Path(sys.argv[1]), keep=int(sys.argv[2]))\n"
+        "for step in itertools.count(1): store.save(step, state_of(step))"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", program, str(tmp_path), str(keep)], cwd=ROOT)
+    try:
+        while store.load(None).step < 3:
+            assert writer.poll() is None
+        for _ in range(loads):
+            loaded = store.load(None)
+            assert loaded.state == state_of(loaded.step)
+            assert store.steps()
+    finally:
+        writer.kill()
+        writer.wait()
+
+
+@pytest.mark.parametrize("change", ["step", "files", "allowed", "versions", "confirmed", "format", "serial"])
+@pytest.mark.parametrize("value", [None, "x", -1.5, [], {}, [1], {"a": 1}, {"../a": {}}, True])
+def test_a_manifest_that_is_well_formed_and_wrong(change, value, run):
+    folder = run / "step-000000020"
+    plain = json.loads((folder / MANIFEST).read_text("utf-8")) | {change: value}
+    plain.pop("manifest_sha256")
+    (folder / MANIFEST).write_bytes(_with_digest(plain))
+    assert store_in(run).load(None).step in (10, 20)
+    assert store_in(run).steps() in ([10], [10, 20])

@@ -584,3 +584,9 @@ def test_the_format_of_a_level(settings, level, own, expected):
 )
 def test_the_norms_of_single_parameters_are_needed_by_some_rules(clip, needed):
     assert GuardConfig(clip=clip).needs_single_norms == needed
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"clip":' * 100_000])
+def test_json_that_is_nested_too_deep_is_a_value_error(text):
+    with pytest.raises(ValueError, match="nested too deep"):
+        GuardConfig.from_json(text)

@@ -73,3 +73,18 @@ def test_the_suffix_selects_the_format_of_a_file_that_is_written_aside(tmp_path)
     write_file(tmp_path / "plot.pdf", lambda path: (seen.append(path.suffix), path.touch()))
     assert seen == [".pdf"]
     assert (tmp_path / "plot.pdf").exists()
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o444])
+def test_a_file_that_is_replaced_keeps_its_rights(mode, tmp_path):
+    target = tmp_path / "report.json"
+    target.write_text("old")
+    target.chmod(mode)
+    write_text(target, "new")
+    assert (target.read_text(), target.stat().st_mode & 0o777) == ("new", mode)
+
+
+@pytest.mark.parametrize("name", ["a" * 245, "ü" * 120 + ".json", "a." + "b" * 240, "." + "c" * 250])
+def test_names_that_are_as_long_as_a_file_system_allows(name, tmp_path):
+    write_text(tmp_path / name, "text")
+    assert [path.name for path in tmp_path.iterdir()] == [name]

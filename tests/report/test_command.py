@@ -342,3 +342,42 @@ def test_one_run_is_watched_and_no_page_written(log):
     assert (code, "--watch shows one run; name one log." in text) == (2, True)
     code, text = report(log, "--watch", "--html", log.with_name("x.html"))
     assert (code, "--watch writes no page; leave one of the two out." in text) == (2, True)
+
+
+def test_a_page_of_several_runs_replaces_nothing_that_was_not_named(log):
+    other = log_of(log.with_name("other.jsonl"), [record(0)])
+    more = log_of(log.with_name("more.jsonl"), [record(0)])
+    pages = ["run.html", "run-and-other.html", "run-and-2-more.html"]
+    for page, logs in zip(pages, ([log], [log, other], [log, other, more]), strict=True):
+        for _ in range(2):
+            assert report(*logs)[1].startswith(f"{log.with_name(page)}: ")
+    before = [log.with_name(page).read_bytes() for page in pages]
+    assert len(set(before)) == 3
+
+
+def test_an_output_that_takes_no_more_is_no_finding(log):
+    command = [sys.executable, "-m", "stablenum", "report", str(log)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2, "stablenum: the output cannot be written: No space left on device\n"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["first", "later", "last"])
+def test_a_line_that_is_too_long_is_refused(where, log, monkeypatch):
+    monkeypatch.setattr("stablenum.runlog.reading.LONGEST", 10_000)
+    monkeypatch.setattr("stablenum.runlog.reading._AT_A_TIME", 20_000)
+    long, before = '{"x": "' + "a" * 50_000 + '"}\n', log.read_text()
+    log.write_text(
+        {"first": long + before, "later": before + long + before, "last": before + long[:-1]}[where]
+    )
+    code, text = report(log)
+    assert code == 2
+    assert "a line in it has more than 10,000 bytes" in text
+
+
+def test_a_pipe_is_no_log(tmp_path):
+    os.mkfifo(tmp_path / "run.jsonl")
+    code, text = report(tmp_path / "run.jsonl")
+    assert (code, "it is no file, but a pipe" in text) == (2, True)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from stablenum import Reason
+from stablenum._support.outside_text import in_script
 from stablenum.commands.report.page import as_html
 from stablenum.commands.report.tables import (
     rewinds_table,
@@ -22,7 +23,7 @@ from stablenum.commands.report.tables import (
     summary,
     worst_table,
 )
-from stablenum.commands.run_plots.page_data import in_script, plotted, plotted_run
+from stablenum.commands.run_plots.page_data import plotted, plotted_run, seen
 from stablenum.commands.run_plots.script import PARTS, asset
 from stablenum.commands.run_plots.thresholds import thresholds
 from stablenum.guard.readout import Worst
@@ -518,3 +519,21 @@ def test_the_own_script_is_left_out_of_no_page(tmp_path):
     html = as_html([run_of(tmp_path, [record(0)])])
     for name in PARTS:
         assert asset(f"{name}.js") in html
+
+
+def test_of_very_many_steps_those_are_drawn_that_an_eye_can_tell_apart(tmp_path):
+    run = read_run(log_of(tmp_path / "run.jsonl", [record(0)]))
+    count, odd = 300_000, (7, 123_456, 299_998)
+    for name, usual in (("loss", 2.0), ("grad_norm", 0.5), ("loss_scale", 1.0), ("clip_coefficient", 1.0)):
+        setattr(run, name, [usual] * count)
+    run.steps, run.reason, run.worst = list(range(count)), [Reason.OK] * count, [0] * count
+    for i, value in zip(odd, (9.0, -9.0, math.nan), strict=True):
+        run.loss[i] = value
+    run.reason[200_000] = Reason.INF_GRADIENT
+    drawn = list(seen(run.loss, run.grad_norm, run.loss_scale, skipped=run.skipped))
+    assert {0, *odd[:2], 200_000, count - 1} <= set(drawn)
+    assert len(drawn) < 40_000
+    page = as_html([run])
+    assert "not every step is drawn" in page
+    assert "300,000 steps, 1 skipped" in page.replace("&middot;", ",").replace(" ,", ",")
+    assert len(page) < 2_000_000

@@ -157,8 +157,8 @@ def test_a_guards_state_is_not_judged():
     recorder = {"floats": np.full((4, 4), NAN), "ints": np.zeros((4, 4), int)}
     guard = {"recorder": recorder, "loss_scale": {"scale": np.asarray(1.0)}, "clip": [np.full(8, INF)]}
     for tree, place in (
-        ({"opt_state": [{"guard": guard, "names_id": np.asarray(3)}]}, "opt_state.0"),
-        ({"guard": {"version": 1, "names": ["w"], "state": guard}}, "guard"),
+        ({"opt_state": [{"guard": guard, "names_id": np.asarray(3)}]}, "opt_state.0.guard"),
+        ({"guard": {"version": 1, "names": ["w"], "state": guard}}, "guard.state"),
         ({"state": guard}, "state"),
     ):
         verdict = verdict_on({"params": {"w": np.ones(2)}} | tree)
@@ -227,6 +227,7 @@ def test_optimizers_of_torch_are_told_apart_by_what_they_keep(tmp_path):
     }
     from stablenum.commands.verify.formats.torch_files import read
     from stablenum.commands.verify.layout import Layout
+    from stablenum.commands.verify.limits import Limits
     from stablenum.commands.verify.moments import rows_of
 
     for kind, make in makers.items():
@@ -235,7 +236,7 @@ def test_optimizers_of_torch_are_told_apart_by_what_they_keep(tmp_path):
         w.grad = torch.ones(3)
         opt.step()
         torch.save({"model": {"w": w.detach()}, "optimizer": opt.state_dict()}, tmp_path / "x.pt")
-        layout = Layout(read(tmp_path / "x.pt"))
+        layout = Layout(read(tmp_path / "x.pt", Limits()))
         state = {e.name: e for e in layout.contents.arrays if e.name == "model.w"}
         (row,) = rows_of(layout.slots, state)
         assert (row.name, row.law.kind) == ("w", kind)

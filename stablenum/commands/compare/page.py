@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from importlib.resources import files
 
+from stablenum._support.outside_text import in_html, in_script
 from stablenum.commands.compare.agreement import Trace
 from stablenum.commands.compare.backends import REFERENCE, Backend
 from stablenum.commands.compare.page_data import drawn_runs
 from stablenum.commands.compare.report import notes, problems, summary
 from stablenum.commands.compare.runner import Result
 from stablenum.commands.compare.scenarios import Training
-from stablenum.commands.run_plots.page_data import in_script, plotted
+from stablenum.commands.run_plots.page_data import plotted
 from stablenum.commands.run_plots.script import script, style
 from stablenum.diagnosis.report.html import listed, page, sealed_head
 from stablenum.guard.reasons import EXPLANATIONS, Reason
@@ -44,8 +44,8 @@ def as_html(
     body = [
         '<main class="compare">',
         f"<h1>{_TITLE}</h1>",
-        f"<p>{escape(summary(results, backends))}</p>",
-        *(f'<p class="no">{escape(line)}</p>' for line in problems(results)),
+        f"<p>{in_html(summary(results, backends))}</p>",
+        *(f'<p class="no">{in_html(line)}</p>' for line in problems(results)),
         _verdicts(results, backends),
         _accuracies(trained),
         listed("Notes", tuple(notes(results, absent, unfit))),
@@ -72,7 +72,7 @@ def _verdicts(results: Sequence[Result], backends: Sequence[Backend]) -> str:
     names = [b.name for b in backends]
     head = "".join(f"<th>{name}</th>" for name in ("scenario", "without", "with a guard", "skipped", *names))
     rows = (
-        f'<tr><td><a href="#scenario-{k}">{escape(r.scenario.name)}</a></td>'
+        f'<tr><td><a href="#scenario-{k}">{in_html(r.scenario.name)}</a></td>'
         f"<td>{_outcomes(r, r.plain)}</td><td>{_outcomes(r, r.guarded)}</td>"
         f'<td class="number">{r.guarded[REFERENCE].skipped:,} of {len(r.guarded[REFERENCE].rows):,}</td>'
         f"{''.join(_agreement(r, name) for name in names)}</tr>"
@@ -93,12 +93,12 @@ def _outcomes(result: Result, traces: Mapping[str, Trace]) -> str:
 
 def _agreement(result: Result, backend: str) -> str:
     if backend in result.left_out:
-        return f'<td class="soft" title="{escape(result.left_out[backend])}">–</td>'
+        return f'<td class="soft" title="{in_html(result.left_out[backend])}">–</td>'
     if backend not in result.comparisons:
         return '<td class="soft">reference</td>'
     comparison = result.comparisons[backend]
     if comparison.disagreement is not None:
-        return f'<td class="no" title="{escape(str(comparison.disagreement))}">✗ disagrees</td>'
+        return f'<td class="no" title="{in_html(str(comparison.disagreement))}">✗ disagrees</td>'
     worst = max(comparison.worst_norm, comparison.worst_params)
     return f'<td class="number"><span class="yes">✓</span> {f"{worst:.0e}" if worst else "0"}</td>'
 
@@ -108,7 +108,7 @@ def _accuracies(results: Sequence[Result]) -> str:
         return ""
     head = "<th>scenario</th><th>without a guard</th><th>with the guard</th><th>no bad batches</th>"
     rows = (
-        f"<tr><td>{escape(r.scenario.name)}</td>"
+        f"<tr><td>{in_html(r.scenario.name)}</td>"
         + "".join(f'<td class="number">{_percent(runs)}</td>' for runs in (r.plain, r.guarded, r.clean))
         + "</tr>"
         for r in results
@@ -129,12 +129,12 @@ def _percent(runs: Mapping[str, Trace]) -> str:
 def _scenario(k: int, result: Result) -> str:
     scenario, runs = result.scenario, drawn_runs(result)
     verdict = f"{_outcomes(result, result.plain)} without, {_outcomes(result, result.guarded)} with a guard"
-    label = escape(f"Plots of {scenario.name} over its steps")
+    label = in_html(f"Plots of {scenario.name} over its steps")
     return "\n".join(
         [
             f'<section class="scenario" id="scenario-{k}">',
-            f"<h3>{escape(scenario.name)}<small>{verdict}</small></h3>",
-            f"<p>{escape(scenario.about)}</p>",
+            f"<h3>{in_html(scenario.name)}<small>{verdict}</small></h3>",
+            f"<p>{in_html(scenario.about)}</p>",
             *(f'<p class="soft">{line}</p>' for line in _skips(result)),
             '<fieldset class="legend"><legend class="unseen">Runs</legend>',
             *(_choice(i, run["name"], bare="bare" in run) for i, run in enumerate(runs)),
@@ -149,7 +149,7 @@ def _choice(i: int, name: str, *, bare: bool) -> str:
     kind = "bare" if bare else f"run-{i % 8}"
     return (
         f'<label class="run {kind}"><input type="checkbox" checked data-run="{i}">'
-        f'<span class="swatch"></span>{escape(name)}</label>'
+        f'<span class="swatch"></span>{in_html(name)}</label>'
     )
 
 
@@ -161,10 +161,10 @@ def _skips(result: Result) -> Iterator[str]:
         if not row.applied:
             steps.setdefault(row.reason, []).append(number)
     for reason, at in steps.items():
-        what = escape(EXPLANATIONS[reason].what)
+        what = in_html(EXPLANATIONS[reason].what)
         yield f"Skipped: {_ranges(at)} (<code>{reason.name}</code>: {what})."
     if trace.stopped is not None:
-        yield f"Stopped: {escape(trace.stopped)}"
+        yield f"Stopped: {in_html(trace.stopped)}"
 
 
 def _ranges(steps: Sequence[int]) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from stablenum.commands.compare.agreement import Trace
 from stablenum.commands.compare.backends import REFERENCE, Backend
 from stablenum.commands.compare.runner import Result
 from stablenum.commands.compare.scenarios import Outcome, Scenario, Stream, Training
+from stablenum.diagnosis.report.rich_lines import line
 
 __all__ = ["list_table", "notes", "print_report", "problems", "summary", "to_plain"]
 
@@ -37,7 +37,7 @@ def list_table(scenarios: Iterable[Scenario], width: int) -> Table:
     table.add_column("what it shows")
     for scenario in scenarios:
         kind = "stream" if isinstance(scenario, Stream) else "model"
-        table.add_row(escape(scenario.name), kind, str(scenario.steps), escape(scenario.about))
+        table.add_row(line(scenario.name), kind, str(scenario.steps), line(scenario.about))
     return table
 
 
@@ -64,11 +64,11 @@ def print_report(
         console.print()
         console.print(_accuracy_table(accuracies, console.width))
     console.print()
-    for line in notes(results, absent, unfit or {}):
-        console.print(line, style="dim", markup=False, highlight=False)
-    for line in problems(results):
-        console.print(line, style="bold red", markup=False, highlight=False)
-    console.print(summary(results, backends), markup=False, highlight=False)
+    for note in notes(results, absent, unfit or {}):
+        console.print(line(note, style="dim"))
+    for problem in problems(results):
+        console.print(line(problem, style="bold red"))
+    console.print(line(summary(results, backends)))
 
 
 def _table(title: str, width: int) -> Table:
@@ -94,7 +94,7 @@ def _results_table(results: Sequence[Result], n_backends: int, width: int) -> Ta
     for result in results:
         reference = result.guarded[REFERENCE]
         table.add_row(
-            escape(result.scenario.name),
+            line(result.scenario.name),
             _outcomes(result, result.plain),
             _outcomes(result, result.guarded),
             str(len(reference.rows)),
@@ -137,7 +137,7 @@ def _accuracy_table(results: Sequence[Result], width: int) -> Table:
             plain = result.plain.get(backend)
             clean = result.clean.get(backend) if plain else None
             table.add_row(
-                escape(result.scenario.name) if i == 0 else "",
+                line(result.scenario.name) if i == 0 else "",
                 backend,
                 _percent(plain),
                 _percent(trace),

@@ -22,6 +22,8 @@ from stablenum.commands.compare.scenarios import Scenario
 from stablenum.commands.outputs import check_target, write
 from stablenum.commands.quiet import without_log
 from stablenum.commands.reports import about, as_json, with_about
+from stablenum.commands.terminal import Terminal
+from stablenum.diagnosis.report.rich_lines import line
 
 __all__ = ["run", "show_list"]
 
@@ -35,7 +37,7 @@ def show_list(names: Sequence[str], backend: list[str] | None, config: Path | No
     console.print(list_table(listed.values(), console.width))
     for b in BACKENDS.values():
         missing = f" (absent: {' and '.join(b.missing)} not installed)" if b.missing else ""
-        console.print(f"backend {b.name}: {b.about}{missing}", markup=False, highlight=False)
+        console.print(line(f"backend {b.name}: {b.about}{missing}"))
 
 
 def run(
@@ -73,24 +75,24 @@ def run(
             results, backends=backends, absent=absent, unfit=unfit, versions=versions(), seconds=seconds
         )
         write(json, lambda path: write_text(path, as_json(about("compare"), plain)), "--json")
-        console.print(f"wrote {json}", style="dim", markup=False, highlight=False)
+        console.print(line(f"wrote {json}", style="dim"))
     if plot is not None:
         from stablenum.commands.compare.plot import choose, draw  # matplotlib takes a second to load
 
         write(plot, lambda path: draw(choose(results, names), path), "--plot")
-        console.print(f"wrote {plot}", style="dim", markup=False, highlight=False)
+        console.print(line(f"wrote {plot}", style="dim"))
     if html is not None:
         from stablenum.commands.compare.page import as_html
 
         page = with_about(about("compare"), as_html(results, backends, absent, unfit))
         write(html, lambda path: write_text(path, page), "--html")
-        console.print(f"wrote {html}", style="dim", markup=False, highlight=False)
+        console.print(line(f"wrote {html}", style="dim"))
     return all(result.ok for result in results)
 
 
 def _console() -> Console:
-    console = Console(soft_wrap=False)
-    return console if console.is_terminal else Console(width=112)
+    console = Terminal(soft_wrap=False)
+    return console if console.is_terminal else Terminal(width=112)
 
 
 class _Choice(NamedTuple):
@@ -148,7 +150,7 @@ def _run(
     scenarios: Sequence[Scenario], backends: Sequence[Backend], jobs: int, *, checked: set[str], brief: bool
 ) -> list[Result]:
     """Run all scenarios, with a progress bar on a terminal."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     total = sum(steps_of(s, backends, brief=brief) for s in scenarios)
     columns = (
         TextColumn("{task.description}", markup=False),

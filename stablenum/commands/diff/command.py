@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from stablenum.commands.outputs import check_folder, check_suffix, check_target
 from stablenum.commands.reports import about, write_reports
+from stablenum.commands.terminal import Terminal, say
 from stablenum.errors import ProgramError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def diff(
     check_folder("--repro", repro)
     left, right, weights = load_pair(pair)
     try:
-        with shown(Console(stderr=True)) as progress:
+        with shown(Terminal(stderr=True)) as progress:
             report = reported(left, right, weights, steps, progress=progress)
     except (ProgramError, ValueError) as error:
         more = _WEIGHTS if isinstance(error, UnmappedError) else ""
@@ -74,13 +74,13 @@ def diff(
     write_reports(made_by, lambda: json_module.loads(report.to_json()), report.to_html, json=json, html=html)
     if repro is not None:
         _reproduce(report, repro)
-    Console().print(report, soft_wrap=True)
+    Terminal().print(report, soft_wrap=True)
     raise typer.Exit(0 if report.ok else 1)
 
 
 def _reproduce(report: DiffReport, folder: Path) -> None:
     if report.ok:
-        typer.echo(f"--repro: there is no difference to reproduce; {folder} was not written.", err=True)
+        say(f"--repro: there is no difference to reproduce; {folder} was not written.", err=True)
         return
     try:
         report.write_repro(folder)

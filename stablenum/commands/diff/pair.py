@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import typer
 
 from stablenum.commands.outputs import check_file
+from stablenum.commands.terminal import say
 from stablenum.diagnosis.diff.sides.play import Program
 from stablenum.diagnosis.diff.sides.recording import ended
 from stablenum.diagnosis.diff.weights.given import check_form
@@ -93,5 +94,5 @@ def _failed(path: Path, what: str, error: Exception) -> typer.Exit:
 def failed(message: str) -> typer.Exit:
     """Print why two programs cannot be compared, which is no fault of the command line, and return the end
     of the command, with the exit code 2."""
-    typer.echo(f"Error: {message}", err=True)
+    say(f"Error: {message}", err=True)
     return typer.Exit(2)

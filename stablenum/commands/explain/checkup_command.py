@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from stablenum.commands.explain.options import (
     Arguments,
@@ -22,6 +21,7 @@ from stablenum.commands.explain.options import (
 from stablenum.commands.explain.runner import check_up
 from stablenum.commands.outputs import SCRIPT_FAILED, check_target
 from stablenum.commands.reports import about, write_reports
+from stablenum.commands.terminal import Terminal
 from stablenum.diagnosis.watch.plan import Plan
 
 __all__ = ["checkup"]
@@ -55,7 +55,7 @@ def checkup(
     check_script(script, module)
     for option, path in (("--json", json), ("--html", html)):
         check_target(option, path)
-    say = say_to(Console(stderr=True))
+    say = say_to(Terminal(stderr=True))
     plan = Plan(
         script=script,
         arguments=tuple(arguments or ()),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from stablenum.commands.explain.options import (
     Arguments,
@@ -27,6 +26,7 @@ from stablenum.commands.explain.runner import explain as run_and_explain
 from stablenum.commands.explain.together import explain_together
 from stablenum.commands.outputs import SCRIPT_FAILED, check_target
 from stablenum.commands.reports import about, write_reports
+from stablenum.commands.terminal import Terminal
 from stablenum.diagnosis.watch.launch import Launch, LaunchError
 from stablenum.diagnosis.watch.plan import Outcome, Plan
 
@@ -80,7 +80,7 @@ def explain(
     check_script(script, module)
     for option, path in (("--json", json), ("--html", html)):
         check_target(option, path)
-    say = say_to(Console(stderr=True))
+    say = say_to(Terminal(stderr=True))
     plan = Plan(
         script=script,
         arguments=tuple(arguments or ()),

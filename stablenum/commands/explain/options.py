@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from html import escape
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
+from stablenum._support.outside_text import in_html
 from stablenum.commands.outputs import check_file
+from stablenum.commands.terminal import Terminal, say
 from stablenum.diagnosis.report.html import page
+from stablenum.diagnosis.report.rich_lines import line
 from stablenum.diagnosis.watch.plan import Outcome
 
 __all__ = [
@@ -57,18 +58,19 @@ def say_to(err: Console) -> Callable[[str], None]:
     """Return a function that prints a message about the progress."""
 
     def say(text: str) -> None:
-        err.print(Text(f"stablenum: {text}", style="dim"), soft_wrap=True)
+        err.print(line(f"stablenum: {text}", style="dim"), soft_wrap=True)
 
     return say
 
 
 def show(report: Any) -> None:
     """Print a report."""
-    console = Console()
-    if not console.is_terminal:
-        typer.echo(str(report))
-    else:
+    console = Terminal()
+    if console.is_terminal:
         console.print(report)
+        return
+    for text in str(report).split("\n"):
+        say(text)
 
 
 def nothing_found(summary: str, outcome: Outcome) -> tuple[dict[str, Any], Callable[[], str]]:
@@ -82,4 +84,4 @@ def nothing_found(summary: str, outcome: Outcome) -> tuple[dict[str, Any], Calla
         "verdict": None,
     }
     title = "The script failed" if failed else "Nothing found"
-    return plain, lambda: page(title, [f"<h1>{title}</h1>", f"<p>{escape(summary)}.</p>"])
+    return plain, lambda: page(title, [f"<h1>{title}</h1>", f"<p>{in_html(summary)}.</p>"])

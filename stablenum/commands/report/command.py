@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from stablenum._support.files import write_text
 from stablenum.commands.outputs import check_file, check_target, write
@@ -15,6 +14,7 @@ from stablenum.commands.report.tables import differences
 from stablenum.commands.report.watch import begun, watched
 from stablenum.commands.reports import about, with_about
 from stablenum.commands.run_plots.undone import rewind_sentence, undone_phrases
+from stablenum.commands.terminal import Terminal, say
 from stablenum.runlog.reading import NotALogError, Run, RunReader, read_run
 
 __all__ = ["report"]
@@ -26,7 +26,11 @@ def report(
     ],
     html: Annotated[
         Path | None,
-        typer.Option(help="Where to write the page. By default run.html for run.jsonl.", show_default=False),
+        typer.Option(
+            help="Where to write the page. By default run.html for run.jsonl, and a-and-b.html for a.jsonl "
+            "and b.jsonl.",
+            show_default=False,
+        ),
     ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show a run in the terminal while it goes on; Ctrl-C ends it.")
@@ -49,12 +53,12 @@ def report(
     runs = [_read(path) for path in logs]
     _rename(runs, logs)
     write(target, lambda path: write_text(path, with_about(about("report"), as_html(runs))), "--html")
-    typer.echo(f"{target}: {', '.join(_about(run) for run in runs)}")
+    say(f"{target}: {', '.join(_about(run) for run in runs)}")
     for line in differences(runs):
-        typer.echo(f"  {line}")
+        say(f"  {line}")
     for run in runs:
         for rewind in run.events:
-            typer.echo(f"  {f'{run.name}: ' if len(runs) > 1 else ''}{rewind_sentence(rewind)}")
+            say(f"  {f'{run.name}: ' if len(runs) > 1 else ''}{rewind_sentence(rewind)}")
 
 
 def _watch(logs: list[Path], html: Path | None) -> None:
@@ -63,7 +67,7 @@ def _watch(logs: list[Path], html: Path | None) -> None:
     if html is not None:
         raise typer.BadParameter("--watch writes no page; leave one of the two out.", param_hint="--html")
     _check_folder(logs[0])
-    console = Console()
+    console = Terminal()
     try:
         if begun(logs[0], console):
             watched(RunReader(logs[0]), console)
@@ -74,6 +78,8 @@ def _watch(logs: list[Path], html: Path | None) -> None:
 def _check_log(path: Path) -> None:
     _check_folder(path)
     check_file(path, "LOG")
+    if not path.is_file():
+        raise _unreadable(path, "it is no file, but a pipe or a device.")
 
 
 def _check_folder(path: Path) -> None:
@@ -85,8 +91,11 @@ def _check_folder(path: Path) -> None:
 
 def _target(logs: list[Path], html: Path | None) -> Path:
     """Return where the page goes. A file by the default name is replaced only if it is such a page."""
-    log = logs[0]
-    target = log.with_name(f"{log.name.removesuffix('.jsonl')}.html") if html is None else html
+    log, *others = logs
+    name = log.name.removesuffix(".jsonl")
+    if others:  # the page of the first run alone has its name
+        name += f"-and-{others[0].name.removesuffix('.jsonl') if len(logs) == 2 else f'{len(others)}-more'}"
+    target = log.with_name(f"{name}.html") if html is None else html
     check_target("--html", target)  # the folder of the log may not be one to write to
     if target.resolve() in [path.resolve() for path in logs]:
         raise typer.BadParameter(f"{target} is a log; name another file.", param_hint="--html")

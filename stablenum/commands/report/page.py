@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
+from stablenum._support.outside_text import in_html, in_script
 from stablenum.commands.report.tables import (
     rewinds_table,
     settings_table,
@@ -12,7 +12,7 @@ from stablenum.commands.report.tables import (
     summary,
     worst_table,
 )
-from stablenum.commands.run_plots.page_data import in_script, plotted, plotted_run
+from stablenum.commands.run_plots.page_data import MOST, plotted, plotted_run
 from stablenum.commands.run_plots.script import script, style
 from stablenum.diagnosis.report.html import page, sealed_head
 from stablenum.runlog.reading import Run
@@ -38,6 +38,9 @@ A <span class="line">dashed line</span> is at the first step that was written af
 or went back. It may have gone on from an earlier one: steps that came out as before are not written twice;
 or from a later one: a checkpoint brings back steps that a killed process had not written."""
 _BANDS = '\nPoint at a <span class="band">grey band</span> to see why.'
+_THINNED = f"""<p class="soft hint">Of runs with more than {MOST:,} steps not every step is drawn: in each of
+5,000 stretches the first and the last, those with the smallest and the largest loss, gradient norm and loss
+scale, and the first and the last skipped one. The tables count all.</p>"""
 _FOOT = """<footer>Written by <code>stablenum report</code>.
 Plots by <a href="https://github.com/leeoniya/uPlot">uPlot</a>.</footer></main>"""
 
@@ -51,13 +54,14 @@ def as_html(runs: Sequence[Run]) -> str:
     title = ", ".join(run.name for run in runs)
     body = [
         '<main class="runs">',
-        f"<h1>{escape(title)}</h1>",
+        f"<h1>{in_html(title)}</h1>",
         '<fieldset class="legend"><legend class="unseen">Runs</legend>',
         *(_choice(i, run) for i, run in enumerate(runs)),
         "</fieldset>",
         '<noscript><p class="soft">The plots need JavaScript; the tables below do not.</p></noscript>',
         _CONTROLS,
         '<div class="plots" tabindex="0" role="group" aria-label="Plots over the steps"></div>',
+        _THINNED if any(len(run) > MOST for run in runs) else "",
         _HELP.format(lines=_LINES if lines else "", bands=_BANDS if told else ""),
         f"<h2>Rewinds</h2>{rewinds_table(runs)}" if told else "",
         f"<h2>Skipped steps</h2>{skips_table(runs)}",
@@ -67,8 +71,7 @@ def as_html(runs: Sequence[Run]) -> str:
         f'<script type="application/json" id="data">{data}</script>',
         f"<script>{code}</script>",
     ]
-    text = page(title, body, head=_MARK + sealed_head(code, style()))
-    return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot be written
+    return page(title, body, head=_MARK + sealed_head(code, style()))
 
 
 def is_own(text: str) -> bool:
@@ -79,5 +82,5 @@ def is_own(text: str) -> bool:
 def _choice(i: int, run: Run) -> str:
     return (
         f'<label class="run run-{i % 8}"><input type="checkbox" checked data-run="{i}"><span class="swatch">'
-        f"</span><b>{escape(run.name)}</b> <small>{summary(run)}</small></label>"
+        f"</span><b>{in_html(run.name)}</b> <small>{summary(run)}</small></label>"
     )

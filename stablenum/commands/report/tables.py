@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from stablenum._support.outside_text import in_html
 from stablenum.commands.run_plots.undone import skipped_undone, undone_phrases
 from stablenum.guard.reasons import EXPLANATIONS, NO_PARAMETER, Reason
+from stablenum.runlog.lines import is_by_group
 from stablenum.runlog.reading import Run
 
 __all__ = ["differences", "rewinds_table", "settings_table", "skips_table", "summary", "worst_table"]
@@ -32,7 +33,7 @@ def summary(run: Run) -> str:
     returns = len(run.rewinds) + len(run.events)
     parts += [f"went back {_times(returns)}"] if returns else []
     parts += [f"{_counted(run.unreadable, 'line')} of the log cannot be read"] if run.unreadable else []
-    return " &middot; ".join(escape(part) for part in parts if part)
+    return " &middot; ".join(in_html(part) for part in parts if part)
 
 
 def _counted(n: int, what: str) -> str:
@@ -65,10 +66,10 @@ def rewinds_table(runs: Sequence[Run]) -> str:
 def _rewinds(run: Run, *, named: bool) -> Iterator[str]:
     for rewind in run.events:
         cells = [
-            f"<td>{escape(run.name)}</td>" if named else "",
+            f"<td>{in_html(run.name)}</td>" if named else "",
             *(f'<td class="number">{number:,}</td>' for number in (rewind.last, rewind.first)),
-            f'<td class="why"><code>{escape(rewind.symptom)}</code><br>{escape(rewind.seen)}.</td>',
-            f'<td class="why">{escape(rewind.done)}.</td>',
+            f'<td class="why"><code>{in_html(rewind.symptom)}</code><br>{in_html(rewind.seen)}.</td>',
+            f'<td class="why">{in_html(rewind.done)}.</td>',
         ]
         yield f"<tr>{''.join(cells)}</tr>"
 
@@ -100,7 +101,7 @@ def _by_reason(
     for reason, at in sorted(steps.items(), key=lambda item: -len(item[1])):
         what, remedy = (_with_code(text) for text in (EXPLANATIONS[reason].what, EXPLANATIONS[reason].remedy))
         cells = [
-            f"<td>{escape(run.name)}</td>" if named else "",
+            f"<td>{in_html(run.name)}</td>" if named else "",
             f"<td><code>{reason.name}</code>{' (undone)' if undone else ''}</td>",
             *(f'<td class="number">{number:,}</td>' for number in (len(at), min(at), max(at))),
             f'<td class="remedy">{what}.<br><span class="soft">{remedy}.</span></td>',
@@ -111,7 +112,7 @@ def _by_reason(
 
 def _with_code(text: str) -> str:
     """Return a text as HTML in which what is between backticks is code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", in_html(text))
 
 
 def worst_table(runs: Sequence[Run]) -> str:
@@ -137,8 +138,8 @@ def _worst(run: Run, *, named: bool) -> Iterator[str]:
     for name, k in sorted(said, key=lambda item: (-largest[item[1]] - faulty[item[1]], item[0]))[:_MOST]:
         share = largest[k] / applied
         cells = [
-            f"<td>{escape(run.name)}</td>" if named else "",
-            f"<td><code>{escape(name)}</code></td>",
+            f"<td>{in_html(run.name)}</td>" if named else "",
+            f"<td><code>{in_html(name)}</code></td>",
             f'<td class="share"><meter min="0" max="1" value="{share:.4f}"></meter></td>',
             f'<td class="number">{share:.1%}</td>',
             f'<td class="number">{faulty[k]:,}</td>',
@@ -150,10 +151,10 @@ def settings_table(runs: Sequence[Run]) -> str:
     """Return a table of settings and versions with a column for each run; rows that differ are marked."""
     rows = []
     for key, values, differs in _settings(runs):
-        cells = "".join(f"<td><code>{escape(value)}</code></td>" for value in values)
+        cells = "".join(f"<td><code>{in_html(value)}</code></td>" for value in values)
         mark = ' class="differs"' if differs else ""
-        rows.append(f'<tr{mark}><th scope="row">{escape(key)}</th>{cells}</tr>')
-    names = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
+        rows.append(f'<tr{mark}><th scope="row">{in_html(key)}</th>{cells}</tr>')
+    names = "".join(f"<th>{in_html(run.name)}</th>" for run in runs)
     return _table(f"<tr><th></th>{names}</tr>", rows, kind="settings")
 
 
@@ -212,7 +213,7 @@ def _as_begun(header: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _cycled(betas: object, momentum: object) -> object:
     """Return Adam's coefficients with the momentum that begins a cycle, which PyTorch keeps in the first."""
-    if _is_by_group(betas) or _is_by_group(momentum):
+    if is_by_group(betas) or is_by_group(momentum):
         each = zip(*_expanded(betas, momentum), strict=True)
         return {"by_group": [_cycled(*pair) for pair in each]}
     return [momentum, *betas[1:]] if isinstance(betas, list) and momentum is not None else betas
@@ -220,12 +221,8 @@ def _cycled(betas: object, momentum: object) -> object:
 
 def _expanded(*values: Any) -> list[list[Any]]:
     """Return for each setting a list of its values by parameter group."""
-    count = max(len(value["by_group"]) for value in values if _is_by_group(value))
-    return [value["by_group"] if _is_by_group(value) else [value] * count for value in values]
-
-
-def _is_by_group(value: object) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("by_group"), list)
+    count = max(len(value["by_group"]) for value in values if is_by_group(value))
+    return [value["by_group"] if is_by_group(value) else [value] * count for value in values]
 
 
 def _flat(header: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from stablenum.commands.run_plots.undone import rewind_sentence, undone_phrases
+from stablenum.diagnosis.report.rich_lines import line
 from stablenum.guard.reasons import APPLIED
-from stablenum.runlog.reading import Run, RunReader
+from stablenum.runlog.reading import LONGEST, Run, RunReader
 
 __all__ = ["begun", "shown", "watched"]
 
@@ -35,7 +36,7 @@ def begun(path: Path, console: Console) -> bool:
     """
     try:
         if not _has_begun(path):
-            console.print(Text(f"Waiting for the log {path} to begin; Ctrl-C ends this."), soft_wrap=True)
+            console.print(line(f"Waiting for the log {path} to begin; Ctrl-C ends this."), soft_wrap=True)
         while not _has_begun(path):
             time.sleep(_EVERY)
     except KeyboardInterrupt:
@@ -47,10 +48,10 @@ def _has_begun(path: Path) -> bool:
     """Return whether the first line is there, or something that is not the beginning of a log."""
     try:
         with path.open("rb") as file:
-            first = file.readline()
+            first = file.readline(LONGEST)
     except FileNotFoundError:
         return False
-    return first.endswith(b"\n") or not b"{".startswith(first[:1])
+    return first.endswith(b"\n") or len(first) == LONGEST or not b"{".startswith(first[:1])
 
 
 def watched(reader: RunReader, console: Console) -> None:
@@ -73,14 +74,14 @@ def shown(run: Run, width: int) -> RenderableType:
     """Return what the terminal shows of a run."""
     if not len(run):
         none, next_ones = ("no step is left", "next") if run.events else ("no step yet", "first")
-        text = Text(f"{run.name}: {none}. Waiting for the {next_ones} ones; Ctrl-C ends this.")
+        text = line(f"{run.name}: {none}. Waiting for the {next_ones} ones; Ctrl-C ends this.")
         return Group(text, *_rewinds(run, width))
     bars = max(16, min(64, width - 40))
     return Group(_headline(run), *_rewinds(run, width), _courses(run, bars), _last(run), _skips(run))
 
 
 def _headline(run: Run) -> Text:
-    text = Text(f"{run.name}: step {run.steps[-1]:,}", style="bold")
+    text = line(f"{run.name}: step {run.steps[-1]:,}", style="bold")
     skipped = len(run.skipped)
     text.append(f", {skipped:,} of {len(run):,} skipped", style="red" if skipped else "green")
     return text.append("".join(f"; {phrase}" for phrase in undone_phrases(run)), style="red")
@@ -90,17 +91,17 @@ def _rewinds(run: Run, width: int) -> Iterator[Text]:
     """Yield a line for each of the last rewinds; with the symptom's name where the clause has no room."""
     earlier = len(run.events) - _REWINDS
     if earlier > 0:
-        yield Text(f"{earlier:,} earlier rewind{'' if earlier == 1 else 's'}")
+        yield line(f"{earlier:,} earlier rewind{'' if earlier == 1 else 's'}")
     for rewind in run.events[-_REWINDS:]:
         whole = rewind_sentence(rewind)
         said = whole if len(whole) <= width else rewind_sentence(rewind._replace(seen=rewind.symptom))
-        yield Text(said, style="red", no_wrap=True, overflow="ellipsis")
+        yield line(said, style="red", no_wrap=True, overflow="ellipsis")
 
 
 def _courses(run: Run, bars: int) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, values in (("loss", run.loss), ("gradient norm", run.grad_norm)):
-        table.add_row(name, Text(sparkline(values, bars)), _range(values))
+        table.add_row(name, line(sparkline(values, bars)), _range(values))
     return table
 
 
@@ -142,10 +143,10 @@ def _last(run: Run) -> Table:
         worst = "" if run.worst[i] < 0 else names[run.worst[i]]
         numbers = (f"{run.loss[i]:.4g}", f"{run.grad_norm[i]:.4g}", f"{run.loss_scale[i]:.6g}")
         cells = [f"{run.steps[i]:,}", *numbers, run.reason[i].name]
-        table.add_row(*cells, Text(worst), style="" if applied else "red")
+        table.add_row(*cells, line(worst), style="" if applied else "red")
     return table
 
 
 def _skips(run: Run) -> Text:
     counts = Counter(run.reason[i].name for i in run.skipped)
-    return Text(", ".join(f"{name} {count:,}" for name, count in counts.most_common()))
+    return line(", ".join(f"{name} {count:,}" for name, count in counts.most_common()))

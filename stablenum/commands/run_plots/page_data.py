@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from array import array
 from base64 import b64encode
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from stablenum.commands.run_plots.thresholds import thresholds
@@ -15,8 +16,11 @@ from stablenum.commands.run_plots.undone import one_at_each_step, rewind_sentenc
 from stablenum.guard.reasons import APPLIED, EXPLANATIONS, Reason
 from stablenum.runlog.reading import Run
 
-__all__ = ["column", "in_script", "plotted", "plotted_run"]
+__all__ = ["MOST", "column", "plotted", "plotted_run", "seen"]
 
+MOST = 100_000  # steps, above which not all are drawn
+# No screen has so many points in a row, and a zoom into a tenth still finds 500. Chosen, not measured.
+_STRETCHES = 5_000
 _FEW = 8  # a column that changes more seldom than once in so many steps is stored by its changes
 
 
@@ -36,24 +40,20 @@ def _reasons() -> dict[int, dict[str, Any]]:
     }
 
 
-def in_script(data: Any) -> str:
-    """Return strict JSON in which nothing can end a script element or begin a comment."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
-
-
 def plotted_run(run: Run) -> dict[str, Any]:
-    """Return the steps of a run."""
+    """Return the steps of a run; of very many those that an eye can tell apart."""
+    threshold = thresholds(run)
+    at = seen(run.loss, run.grad_norm, run.loss_scale, skipped=run.skipped)
     return {
         "name": run.name,
-        "count": len(run),
-        "steps": _steps(run.steps),
-        "loss": column(run.loss),
-        "norm": column(run.grad_norm),
-        "threshold": column(thresholds(run)),
-        "scale": column(run.loss_scale),
-        "reason": _base64(array("B", run.reason)),
-        "worst": _base64(array("i", run.worst)),
+        "count": len(at),
+        "steps": _steps([run.steps[i] for i in at]),
+        "loss": column([run.loss[i] for i in at]),
+        "norm": column([run.grad_norm[i] for i in at]),
+        "threshold": column([threshold[i] for i in at]),
+        "scale": column([run.loss_scale[i] for i in at]),
+        "reason": _base64(array("B", [run.reason[i] for i in at])),
+        "worst": _base64(array("i", [run.worst[i] for i in at])),
         "names": list(run.names),
         "updates": {
             "steps": [update.step for update in run.updates],
@@ -71,8 +71,34 @@ def plotted_run(run: Run) -> dict[str, Any]:
     }
 
 
+def seen(*columns: Sequence[float], skipped: Sequence[int]) -> Sequence[int]:
+    """Return the positions that are drawn: all up to 100,000; of more, in each of 5,000 stretches the first
+    and the last, those with the smallest and the largest values, and the first and the last skipped one.
+
+    Example:
+        >>> len(seen([0.0] * 99_999, skipped=[])), len(seen([0.0] * 200_000, skipped=[7]))
+        (99999, 10001)
+    """
+    count = len(columns[0])
+    if count <= MOST:
+        return range(count)
+    kept = {0, count - 1}
+    ends = [k * count // _STRETCHES for k in range(_STRETCHES + 1)]
+    for start, stop in pairwise(ends):
+        kept |= {start, stop - 1}
+        for values in columns:
+            known = [i for i in range(start, stop) if math.isfinite(values[i])]
+            kept |= {choose(known, key=values.__getitem__) for choose in (min, max) if known}
+        within = skipped[bisect_left(skipped, start) : bisect_left(skipped, stop)]
+        kept |= {*within[:1], *within[-1:]}
+    return sorted(kept)
+
+
 def _undone(run: Run) -> dict[str, Any]:
     steps = one_at_each_step(run)
+    skipped = [i for i, step in enumerate(steps) if step.reason not in APPLIED]
+    at = seen([step.loss for step in steps], [step.grad_norm for step in steps], skipped=skipped)
+    steps = [steps[i] for i in at]
     return {
         "count": len(steps),
         "steps": _base64(array("i", [step.step for step in steps])),

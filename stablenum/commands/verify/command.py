@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from stablenum._support.outside_text import in_html
 from stablenum.commands.outputs import check_target
 from stablenum.commands.reports import about, write_reports
+from stablenum.commands.terminal import Terminal
 from stablenum.commands.verify.rendering import shown
 from stablenum.commands.verify.verdicts import Outcome
 from stablenum.diagnosis.report.html import page
@@ -37,6 +37,15 @@ def verify(
             show_default=False,
         ),
     ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=NUMBER",
+            help="Read more than is usual, as in --limit depth=500, where a message names the limit. "
+            "May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     json: Annotated[
         Path | None, typer.Option(help="Write the report as strict JSON.", show_default=False)
     ] = None,
@@ -54,14 +63,20 @@ def verify(
     finite, a negative second moment, a NaN anywhere else), and 2 if something is unreadable, corrupt or
     unknown.
     """
-    from stablenum.commands.verify.looking import look_at  # imports NumPy; the help is shown without it
+    # They import NumPy, and the help is shown without it.
+    from stablenum.commands.verify.limits import Limits
+    from stablenum.commands.verify.looking import look_at
 
     for option, target in (("--json", json), ("--html", html)):
         check_target(option, target)
     for path in paths:
         if not path.exists():
             raise typer.BadParameter(f"there is no file or folder {str(path)!r}.", param_hint="FILE|FOLDER")
-    found = [look_at(path, allow=tuple(allow or ())) for path in paths]
+    try:
+        limits = Limits.parsed(limit or ())
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--limit") from error
+    found = [look_at(path, allow=tuple(allow or ()), limits=limits) for path in paths]
     outcomes = [outcome for of_path, _ in found for outcome in of_path]
     notes = [note for _, of_path in found for note in of_path]
     write_reports(
@@ -75,10 +90,10 @@ def verify(
     raise typer.Exit(_exit_code(outcomes))
 
 
-def _console() -> Console:
+def _console() -> Terminal:
     """Return a console; written into a file or a pipe, names are not broken into lines of 80 characters."""
-    console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, _WIDTH))
+    console = Terminal()
+    return console if console.is_terminal else Terminal(width=max(console.width, _WIDTH))
 
 
 def _exit_code(outcomes: Sequence[Outcome]) -> int:
@@ -96,8 +111,8 @@ def _as_plain(outcomes: Sequence[Outcome], notes: Sequence[str]) -> dict[str, An
 
 def _as_html(outcomes: Sequence[Outcome], notes: Sequence[str]) -> str:
     """Return what is printed, as a page."""
-    console = Console(width=_WIDTH, record=True, file=io.StringIO())
+    console = Terminal(width=_WIDTH, record=True, file=io.StringIO())
     console.print(shown(outcomes, notes))
     good = "good" if _exit_code(outcomes) == 0 else "not good"
     text = console.export_text()
-    return page(f"Checkpoints: {good}", [f"<h1>Checkpoints: {good}</h1>", f"<pre>{escape(text)}</pre>"])
+    return page(f"Checkpoints: {good}", [f"<h1>Checkpoints: {good}</h1>", f"<pre>{in_html(text)}</pre>"])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-__all__ = ["Contents", "Entry", "NotCheckedError", "Path", "Plain", "path_of"]
+__all__ = ["Contents", "Entry", "NotCheckedError", "Path", "Plain", "bounded", "path_of"]
+
+# Three times as deep as the states of large models. Chosen, not measured.
+_DEEPEST = 32
 
 Path: TypeAlias = tuple[str, ...]
-Plain: TypeAlias = "int | float | str | bool"
+Plain: TypeAlias = "complex | int | float | str | bool"
 Array: TypeAlias = Any
 
 
@@ -36,12 +40,22 @@ class Entry:
         shape: its shape.
         read: returns the array, of NumPy, with a dtype of NumPy or of ml_dtypes. Large arrays are read when
             they are measured, one after another.
+        size: the number of elements that :attr:`read` returns: elements that stand for several are read once.
+        source: equal for entries that hold the same elements; None where that is not known.
+        blocks: returns the elements in order, in one-dimensional arrays; None if they are read at once.
     """
 
     path: Path
     dtype: str
     shape: tuple[int, ...]
     read: Callable[[], Array]
+    size: int = -1
+    source: Hashable = None
+    blocks: Callable[[], Iterator[Array]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            object.__setattr__(self, "size", math.prod(self.shape))
 
     @property
     def name(self) -> str:
@@ -58,6 +72,8 @@ class Contents:
         values: its plain values, by path.
         notes: what was not read, and why.
         faults: fields of a guard's state that must be finite and are not, by name.
+        stored: the bytes of its files.
+        close: called when nothing more is read.
     """
 
     format: str
@@ -65,6 +81,8 @@ class Contents:
     values: Mapping[Path, Plain] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     faults: Mapping[str, float] = field(default_factory=dict)
+    stored: int = 0
+    close: Callable[[], object] = lambda: None
 
 
 def path_of(name: str) -> Path:
@@ -74,4 +92,10 @@ def path_of(name: str) -> Path:
         >>> path_of("optimizer.state.0.exp_avg"), path_of("['opt_state'][0].mu['w']")
         (('optimizer', 'state', '0', 'exp_avg'), ('opt_state', '0', 'mu', 'w'))
     """
-    return tuple(re.findall(r"[^./\[\]'\"]+", name)) or (name,)
+    parts = re.findall(r"[^./\[\]'\"]+", name)
+    return bounded(tuple(parts)) or (name,)
+
+
+def bounded(path: Path) -> Path:
+    """Return a path in which all that is very deep is one part, so that no name is work for itself."""
+    return path if len(path) <= _DEEPEST else (*path[: _DEEPEST - 1], ".".join(path[_DEEPEST - 1 :]))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from stablenum.diagnosis.ranges.limits import limits
 
-__all__ = ["NARROW", "Counts", "count", "is_measured", "widened"]
+__all__ = ["NARROW", "Counts", "count", "count_blocks", "is_measured", "widened", "width_of"]
 
 Array: TypeAlias = Any
 
@@ -63,6 +64,17 @@ def is_measured(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat", "complex")) and not dtype.startswith(("float4_", "float6_"))
 
 
+def width_of(dtype: str) -> int:
+    """Return the bytes of an element of a dtype, by its name; 16, the most, for one that is not known.
+
+    Example:
+        >>> width_of("bfloat16"), width_of("complex64"), width_of("float8_e4m3fn")
+        (2, 8, 1)
+    """
+    bits = re.search(r"\d+", dtype)
+    return max(1, int(bits[0]) // 8) if bits else 16
+
+
 def widened(values: Array) -> Array:
     """Return floating-point values as float32 or float64, complex ones as pairs; all values stay the same.
 
@@ -87,11 +99,17 @@ def count(values: Array, *, signed: bool = True) -> Counts:
         values: an array of NumPy, with a dtype of NumPy or of ml_dtypes.
         signed: whether negative elements are right; if not, they are counted.
     """
-    found = Counts(size=values.size * (2 if values.dtype.kind == "c" else 1))
+    return count_blocks([np.asarray(values).reshape(-1)], values.shape, signed=signed)
+
+
+def count_blocks(parts: Iterable[Array], shape: tuple[int, ...], *, signed: bool = True) -> Counts:
+    """Return what is in an array of this shape whose elements come in one-dimensional parts, in order."""
+    found = Counts()
     bad: int | None = None
     negative: int | None = None
     with np.errstate(all="ignore"):
-        for start, block in _blocks(values):
+        for start, block in _blocks(parts):
+            found.size += block.size
             size = np.abs(block)
             top = float(size.max())
             if not math.isfinite(top):
@@ -107,17 +125,19 @@ def count(values: Array, *, signed: bool = True) -> Counts:
                 negative = negative if negative is not None else start + int(np.argmax(block < 0))
     first = bad if bad is not None else negative
     if first is not None:
-        flat = first // 2 if values.dtype.kind == "c" else first
-        found.first = tuple(int(i) for i in np.unravel_index(flat, values.shape))
+        each = found.size // math.prod(shape)  # 2 if they are complex
+        found.first = tuple(int(i) for i in np.unravel_index(first // each, shape))
     return found
 
 
-def _blocks(values: Array) -> Iterator[tuple[int, Array]]:
+def _blocks(parts: Iterable[Array]) -> Iterator[tuple[int, Array]]:
     """Yield the position of a block's first number among all, and the block's numbers."""
-    flat = np.asarray(values).reshape(-1)
-    parts = 2 if flat.dtype.kind == "c" else 1
-    for start in range(0, flat.size, _AT_A_TIME):
-        yield start * parts, widened(flat[start : start + _AT_A_TIME])
+    before = 0
+    for flat in parts:
+        for start in range(0, flat.size, _AT_A_TIME):
+            block = widened(flat[start : start + _AT_A_TIME])
+            yield before, block
+            before += block.size
 
 
 def _only_finite(found: Counts, block: Array, size: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +14,15 @@ from stablenum.checkpoints.manifest import MANIFEST
 from stablenum.commands.verify.contents import NotCheckedError
 from stablenum.commands.verify.formats import distributed_folders, orbax_folders, safetensors_files
 from stablenum.commands.verify.formats.torch_files import LEGACY, holds_arrays
+from stablenum.commands.verify.limits import Limits
 
 __all__ = ["Found", "checkpoints_in", "format_of", "part_format"]
 
 # Files with these endings are reported even if they cannot be recognised.
 _ENDINGS = (".bin", ".ckpt", ".npz", ".pt", ".pth", ".safetensors")
 _DEEPEST = 4
+# What zipfile raises for a damaged table of contents.
+_DAMAGES = (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, EOFError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,10 @@ def _of_framework(folder: Path) -> str:
 
 
 def _of_file(file: Path) -> str:
+    if not file.is_file():
+        raise NotCheckedError(
+            "unknown", "it is neither a file nor a folder, but a pipe, a device or the like"
+        )
     with file.open("rb") as stream:
         head = stream.read(64)
     if not head:
@@ -91,7 +99,7 @@ def _of_archive(file: Path) -> str:
     try:
         with zipfile.ZipFile(file) as archive:
             names = archive.namelist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+    except _DAMAGES as error:
         raise NotCheckedError("corrupt", f"its table of contents is missing or damaged ({error})") from error
     if any(name.endswith("/constants.pkl") for name in names):
         raise NotCheckedError("unreadable", "it is a program (TorchScript), not a checkpoint")
@@ -104,16 +112,21 @@ def _of_archive(file: Path) -> str:
     )
 
 
-def checkpoints_in(folder: Path) -> Found:
+def checkpoints_in(folder: Path, limits: Limits) -> Found:
     """Return the checkpoints in a folder, those in its subfolders among them, in the order of their names.
 
     Files that are nothing known are passed over, unless their names end like those of checkpoints.
     """
     notes: list[str] = []
-    return Found(paths=tuple(_walk(folder, notes, 0)), notes=tuple(notes))
+    found: list[Path] = []
+    for path in _walk(folder, notes, 0, {folder.resolve()}):
+        found.append(path)
+        limits.check("parts", len(found), "the files in it are many")
+    return Found(paths=tuple(found), notes=tuple(notes))
 
 
-def _walk(folder: Path, notes: list[str], depth: int) -> Iterator[Path]:
+def _walk(folder: Path, notes: list[str], depth: int, seen: set[Path]) -> Iterator[Path]:
+    """Yield the checkpoints in a folder; links may lead to one that was seen already."""
     for path in sorted(folder.iterdir(), key=_natural):
         if path.name.startswith("."):
             continue
@@ -122,12 +135,14 @@ def _walk(folder: Path, notes: list[str], depth: int) -> Iterator[Path]:
         elif path.is_dir() and orbax_folders.TEMPORARY in path.name:
             notes.append(f"{path.name}/ was passed over: a save that was interrupted")
         elif path.is_dir():
-            yield from _of_subfolder(path, notes, depth)
+            if (there := path.resolve()) not in seen:
+                seen.add(there)
+                yield from _of_subfolder(path, notes, depth, seen)
         elif _is_candidate(path, notes):
             yield path
 
 
-def _of_subfolder(path: Path, notes: list[str], depth: int) -> Iterator[Path]:
+def _of_subfolder(path: Path, notes: list[str], depth: int, seen: set[Path]) -> Iterator[Path]:
     try:
         kind = format_of(path)
     except NotCheckedError:
@@ -135,7 +150,7 @@ def _of_subfolder(path: Path, notes: list[str], depth: int) -> Iterator[Path]:
     if kind != "folder":
         yield path
     elif depth < _DEEPEST:
-        yield from _walk(path, notes, depth + 1)
+        yield from _walk(path, notes, depth + 1, seen)
 
 
 def _is_candidate(path: Path, notes: list[str]) -> bool:
@@ -153,4 +168,4 @@ def _is_candidate(path: Path, notes: list[str]) -> bool:
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Return a key by which 9 comes before 10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)]

@@ -13,16 +13,18 @@ user allows by name.
 
 from __future__ import annotations
 
+import cmath
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stablenum.checkpoints.finiteness import Kind, NonFinite, is_meant
 from stablenum.commands.verify.contents import Contents, Entry, Path
-from stablenum.commands.verify.counts import NARROW, Counts, count, is_measured
+from stablenum.commands.verify.counts import NARROW, Counts, count, count_blocks, is_measured, width_of
 from stablenum.commands.verify.layout import Layout, Part
+from stablenum.commands.verify.limits import Limits
 from stablenum.commands.verify.moments import rows_of
 from stablenum.commands.verify.verdicts import Poison, Verdict
 from stablenum.diagnosis.audit import Risk, Role, Row, risks_of
@@ -41,22 +43,27 @@ _KINDS = {
 }
 _MEANT: dict[Kind, str] = {"buffer": "a mask", "guard": "a guard's state", "number": "a record"}
 _SHOWN = 3
+_USUAL = Limits()
 
 
-def judged(contents: Contents, *, allow: Sequence[str] = ()) -> Verdict:
+def judged(contents: Contents, *, allow: Sequence[str] = (), limits: Limits = _USUAL) -> Verdict:
     """Return what is to be said of a checkpoint.
 
     Args:
         contents: what a reader found.
         allow: patterns of the names of entries that may be not finite.
+        limits: how much may be read.
+
+    Raises:
+        NotCheckedError: there is more than the limits allow.
     """
     layout = Layout(contents)
-    looked = _Look(layout, tuple(allow))
+    looked = _Look(layout, tuple(allow), limits)
     for entry in contents.arrays:
         if is_measured(entry.dtype):
             looked.at_array(entry)
     for path, value in contents.values.items():
-        if isinstance(value, float) and not math.isfinite(value):
+        if isinstance(value, float | complex):
             looked.at_number(path, value)
     for name, value in contents.faults.items():
         looked.at_fault(name, value)
@@ -64,9 +71,10 @@ def judged(contents: Contents, *, allow: Sequence[str] = ()) -> Verdict:
         format=contents.format,
         entries=len(contents.arrays),
         elements=looked.elements,
+        numbers=looked.numbers,
         poison=tuple(looked.poison),
-        suspicious=tuple(_suspicious(layout)),
-        notes=(*contents.notes, *_of_guards(layout), *looked.notes, *looked.ranges()),
+        suspicious=tuple(_suspicious(layout, looked)),
+        notes=(*contents.notes, *_of_guards(layout, looked.passed_over), *looked.notes, *looked.ranges()),
     )
 
 
@@ -82,9 +90,11 @@ class _Wide:
 class _Look:
     """Looks at one entry after another."""
 
-    def __init__(self, layout: Layout, allow: tuple[str, ...]) -> None:
-        self.layout, self.allow = layout, allow
-        self.elements = 0
+    def __init__(self, layout: Layout, allow: tuple[str, ...], limits: Limits) -> None:
+        self.layout, self.allow, self.limits = layout, allow, limits
+        self._bytes = 0
+        self._known: dict[Hashable, Counts] = {}  # of elements that several entries hold
+        self.elements = self.numbers = self.passed_over = 0
         self.poison: list[Poison] = []
         self.notes: list[str] = []
         self._wide: dict[str, _Wide] = {}
@@ -92,9 +102,10 @@ class _Look:
     def at_array(self, entry: Entry) -> None:
         part, role = self.layout.part(entry.path), self.layout.role(entry.path)
         if part is Part.GUARD:
+            self.passed_over += math.prod(entry.shape)
             return
         squared = role is not None and role.squared
-        found = count(entry.read(), signed=not squared)
+        found = self._count(entry, signed=not squared)
         self.elements += found.size
         if part is Part.STATE:
             self._note_range(entry.name, found)
@@ -106,13 +117,39 @@ class _Look:
         else:
             self.poison.append(_poison(entry, _kind(part, role, entry.path), found))
 
-    def at_number(self, path: Path, value: float) -> None:
+    def reading(self, entry: Entry) -> None:
+        """Take note of the bytes of an entry before it is read.
+
+        Raises:
+            NotCheckedError: all together, they are more than the limits allow.
+        """
+        self._bytes += entry.size * width_of(entry.dtype)
+        self.limits.check_bytes(self._bytes, self.layout.contents.stored)
+
+    def _count(self, entry: Entry, *, signed: bool) -> Counts:
+        key = None if entry.source is None else (entry.source, signed)
+        if key in self._known:
+            return self._known[key]
+        self.reading(entry)
+        if entry.blocks is None:
+            found = count(entry.read(), signed=signed)
+        else:
+            found = count_blocks(entry.blocks(), entry.shape, signed=signed)
+        if key is not None:
+            self._known[key] = found
+        return found
+
+    def at_number(self, path: Path, value: float | complex) -> None:
         part, name = self.layout.part(path), ".".join(path)
         if part is Part.GUARD:
+            self.passed_over += 1
             return
-        infinite = int(math.isinf(value))
+        self.numbers += 1
+        if cmath.isfinite(value):
+            return
+        nan = int(cmath.isnan(value))
         kind = self.layout.kind(path, size=None)
-        if is_meant(NonFinite(name, kind, 1 - infinite, infinite, 0, 1), self.allow):
+        if is_meant(NonFinite(name, kind, nan, 1 - nan, 0, 1), self.allow):
             self.notes.append(f"{name} is {value}")
         else:
             what = "setting" if self.layout.is_setting(path) else "number"
@@ -192,15 +229,21 @@ def _told(name: str, found: Counts) -> str:
     return f"{name} holds {listed} of {_counted(found.size, 'number')}"
 
 
-def _of_guards(layout: Layout) -> Iterator[str]:
-    for path in layout.guards:
-        yield f"{'.'.join(path)} is a guard's state, which holds inf on purpose; it was not judged"
+def _of_guards(layout: Layout, numbers: int) -> Iterator[str]:
+    if layout.guards:
+        are = " is a guard's state" if len(layout.guards) == 1 else " are guards' states"
+        names = _listed([".".join(path) or "the top" for path in layout.guards])
+        yield f"{names}{are}, where inf is meant; {_counted(numbers, 'number')} in it were not judged"
 
 
-def _suspicious(layout: Layout) -> list[Risk]:
+def _suspicious(layout: Layout, looked: _Look) -> list[Risk]:
     """Return what the audit finds beyond the poison, which is listed by entry; the worst first."""
     state = {e.name: e for e in layout.contents.arrays if layout.part(e.path) is Part.STATE}
-    risks = [risk for row in rows_of(layout.slots, state) for risk in risks_of(_without_poison(row))]
+    risks = [
+        risk
+        for row in rows_of(layout.slots, state, looked.reading)
+        for risk in risks_of(_without_poison(row))
+    ]
     return sorted(risks, key=lambda risk: risk.weight, reverse=True)
 
 

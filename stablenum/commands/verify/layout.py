@@ -17,8 +17,9 @@ from stablenum.checkpoints.names import (
     kind_of_number,
     may_be_mask,
 )
-from stablenum.commands.verify.contents import Contents, Entry, Path, Plain, path_of
+from stablenum.commands.verify.contents import Contents, Entry, Path, Plain, bounded, path_of
 from stablenum.diagnosis.audit import OPTAX_STATES, TORCH_ROLES, Role
+from stablenum.guard.statedict import is_guard_field
 
 __all__ = ["Layout", "Part", "Slot"]
 
@@ -60,7 +61,7 @@ class Layout:
     """What the entries of a checkpoint are. Keys with dots in them count as several.
 
     Attributes:
-        guards: the paths of guards' states.
+        guards: the paths of guards' states. What lies beside their known fields is none of theirs.
     """
 
     def __init__(self, contents: Contents) -> None:
@@ -70,6 +71,7 @@ class Layout:
         self._children = _children_of((*self._arrays, *self._values))
         self._is_training = is_training((*(e.path for e in contents.arrays), *contents.values))
         self.guards = tuple(self._guards())
+        self._guarded = frozenset(self.guards)
         self._roots = {path for path, names in self._children.items() if {"state", "param_groups"} <= names}
         self._roles: dict[Path, Role] = {}
         self._beside: set[Path] = set()
@@ -78,7 +80,7 @@ class Layout:
     def part(self, path: Path) -> Part:
         """Return what an entry is for."""
         keys = _parts(path)
-        if any(keys[: len(guard)] == guard for guard in self.guards):
+        if any(keys[:n] in self._guarded and is_guard_field(keys[n:]) for n in range(len(keys))):
             return Part.GUARD
         if keys in self._roles or self._in_optimizer(keys):
             return Part.OPTIMIZER
@@ -119,9 +121,7 @@ class Layout:
             if {"recorder", "loss_scale"} <= names and "floats" in self._children.get(
                 (*path, "recorder"), ()
             ):
-                # In JAX the number of the parameters' names is beside it, in PyTorch the names themselves.
-                beside = self._children[path[:-1]] if path else frozenset[str]()
-                yield path[:-1] if {"names_id", "version"} & beside else path
+                yield path
 
     def _in_optimizer(self, path: Path) -> bool:
         if any(path[:n] in self._roots for n in range(len(path))):
@@ -214,7 +214,7 @@ _BY_SIZE = sorted(
 
 def _parts(path: Path) -> Path:
     """Return a path with the keys split at their dots."""
-    return tuple(part for key in path for part in path_of(key))
+    return bounded(tuple(part for key in path for part in path_of(key)))
 
 
 def _children_of(paths: tuple[Path, ...]) -> dict[Path, frozenset[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,11 +17,14 @@ from stablenum.commands.verify.formats import (
     torch_files,
 )
 from stablenum.commands.verify.judging import judged
-from stablenum.commands.verify.verdicts import Outcome
+from stablenum.commands.verify.limits import Limits
+from stablenum.commands.verify.verdicts import Outcome, Verdict
 
 __all__ = ["look_at"]
 
-_READERS: Mapping[str, Callable[[Path], Contents]] = {
+_USUAL = Limits()
+
+_READERS: Mapping[str, Callable[[Path, Limits], Contents]] = {
     "distributed": distributed_folders.read,
     "npy": numpy_files.read_npy,
     "npz": numpy_files.read_npz,
@@ -30,48 +34,62 @@ _READERS: Mapping[str, Callable[[Path], Contents]] = {
 }
 
 
-def look_at(path: Path, *, allow: Sequence[str] = ()) -> tuple[list[Outcome], tuple[str, ...]]:
+def look_at(
+    path: Path, *, allow: Sequence[str] = (), limits: Limits = _USUAL
+) -> tuple[list[Outcome], tuple[str, ...]]:
     """Return what is said of a file or folder; of a folder with checkpoints in it, of each of them.
 
     Args:
         path: a file or folder.
         allow: patterns of the names of entries that may be not finite.
+        limits: how much a checkpoint may ask for.
 
     Returns:
         The outcomes, at least one, and notes on what was passed over.
     """
     try:
         if format_of(path) == "folder":
-            found = checkpoints_in(path)
+            found = checkpoints_in(path, limits)
             if not found.paths:
                 raise NotCheckedError("unknown", "there is no checkpoint in it")
-            return [_outcome(part, allow) for part in found.paths], found.notes
+            return [_outcome(part, allow, limits) for part in found.paths], found.notes
     except NotCheckedError as why:
         return [Outcome(path=str(path), word=why.word, why=str(why))], ()
-    return [_outcome(path, allow)], ()
+    return [_outcome(path, allow, limits)], ()
 
 
-def _outcome(path: Path, allow: Sequence[str]) -> Outcome:
+def _outcome(path: Path, allow: Sequence[str], limits: Limits) -> Outcome:
     try:
-        kind = format_of(path)
-        if kind == "stablenum":
-            contents, meant = own_folders.read(path, _part)
-            verdict = judged(contents, allow=(*allow, *map(_literal, meant)))
-        else:
-            verdict = judged(_READERS[kind](path), allow=allow)
+        with contextlib.ExitStack() as reading:
+            kind = format_of(path)
+            if kind == "stablenum":
+                contents, meant = own_folders.read(path, lambda part: _part(part, limits), limits)
+                allow = (*allow, *map(_literal, meant))
+            else:
+                contents = _READERS[kind](path, limits)
+            reading.callback(contents.close)
+            verdict = judged(contents, allow=allow, limits=limits)
     except NotCheckedError as why:
         return Outcome(path=str(path), word=why.word, why=str(why))
     except OSError as error:
         return Outcome(path=str(path), word="unreadable", why=error.strerror or str(error))
     except Exception as error:  # noqa: BLE001, nothing that a file does to a reader is a verdict on it
-        return Outcome(path=str(path), word="unreadable", why=f"{type(error).__name__}: {error}")
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return Outcome(path=str(path), word="unreadable", why=said)
+    if not (verdict.elements or verdict.numbers or verdict.poison):
+        return Outcome(path=str(path), word="unknown", why=_nothing_judged(verdict))
     return Outcome(path=str(path), word="poisoned" if verdict.poison else "good", verdict=verdict)
 
 
-def _part(path: Path) -> Contents | None:
+def _nothing_judged(verdict: Verdict) -> str:
+    nothing = f"nothing in it was judged: it holds no number that can be NaN or inf ({verdict.format})"
+    return "; ".join([nothing, *verdict.notes])
+
+
+def _part(path: Path, limits: Limits) -> Contents | None:
     """Return what is in a part of a checkpoint of stablenum; None if it is no checkpoint itself."""
     kind = part_format(path)
-    return _READERS[kind](path) if kind in _READERS else None
+    return _READERS[kind](path, limits) if kind in _READERS else None
 
 
 def _literal(name: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import array_api_compat.numpy as xp
@@ -29,29 +31,40 @@ __all__ = ["rows_of"]
 _AT_A_TIME = 2**15
 
 
-def rows_of(slots: tuple[Slot, ...], state: Mapping[str, Entry]) -> Iterator[Row]:
+def rows_of(
+    slots: tuple[Slot, ...], state: Mapping[str, Entry], reading: Callable[[Entry], None]
+) -> Iterator[Row]:
     """Yield the row of each parameter for which an optimizer keeps moments.
 
     Args:
         slots: what the optimizers keep.
         state: the parameters and buffers, by name.
+        reading: is called with each entry before it is read.
     """
+    by_end = defaultdict[tuple[str, tuple[int, ...]], list[Entry]](list)
+    for name, entry in state.items():
+        by_end[name.rpartition(".")[2], entry.shape].append(entry)
     for slot in slots:
-        entries = [(role, entry) for role, entry in slot.entries.values() if is_measured(entry.dtype)]
+        entries = [(role, entry) for role, entry in slot.entries.values() if _is_whole(entry)]
         shapes = {entry.shape for _, entry in entries}
         if len(shapes) == 1:  # else they are sums over rows and columns, which have no rule
-            yield _row(slot, entries, _parameter(slot, next(iter(shapes)), state))
+            end = slot.parameter.rpartition(".")[2]
+            parameter = _parameter(slot, by_end[end, next(iter(shapes))])
+            for entry in (*(entry for _, entry in entries), *([parameter] if parameter else [])):
+                reading(entry)
+            yield _row(slot, entries, parameter)
 
 
-def _parameter(slot: Slot, shape: tuple[int, ...], state: Mapping[str, Entry]) -> Entry | None:
-    """Return the parameter of a slot: the only entry whose name ends with the slot's, and of its shape."""
-    found = [
-        entry
-        for name, entry in state.items()
-        if (name == slot.parameter or name.endswith(f".{slot.parameter}"))
-        and entry.shape == shape
-        and is_measured(entry.dtype)
-    ]
+def _is_whole(entry: Entry) -> bool:
+    """Return whether an entry is measured, and has each of its elements by itself."""
+    return is_measured(entry.dtype) and entry.size == math.prod(entry.shape)
+
+
+def _parameter(slot: Slot, entries: Sequence[Entry]) -> Entry | None:
+    """Return the parameter of a slot among the entries of its shape: the only one whose name ends with the
+    slot's."""
+    ends = (slot.parameter, f".{slot.parameter}")
+    found = [e for e in entries if (e.name == ends[0] or e.name.endswith(ends[1])) and _is_whole(e)]
     return found[0] if len(found) == 1 else None
 
 
@@ -83,8 +96,8 @@ def _formula(slot: Slot) -> UpdateFormula:
 
 def _number(value: Any) -> float | None:
     if isinstance(value, Entry):
-        array = value.read()
-        return float(widened(array).reshape(-1)[0]) if array.size == 1 and array.dtype.kind != "c" else None
+        single = value.size == 1 and not value.dtype.startswith("complex")
+        return float(widened(value.read()).reshape(-1)[0]) if single else None
     return float(value) if isinstance(value, int | float) else None
 
 

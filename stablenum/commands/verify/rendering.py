@@ -12,8 +12,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from stablenum._support.outside_text import printable
 from stablenum.commands.verify.verdicts import Outcome, Poison, Verdict
 from stablenum.diagnosis.audit import Severity
+from stablenum.diagnosis.report.rich_lines import line
 
 __all__ = ["shown"]
 
@@ -28,7 +30,7 @@ def shown(outcomes: Sequence[Outcome], notes: Sequence[str]) -> RenderableType:
     """Return what is printed; ``notes`` are on what was passed over."""
     if len(outcomes) == 1:
         return Group(*_one(outcomes[0]), *_bullets("note", notes))
-    return Group(_many(outcomes), Text(_sum(outcomes)), *_bullets("note", notes))
+    return Group(_many(outcomes), line(_sum(outcomes)), *_bullets("note", notes))
 
 
 # --- one -------------------------------------------------------------------------------------
@@ -51,14 +53,18 @@ def _one(outcome: Outcome) -> Iterator[RenderableType]:
 
 
 def _headline(outcome: Outcome) -> Text:
-    line = Text(f"{outcome.path}: ")
-    line.append(outcome.word, style=_STYLES.get(outcome.word, "bold yellow"))
-    return line.append(f" ({_about(outcome.verdict)})" if outcome.verdict else f": {outcome.why}")
+    after = f" ({_about(outcome.verdict)})" if outcome.verdict else f": {outcome.why}"
+    return line(f"{outcome.path}: ", _word(outcome), after)
+
+
+def _word(outcome: Outcome) -> tuple[str, str]:
+    return outcome.word, _STYLES.get(outcome.word, "bold yellow")
 
 
 def _about(verdict: Verdict) -> str:
     arrays = f"{verdict.entries:,} array" + ("" if verdict.entries == 1 else "s")
-    return f"{verdict.format}, {arrays}, {verdict.elements:,} floating-point numbers"
+    plain = f" and {verdict.numbers:,} in plain values" if verdict.numbers else ""
+    return f"{verdict.format}, {arrays}, {verdict.elements:,} floating-point numbers{plain}"
 
 
 def _table(poison: Sequence[Poison]) -> RenderableType:
@@ -68,7 +74,7 @@ def _table(poison: Sequence[Poison]) -> RenderableType:
     for i in shown:
         table.add_column(_HEADS[i], justify="right" if _HEADS[i] in _NUMBERS else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(row[i]) for i in shown))
+        table.add_row(*(line(row[i]) for i in shown))
     return Group(table, *_more(len(poison) - _MOST_ENTRIES, "entries"))
 
 
@@ -81,18 +87,18 @@ def _cells(p: Poison) -> tuple[str, ...]:
 def _bullets(word: str, sentences: Sequence[str]) -> Iterator[Text]:
     for sentence in sentences:
         lines = textwrap.wrap(
-            f"{word}: {sentence}.",
+            printable(f"{word}: {sentence}."),
             width=_WIDTH,
             subsequent_indent="  ",
             break_long_words=False,
             break_on_hyphens=False,
         )
-        yield Text("\n".join(lines))
+        yield from map(line, lines)
 
 
 def _more(number: int, of: str) -> Iterator[Text]:
     if number > 0:
-        yield Text(f"... and {number} more {of} (--json has all)")
+        yield line(f"... and {number} more {of} (--json has all)")
 
 
 # --- many ------------------------------------------------------------------------------------
@@ -105,9 +111,8 @@ def _many(outcomes: Sequence[Outcome]) -> Table:
     within = os.path.commonpath([Path(outcome.path).absolute().parent for outcome in outcomes])
     for outcome in outcomes:
         shown = os.path.relpath(outcome.path, within)
-        word = Text(outcome.word, style=_STYLES.get(outcome.word, "bold yellow"))
-        verdict = outcome.verdict
-        table.add_row(Text(shown), word, verdict.format if verdict else "", Text(_found(outcome)))
+        form = outcome.verdict.format if outcome.verdict else ""
+        table.add_row(line(shown), line(_word(outcome)), line(form), line(_found(outcome)))
     return table
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import cmath
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -37,9 +37,10 @@ class Poison:
     first: tuple[int, ...] | None = None
 
     @classmethod
-    def of_number(cls, name: str, kind: str, value: float) -> Poison:
+    def of_number(cls, name: str, kind: str, value: float | complex) -> Poison:
         """Return what is to be said of a plain number that is not finite."""
-        return cls(name=name, kind=kind, nan=int(math.isnan(value)), inf=int(math.isinf(value)))
+        nan = int(cmath.isnan(value))
+        return cls(name=name, kind=kind, nan=nan, inf=1 - nan)
 
     def __str__(self) -> str:
         counts = (("NaN", self.nan), ("inf", self.inf), ("< 0", self.negative))
@@ -54,7 +55,8 @@ class Verdict:
     Attributes:
         format: what it is.
         entries: the number of arrays.
-        elements: the number of floating-point numbers that were looked at.
+        elements: the number of floating-point numbers in arrays that were judged.
+        numbers: how many plain ones were judged.
         poison: what is wrong for good.
         suspicious: what the audit of the optimizer's state finds beyond that, the worst first.
         notes: what is not finite on purpose, what would not fit a narrower format, what was not read.
@@ -63,6 +65,7 @@ class Verdict:
     format: str
     entries: int
     elements: int
+    numbers: int = 0
     poison: tuple[Poison, ...] = ()
     suspicious: tuple[Risk, ...] = ()
     notes: tuple[str, ...] = ()
@@ -101,6 +104,7 @@ class Outcome:
             "format": found.format if found else None,
             "entries": found.entries if found else None,
             "elements": found.elements if found else None,
+            "numbers": found.numbers if found else None,
             "poison": [_plain(p) for p in found.poison] if found else [],
             "suspicious": [risk.to_dict() for risk in found.suspicious] if found else [],
             "notes": list(found.notes) if found else [],

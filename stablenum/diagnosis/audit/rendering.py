@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from stablenum._support.outside_text import printable
 from stablenum.diagnosis.audit.risk_rules import Risk, Severity
 from stablenum.diagnosis.audit.rows import Row
 
@@ -31,7 +32,7 @@ def as_text(
     lines = [_headline(optimizer, rows, risks)]
     if rows:
         lines += ["", *("  ".join(_aligned(line, widths)).rstrip() for line in table)]
-    return "\n".join([*lines, *_below(len(rows), risks, notes, limit)])
+    return "\n".join(map(printable, [*lines, *_below(len(rows), risks, notes, limit)]))
 
 
 def as_rich(optimizer: str, rows: Sequence[Row], risks: Sequence[Risk], notes: Sequence[str]) -> Any:
@@ -49,9 +50,9 @@ def as_rich(optimizer: str, rows: Sequence[Row], risks: Sequence[Risk], notes: S
     for i in shown:
         table.add_column(_HEADS[i], justify="left" if i < 3 else "right", no_wrap=True)
     for line in lines:
-        table.add_row(*(Text(line[i]) for i in shown), style=_STYLES.get(line[2], ""))
-    below = "\n".join(_below(len(rows), risks, notes, limit)).lstrip("\n")
-    return Group(Text(_headline(optimizer, rows, risks)), table, Text(below))
+        table.add_row(*(Text(printable(line[i])) for i in shown), style=_STYLES.get(line[2], ""))
+    below = "\n".join(map(printable, _below(len(rows), risks, notes, limit))).lstrip("\n")
+    return Group(Text(printable(_headline(optimizer, rows, risks))), table, Text(below))
 
 
 def _headline(optimizer: str, rows: Sequence[Row], risks: Sequence[Risk]) -> str:
@@ -76,7 +77,7 @@ def _below(rows: int, risks: Sequence[Risk], notes: Sequence[str], limit: int) -
 
 def _wrapped(text: str, first: str, other: str) -> list[str]:
     return textwrap.wrap(
-        text, width=_WIDTH, initial_indent=first, subsequent_indent=other,
+        printable(text), width=_WIDTH, initial_indent=first, subsequent_indent=other,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 from typing import Any, Protocol
 
+from stablenum._support.outside_text import in_html, printable
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level
 from stablenum.diagnosis.replay.source_files import lines_around
 from stablenum.diagnosis.report.html import page
@@ -44,7 +44,7 @@ class Shown(Protocol):
 def as_text(c: Shown) -> str:
     """Render a checkup as plain text of at most 92 columns, without colours."""
     parts = [wrapped(_summary(c)), *(_complaint(one) for one in c.complaints[:MOST]), _rest(c), _notes(c)]
-    return "\n\n".join("\n".join(part) for part in parts if part)
+    return "\n\n".join("\n".join(map(printable, part)) for part in parts if part)
 
 
 def _summary(c: Shown) -> str:
@@ -128,15 +128,16 @@ def as_rich(c: Shown) -> Iterator[Any]:
     """Return the parts to print on a terminal, in order."""
     from rich.padding import Padding
     from rich.syntax import Syntax
-    from rich.text import Text
+
+    from stablenum.diagnosis.report.rich_lines import line
 
     bad = any(one.level > Level.NOTE for one in c.complaints)
-    yield Text(_summary(c), style="bold" if bad else "bold green")
+    yield line(_summary(c), style="bold" if bad else "bold green")
     for one in c.complaints[:MOST]:
-        yield Text()
-        yield Text(title(one), style="bold cyan" if one.level is Level.NOTE else "bold red")
+        yield line()
+        yield line(title(one), style="bold cyan" if one.level is Level.NOTE else "bold red")
         if one.place is not None and (around := lines_around(one.place)):
-            code = "\n".join(line for _, line in around)
+            code = "\n".join(printable(text) for _, text in around)
             yield Padding(
                 Syntax(
                     code,
@@ -148,19 +149,19 @@ def as_rich(c: Shown) -> Iterator[Any]:
                 ),
                 (0, 2),
             )
-        yield Text(_sentence(one))
-        yield from (Text(f"  - {e}", style="dim") for e in one.evidence)
-        yield from (Text(text, style="dim") for text in _others(one))
-        yield Text.assemble(("Cure: ", "bold green"), f"{_cure(one)}.")
-        yield Text(f"    {_outcome(one)}", style="green" if one.tried else "dim")
+        yield line(_sentence(one))
+        yield from (line(f"  - {e}", style="dim") for e in one.evidence)
+        yield from (line(text, style="dim") for text in _others(one))
+        yield line(("Cure: ", "bold green"), f"{_cure(one)}.")
+        yield line(f"    {_outcome(one)}", style="green" if one.tried else "dim")
         if one.consequences:
-            yield Text("Follows from it: " + "; ".join(map(brief, one.consequences)), style="dim")
-    yield from (Text(line, style="dim") for line in (*_rest(c), *_notes(c)))
+            yield line("Follows from it: " + "; ".join(map(brief, one.consequences)), style="dim")
+    yield from (line(text, style="dim") for text in (*_rest(c), *_notes(c)))
 
 
 def as_html(c: Shown) -> str:
     """Return the whole page; everything that comes from the user's code is escaped."""
-    parts = [f"<h1>{escape(_summary(c))}</h1>"]
+    parts = [f"<h1>{in_html(_summary(c))}</h1>"]
     for one in c.complaints:
         parts += _html(one)
     parts += _listed("Notes", c.notes)
@@ -171,18 +172,18 @@ def _html(one: Complaint) -> list[str]:
     lines = "\n".join(source(one))
     module = f" in {one.module}" if one.module else ""
     return [
-        f"<h2>{escape(one.level.name.lower())}</h2>",
+        f"<h2>{in_html(one.level.name.lower())}</h2>",
         (
-            f'<p><span class="cause">{escape(one.symptom.value)}</span> '
-            f'<span class="place">{escape(str(one.place or ""))}</span>{escape(module)}, '
+            f'<p><span class="cause">{in_html(one.symptom.value)}</span> '
+            f'<span class="place">{in_html(str(one.place or ""))}</span>{in_html(module)}, '
             f"since step {one.since}</p>"
         ),
-        f'<pre class="bad">{escape(lines)}</pre>' if lines else "",
-        f"<p>{escape(_sentence(one))}</p>",
+        f'<pre class="bad">{in_html(lines)}</pre>' if lines else "",
+        f"<p>{in_html(_sentence(one))}</p>",
         *_listed("", one.evidence),
-        *(f'<p class="soft">{escape(text)}</p>' for text in _others(one)),
-        f"<p><b>Cure:</b> {escape(_cure(one))}.</p>",
-        f'<p class="soft">{escape(_outcome(one))}</p>',
+        *(f'<p class="soft">{in_html(text)}</p>' for text in _others(one)),
+        f"<p><b>Cure:</b> {in_html(_cure(one))}.</p>",
+        f'<p class="soft">{in_html(_outcome(one))}</p>',
         *_listed("Follows from it", [brief(x) for x in one.consequences]),
     ]
 
@@ -190,5 +191,5 @@ def _html(one: Complaint) -> list[str]:
 def _listed(title: str, texts: Sequence[str]) -> list[str]:
     if not texts:
         return []
-    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
-    return [f"<h2>{escape(title)}</h2>" if title else "", f"<ul>{items}</ul>"]
+    items = "".join(f"<li>{in_html(text)}</li>" for text in texts)
+    return [f"<h2>{in_html(title)}</h2>" if title else "", f"<ul>{items}</ul>"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from html import escape
 
+from stablenum._support.outside_text import in_html
 from stablenum.diagnosis.report.sections import Sections
 
 __all__ = ["as_html", "framed", "listed", "page", "preformatted", "sealed_head"]
@@ -71,7 +71,7 @@ def page(title: str, body: Sequence[str], *, head: str = "") -> str:
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title>",
+            f"<title>{in_html(title)}</title>",
             f"<style>{STYLE}</style>{head}</head><body>",
             *(part for part in body if part),
             "</body></html>\n",
@@ -81,26 +81,28 @@ def page(title: str, body: Sequence[str], *, head: str = "") -> str:
 
 def _head(s: Sections, *, ok: bool) -> str:
     if ok:
-        return f'<h1>Nothing wrong</h1><p><span class="cause ok">{escape(s.cause)}</span>{escape(s.what)}</p>'
+        return (
+            f'<h1>Nothing wrong</h1><p><span class="cause ok">{in_html(s.cause)}</span>{in_html(s.what)}</p>'
+        )
     if not s.title:
-        return f"<h1>{escape(s.what)}</h1>"
+        return f"<h1>{in_html(s.what)}</h1>"
     title = s.title.removeprefix(f"{s.place}: ") if s.place else s.title
-    subtitle = " &middot; ".join(f"{escape(k)} <code>{escape(v)}</code>" for k, v in s.details)
-    parts = [f"<h1>{escape(title)}</h1>"]
+    subtitle = " &middot; ".join(f"{in_html(k)} <code>{in_html(v)}</code>" for k, v in s.details)
+    parts = [f"<h1>{in_html(title)}</h1>"]
     if s.place is not None:
-        inside = f" in <code>{escape(s.place.function)}</code>" if s.place.function else ""
-        parts.append(f'<p><code class="place">{escape(str(s.place))}</code>{inside}</p>')
+        inside = f" in <code>{in_html(s.place.function)}</code>" if s.place.function else ""
+        parts.append(f'<p><code class="place">{in_html(str(s.place))}</code>{inside}</p>')
         if s.source:
             lines = [_line(n, text, here=n == s.place.line) for n, text in s.source]
             parts.append(f'<pre class="bad">{"".join(lines)}</pre>')
         elif s.place.code:
             line = f'<span class="line">{s.place.line}  </span>'
-            parts.append(f'<pre class="bad">{line}{escape(s.place.code)}</pre>')
+            parts.append(f'<pre class="bad">{line}{in_html(s.place.code)}</pre>')
     return "\n".join([*parts, f'<p class="subtitle">{subtitle}</p>' if subtitle else ""])
 
 
 def _line(number: int, text: str, *, here: bool) -> str:
-    shown = f"<strong>{escape(text)}</strong>" if here else escape(text)
+    shown = f"<strong>{in_html(text)}</strong>" if here else in_html(text)
     return f'<span class="line">{number}  </span>{shown}\n'
 
 
@@ -112,29 +114,29 @@ def _values(s: Sections) -> str:
         bad = ' class="bad"' if "NaN" in row.counts or "inf" in row.counts else ""
         cells = {"which": row.which, "what": row.what, "within": row.within, "counts": row.counts}
         rows.append(
-            f"<tr{bad}>" + "".join(f'<td class="{k}">{escape(v)}</td>' for k, v in cells.items()) + "</tr>"
+            f"<tr{bad}>" + "".join(f'<td class="{k}">{in_html(v)}</td>' for k, v in cells.items()) + "</tr>"
         )
     head = "<tr><th></th><th>tensor</th><th>finite elements</th><th>contains</th></tr>"
     return "\n".join(['<h2>Values</h2><div class="scroll"><table>', head, *rows, "</table></div>"])
 
 
 def _cause(s: Sections) -> str:
-    cause = f'<p><span class="cause">{escape(s.cause)}</span>{escape(s.what)}</p>'
+    cause = f'<p><span class="cause">{in_html(s.cause)}</span>{in_html(s.what)}</p>'
     return f"<h2>Cause</h2>\n{cause}\n{_items(s.facts)}"
 
 
 def _remedy(s: Sections) -> str:
-    code = f"<pre>{escape(chr(10).join(s.code))}</pre>" if s.code else ""
-    tried = f'<p class="soft">{escape(s.tried)}</p>' if s.tried else ""
-    return f"<h2>Remedy</h2>\n<p>{escape(s.remedy)}</p>\n{code}{tried}"
+    code = f"<pre>{in_html(chr(10).join(s.code))}</pre>" if s.code else ""
+    tried = f'<p class="soft">{in_html(s.tried)}</p>' if s.tried else ""
+    return f"<h2>Remedy</h2>\n<p>{in_html(s.remedy)}</p>\n{code}{tried}"
 
 
 def _frames(s: Sections) -> str:
     if not s.frames:
         return ""
     rows = [
-        f'<tr><td class="place">{escape(str(f))}</td><td class="soft">{escape(f.function)}</td>'
-        f"<td><code>{escape(f.code)}</code></td></tr>"
+        f'<tr><td class="place">{in_html(str(f))}</td><td class="soft">{in_html(f.function)}</td>'
+        f"<td><code>{in_html(f.code)}</code></td></tr>"
         for f in s.frames
     ]
     return "\n".join(['<h2>Called from</h2><div class="scroll"><table>', *rows, "</table></div>"])
@@ -146,12 +148,12 @@ def listed(title: str, texts: tuple[str, ...]) -> str:
 
 
 def _items(texts: tuple[str, ...]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>" if texts else ""
+    return f"<ul>{''.join(f'<li>{in_html(text)}</li>' for text in texts)}</ul>" if texts else ""
 
 
 def _foot(framework: str, seconds: float | None) -> str:
     took = f", in {seconds:.1f} s" if seconds is not None else ""
-    return f"<footer>stablenum, replayed in {escape(framework)}{took}.</footer>"
+    return f"<footer>stablenum, replayed in {in_html(framework)}{took}.</footer>"
 
 
 def framed(page: str) -> str:
@@ -160,10 +162,13 @@ def framed(page: str) -> str:
     The frame is as high as the page; where no script may run, it can be dragged to that height.
     """
     style = "width: 100%; height: 48rem; border: 0; resize: vertical; overflow: auto"
+    shown = page  # texts from outside in it are escaped already
+    for character, name in (("&", "amp"), ("<", "lt"), (">", "gt"), ('"', "quot")):
+        shown = shown.replace(character, f"&{name};")
     fit = "this.style.height = this.contentDocument.documentElement.scrollHeight + 8 + 'px'"
-    return f'<iframe srcdoc="{escape(page)}" style="{style}" onload="{fit}"></iframe>'
+    return f'<iframe srcdoc="{shown}" style="{style}" onload="{fit}"></iframe>'
 
 
 def preformatted(text: str) -> str:
     """Return a text for notebooks, as it is."""
-    return f'<pre style="white-space: pre-wrap">{escape(text)}</pre>'
+    return f'<pre style="white-space: pre-wrap">{in_html(text)}</pre>'

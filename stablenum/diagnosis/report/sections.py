@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stablenum._support.outside_text import printable
 from stablenum.diagnosis.replay.causes import NOTHING_TO_TRY
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.judge import Verdict
@@ -68,17 +69,17 @@ def sections_of(verdict: Verdict, findings: Sequence[Finding], notes: Sequence[s
     distinct = dict.fromkeys(str(finding) for finding in findings)
     others = list(distinct)[1:]
     return Sections(
-        title=_clean(str(first)) if first is not None else "",
+        title=printable(str(first)) if first is not None else "",
         place=_clean_place(first.place) if first is not None and first.place is not None else None,
-        source=tuple((n, _clean(line)) for n, line in first.around) if first is not None else (),
-        details=tuple((label, _clean(text)) for label, text in details if text),
+        source=tuple((n, printable(line)) for n, line in first.around) if first is not None else (),
+        details=tuple((label, printable(text)) for label, text in details if text),
         rows=rows,
         cause=verdict.cause.value,
         what=_sentence(verdict.what),
         facts=_some(facts, MOST_FACTS),
         remedy=_sentence(verdict.remedy),
-        code=tuple(map(_clean, verdict.patch or filter(None, [verdict.code]))),
-        tried=_clean(_tried(verdict)),
+        code=tuple(map(printable, verdict.patch or filter(None, [verdict.code]))),
+        tried=printable(_tried(verdict)),
         frames=tuple(_clean_place(frame) for frame in _shown(frames)),
         others=_some(others, MOST_OTHERS),
         notes=tuple(_sentence(note) for note in _some(notes, MOST_NOTES)),
@@ -115,23 +116,18 @@ def _row(which: str, s: TensorStats) -> Row:
     shown = [f"{n:,} {kind}" for kind, n in counts.items() if n]
     what = f"{s.dtype}[{', '.join(map(str, s.shape))}]"
     within = "" if s.min != s.min else f"in [{s.min:.4g}, {s.max:.4g}]"
-    return Row(which, _clean(f"{s.name} {what}") if s.name else what, within, ", ".join(shown))
-
-
-def _clean(text: str) -> str:
-    """Put a text on one line, with the control characters of names and lines of code escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return Row(which, printable(f"{s.name} {what}") if s.name else what, within, ", ".join(shown))
 
 
 def _clean_place(place: Place) -> Place:
-    return Place(_clean(place.file), place.line, _clean(place.function), _clean(place.code))
+    return Place(printable(place.file), place.line, printable(place.function), printable(place.code))
 
 
 def _sentence(text: str) -> str:
-    text = _clean(text)
+    text = printable(text)
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}" if text else ""
 
 
 def _some(texts: Sequence[str], most: int) -> tuple[str, ...]:
     left = len(texts) - most
-    return (*map(_clean, texts[:most]), *([f"and {left} more"] if left > 0 else []))
+    return (*map(printable, texts[:most]), *([f"and {left} more"] if left > 0 else []))

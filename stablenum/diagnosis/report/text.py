@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from stablenum._support.outside_text import printable
 from stablenum.diagnosis.replay.values import Place
 from stablenum.diagnosis.report.sections import Sections
 
@@ -88,7 +89,7 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 def wrapped(text: str, mark: str = "") -> list[str]:
     """Return lines of at most ``WIDTH`` columns. A path that is longer is not broken."""
     return textwrap.wrap(
-        text,
+        printable(text),
         WIDTH,
         initial_indent=mark,
         subsequent_indent=" " * max(len(mark), 2),

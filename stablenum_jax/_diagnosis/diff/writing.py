@@ -137,7 +137,7 @@ def _is_key(data: Any) -> bool:
 
 def _text(x: Any) -> str | None:
     """Return a parameter as code; None if it has none."""
-    if hasattr(lax, type(x).__name__):
+    if getattr(lax, type(x).__name__, None) is type(x):
         return f"jax.lax.{type(x).__name__}.{x.name}" if isinstance(x, enum.Enum) else f"jax.lax.{x!r}"
     if type(x) is tuple:
         parts = [_text(y) for y in x]

@@ -1,14 +1,13 @@
 """Read a folder of ``torch.distributed.checkpoint`` without running any code of it.
 
-torch's own reader unpickles ``.metadata`` and plain values without restriction. Here only the classes that
-make up the metadata are made, and every value is loaded with ``weights_only=True``.
+torch's own reader unpickles ``.metadata`` and plain values without restriction. Here the metadata are read
+into stand-ins of our own, and every value is loaded with ``weights_only=True``.
 """
 
 from __future__ import annotations
 
-import enum
 import io
-import pickle
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,158 +16,157 @@ import numpy as np
 
 from stablenum.commands.verify.contents import Contents, Entry, NotCheckedError, Plain
 from stablenum.commands.verify.contents import Path as Keys
+from stablenum.commands.verify.formats.metadata_pickles import Record, load_metadata
 from stablenum.commands.verify.formats.torch_files import as_numpy, entries_in, load, torch_module
+from stablenum.commands.verify.leaves import name_of
+from stablenum.commands.verify.limits import Limits
 
 __all__ = ["METADATA", "read"]
 
 METADATA = ".metadata"
 
-_MODULE = "torch.distributed.checkpoint."
-_ALLOWED = {
-    ("collections", "OrderedDict"),
-    ("pathlib", "PosixPath"),
-    ("pathlib", "PurePosixPath"),
-    ("pathlib", "WindowsPath"),
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    (f"{_MODULE}filesystem", "_StorageInfo"),
-    *(
-        (f"{_MODULE}metadata", name)
-        for name in (
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        )
-    ),
-}
 
-
-def _member(owner: Any, name: str) -> Any:
-    """Return a member of an enumeration, as which some versions of Python 3.11 pickle ``getattr``."""
-    if isinstance(owner, type) and issubclass(owner, enum.Enum):
-        return owner[name]
-    raise NotCheckedError("unreadable", "needs arbitrary code (builtins.getattr); it was not run")
-
-
-class _Metadata(pickle.Unpickler):
-    """Makes the classes of the metadata, dtypes, and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("builtins", "getattr"):
-            return _member
-        found = super().find_class(module, name) if (module, name) in _ALLOWED else None
-        if found is None and module == "torch":
-            torch = torch_module()
-            found = (
-                getattr(torch, name, None) if isinstance(getattr(torch, name, None), torch.dtype) else None
-            )
-        if found is None:
-            raise NotCheckedError("unreadable", f"needs arbitrary code ({module}.{name}); it was not run")
-        return found
-
-
-def read(folder: Path) -> Contents:
+def read(folder: Path, limits: Limits) -> Contents:
     """Return what is in a folder of ``torch.distributed.checkpoint``.
 
     Raises:
         NotCheckedError: it needs code of its own, a part is missing or damaged, or torch is not installed.
     """
     torch = torch_module()
-    metadata = _metadata(folder)
-    arrays: list[Entry] = []
-    values: dict[Keys, Plain] = {}
-    notes: list[str] = []
-    paths: Mapping[str, Any] = metadata.planner_data if isinstance(metadata.planner_data, Mapping) else {}
-    places = _places(metadata.storage_data)
-    for name, described in metadata.state_dict_metadata.items():
-        path = tuple(str(key) for key in paths.get(name, ())) or (name,)
-        if hasattr(described, "chunks"):
-            arrays.append(_entry(torch, folder, path, name, described, places))
-            continue
-        value = load(torch, io.BytesIO(_bytes(folder, name, places[name, None])))
-        for found in entries_in(torch, value, path, notes):
-            if isinstance(found, Entry):
-                arrays.append(found)
-            else:
-                values[found[0]] = found[1]
+    stored = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    reader = _Reader(torch, folder, _metadata(torch, folder, limits), limits, stored)
+    try:
+        arrays, values, notes = reader.read()
+    except (AttributeError, TypeError, ValueError, KeyError) as error:
+        raise NotCheckedError(
+            "corrupt", f"{METADATA} does not describe a checkpoint ({error!r:.200})"
+        ) from error
     return Contents(
-        format="torch.distributed.checkpoint", arrays=tuple(arrays), values=values, notes=tuple(notes)
+        format="torch.distributed.checkpoint",
+        arrays=tuple(arrays),
+        values=values,
+        notes=tuple(notes),
+        stored=stored,
     )
 
 
-def _metadata(folder: Path) -> Any:
+def _metadata(torch: Any, folder: Path, limits: Limits) -> Record:
+    file = folder / METADATA
+    limits.check("description", file.stat().st_size, f"the bytes of {METADATA}")
     try:
-        with (folder / METADATA).open("rb") as file:
-            found = _Metadata(file).load()
+        found = load_metadata(file.read_bytes(), torch)
     except NotCheckedError:
         raise
     except Exception as error:
-        raise NotCheckedError("corrupt", f"{METADATA}: {type(error).__name__}: {error}") from error
-    if not hasattr(found, "state_dict_metadata") or not isinstance(found.storage_data, Mapping):
+        raise NotCheckedError("corrupt", f"{METADATA}: {type(error).__name__}: {error!s:.200}") from error
+    if not all(isinstance(found.get(name), Mapping) for name in ("state_dict_metadata", "storage_data")):
         raise NotCheckedError("unknown", f"{METADATA} is not that of torch.distributed.checkpoint")
     return found
 
 
-def _places(storage: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...] | None], Any]:
+class _Reader:
+    """Reads what the metadata describe."""
+
+    def __init__(self, torch: Any, folder: Path, metadata: Record, limits: Limits, stored: int) -> None:
+        self._torch, self._folder, self._metadata, self._limits = torch, folder, metadata, limits
+        self._places = _places(metadata.get("storage_data"))
+        limits.check("parts", len(self._places), "its arrays and plain values are many")
+        limits.check_bytes(sum(_count(place.get("length")) for place in self._places.values()), stored)
+
+    def read(self) -> tuple[list[Entry], dict[Keys, Plain], list[str]]:
+        """Return arrays, plain values and notes."""
+        arrays: list[Entry] = []
+        values: dict[Keys, Plain] = {}
+        notes: list[str] = []
+        planned = self._metadata.get("planner_data")
+        paths: Mapping[str, Any] = planned if isinstance(planned, Mapping) else {}
+        for name, described in self._metadata.get("state_dict_metadata").items():
+            path = tuple(name_of(key) for key in paths.get(name, ())) or (name_of(name),)
+            if described.get("chunks") is not None:
+                arrays.append(self._entry(path, name, described))
+                continue
+            value = load(self._torch, io.BytesIO(self._bytes(name, self._places[name, None])), self._limits)
+            for found in entries_in(self._torch, value, path, notes, self._limits):
+                if isinstance(found, Entry):
+                    arrays.append(found)
+                else:
+                    values[found[0]] = found[1]
+        return arrays, values, notes
+
+    def _bytes(self, name: str, place: Record) -> bytes:
+        """Return the bytes of a chunk.
+
+        Raises:
+            NotCheckedError: the file is missing or too short, or the bytes were transformed by an extension.
+        """
+        if transforms := place.get("transform_descriptors"):
+            raise NotCheckedError("unreadable", f"{name} is stored through {', '.join(map(str, transforms))}")
+        relative, offset, length = str(place.get("relative_path")), place.get("offset"), place.get("length")
+        file = self._folder / relative
+        if file.resolve().parent != self._folder.resolve():
+            raise NotCheckedError("corrupt", f"{name} should be in {relative}, outside the folder")
+        if not file.is_file():
+            raise NotCheckedError("corrupt", f"{relative} is missing, which holds {name}")
+        with file.open("rb") as stream:
+            stream.seek(_count(offset))
+            found: bytes = stream.read(_count(length))
+        if len(found) != length:
+            raise NotCheckedError("corrupt", f"{relative} is too short for {name}")
+        return found
+
+    def _entry(self, path: Keys, name: str, described: Record) -> Entry:
+        shape = _shape(described.get("size"))
+        properties = described.get("properties")
+        dtype = properties.get("dtype") or properties.get(0)  # torch saves them as a tuple
+        chunks = [(_shape(c.get("offsets")), _shape(c.get("sizes"))) for c in described.get("chunks")]
+        if sum(math.prod(sizes) for _, sizes in chunks) != math.prod(shape):
+            raise NotCheckedError("corrupt", f"the parts of {name} do not make up the shape {shape}")
+
+        def assembled() -> Any:
+            whole: Any = None
+            for offsets, sizes in chunks:
+                part = self._part(name, offsets, sizes)
+                if part.shape == shape:
+                    return part
+                whole = np.zeros(shape, part.dtype) if whole is None else whole
+                whole[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))] = part
+            if whole is None:
+                raise NotCheckedError("corrupt", f"{name} has no data")
+            return whole
+
+        return Entry(path=path, dtype=str(dtype).removeprefix("torch."), shape=shape, read=assembled)
+
+    def _part(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Any:
+        place = self._places.get((name, offsets))
+        if place is None:
+            raise NotCheckedError("corrupt", f"{name} has no data at {offsets}")
+        tensor = load(self._torch, io.BytesIO(self._bytes(name, place)), self._limits)
+        if not isinstance(tensor, self._torch.Tensor) or tuple(tensor.shape) != sizes:
+            found = tuple(getattr(tensor, "shape", ()))
+            raise NotCheckedError("corrupt", f"a part of {name} has shape {found}, not {sizes}")
+        self._limits.check_bytes(tensor.numel() * tensor.element_size(), _count(place.get("length")))
+        return as_numpy(self._torch, tensor)
+
+
+def _places(storage: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...] | None], Record]:
     """Return where each chunk is, by its name and its offset; plain values have no offset."""
     return {
-        (index.fqn, None if index.offset is None else tuple(index.offset)): place
+        (index.get("fqn"), None if index.get("offset") is None else _shape(index.get("offset"))): place
         for index, place in storage.items()
+        if isinstance(place, Record)
     }
 
 
-def _bytes(folder: Path, name: str, place: Any) -> bytes:
-    """Return the bytes of a chunk.
+def _shape(numbers: Any) -> tuple[int, ...]:
+    return tuple(map(_count, numbers))
+
+
+def _count(number: Any) -> int:
+    """Return a number of elements or bytes.
 
     Raises:
-        NotCheckedError: the file is missing or too short, or the bytes were transformed by an extension.
+        TypeError: it is none.
     """
-    if getattr(place, "transform_descriptors", None):
-        raise NotCheckedError(
-            "unreadable", f"{name} is stored through {', '.join(place.transform_descriptors)}"
-        )
-    file = folder / place.relative_path
-    if file.resolve().parent != folder.resolve():
-        raise NotCheckedError("corrupt", f"{name} should be in {place.relative_path}, outside the folder")
-    try:
-        with file.open("rb") as stream:
-            stream.seek(place.offset)
-            found: bytes = stream.read(place.length)
-    except FileNotFoundError as error:
-        raise NotCheckedError("corrupt", f"{place.relative_path} is missing, which holds {name}") from error
-    if len(found) != place.length:
-        raise NotCheckedError("corrupt", f"{place.relative_path} is too short for {name}")
-    return found
-
-
-def _entry(
-    torch: Any, folder: Path, path: Keys, name: str, described: Any, places: Mapping[Any, Any]
-) -> Entry:
-    shape = tuple(described.size)
-    dtype = str(described.properties.dtype).removeprefix("torch.")
-
-    def assembled() -> Any:
-        whole: Any = None
-        for chunk in described.chunks:
-            place = places.get((name, tuple(chunk.offsets)))
-            if place is None:
-                raise NotCheckedError("corrupt", f"{name} has no data at {tuple(chunk.offsets)}")
-            part = as_numpy(torch, load(torch, io.BytesIO(_bytes(folder, name, place))))
-            if part.shape != tuple(chunk.sizes):
-                raise NotCheckedError(
-                    "corrupt", f"a part of {name} has shape {part.shape}, not {tuple(chunk.sizes)}"
-                )
-            if part.shape == shape:
-                return part
-            whole = np.zeros(shape, part.dtype) if whole is None else whole
-            whole[tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))] = part
-        if whole is None:
-            raise NotCheckedError("corrupt", f"{name} has no data")
-        return whole
-
-    return Entry(path=path, dtype=dtype, shape=shape, read=assembled)
+    if type(number) is not int or number < 0:
+        raise TypeError(f"{number!r:.100} is no number of elements or bytes")
+    return number

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import lzma
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -12,13 +15,21 @@ import ml_dtypes
 import numpy as np
 
 from stablenum.commands.verify.contents import Contents, Entry, NotCheckedError
+from stablenum.commands.verify.formats.array_fields import entries_of, fields_of
+from stablenum.commands.verify.limits import Limits
 
 __all__ = ["read_npy", "read_npz"]
 
+# What zipfile, zlib and NumPy raise for damaged files, RuntimeError for an encrypted one among them.
+_DAMAGES = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, OverflowError, RuntimeError,
+    SyntaxError, TypeError, MemoryError,
+)  # fmt: skip
+_BYTES = 2**20  # that are unpacked at a time
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-def read_npz(path: Path) -> Contents:
+def read_npz(path: Path, limits: Limits) -> Contents:
     """Return what is in a ``.npz`` archive.
 
     Raises:
@@ -26,16 +37,20 @@ def read_npz(path: Path) -> Contents:
     """
     arrays: list[Entry] = []
     notes: list[str] = []
-    with _damage_named(), zipfile.ZipFile(path) as archive:
-        for member in archive.namelist():
-            name = member.removesuffix(".npy")
-            with archive.open(member) as stream:
-                shape, dtype = _described(name, stream)
-            arrays += _entry(path, member, name, shape, dtype, notes)
-    return Contents(format="npz", arrays=tuple(arrays), notes=tuple(notes))
+    stored = path.stat().st_size
+    with contextlib.ExitStack() as opened, _damage_named():
+        # It stays open, for its table of contents may be long.
+        archive = opened.enter_context(zipfile.ZipFile(path))
+        members = archive.infolist()
+        limits.check("parts", len(members), "its arrays are many")
+        limits.check_bytes(sum(member.file_size for member in members), stored)
+        for member in members:
+            arrays += _Member(archive, member).entries(notes)
+        close = opened.pop_all().close
+    return Contents(format="npz", arrays=tuple(arrays), notes=tuple(notes), stored=stored, close=close)
 
 
-def read_npy(path: Path) -> Contents:
+def read_npy(path: Path, limits: Limits) -> Contents:
     """Return what is in a ``.npy`` file.
 
     Raises:
@@ -44,12 +59,10 @@ def read_npy(path: Path) -> Contents:
     notes: list[str] = []
     with _damage_named():
         with path.open("rb") as stream:
-            shape, dtype = _described(path.stem, stream)
-        values = np.load(path, mmap_mode="r", allow_pickle=False) if dtype.kind in "fc" else None
-    if values is None:
-        return Contents(format="npy", notes=(f"it holds {dtype}, in which nothing can be NaN or inf",))
-    entry = Entry(path=(path.stem,), dtype=dtype.name, shape=shape, read=lambda: np.asarray(values))
-    return Contents(format="npy", arrays=(entry,), notes=tuple(notes))
+            _described(path.stem, stream)
+        values: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+    arrays = tuple(entries_of((path.stem,), values, notes))
+    return Contents(format="npy", arrays=arrays, notes=tuple(notes), stored=path.stat().st_size)
 
 
 class _damage_named:  # noqa: N801, a context manager
@@ -59,45 +72,79 @@ class _damage_named:  # noqa: N801, a context manager
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, zipfile.BadZipFile | zlib.error | EOFError | ValueError | NotImplementedError):
+        if isinstance(error, _DAMAGES):
             raise NotCheckedError("corrupt", str(error) or type(error).__name__) from error
 
 
-def _described(name: str, stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return the shape and the dtype that the header of an array gives."""
+def _described(name: str, stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
+    """Return the shape and the dtype that the header of an array gives, and whether columns come first."""
     version = np.lib.format.read_magic(stream)
     if version not in _HEADERS:
         raise NotCheckedError(
             "unreadable", f"{name} is in version {version} of the format; known are 1.0 and 2.0"
         )
-    shape, _, dtype = _HEADERS[version](stream)
+    shape, columns, dtype = _HEADERS[version](stream)
     if dtype.hasobject:
         raise NotCheckedError(
             "unreadable", f"needs arbitrary code: {name} holds Python objects, which are pickled"
         )
-    return shape, dtype
+    return shape, dtype, columns
 
 
-def _entry(
-    path: Path, member: str, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], notes: list[str]
-) -> Iterator[Entry]:
-    """Yield the entry of an array, if what it holds is known."""
-    # stablenum names a format that NumPy does not have behind the name; others lose it.
-    shown, _, kind = name.rpartition("#")
-    meant = dtype
-    if shown and dtype.kind == "u" and hasattr(ml_dtypes, kind):
-        meant = np.dtype(getattr(ml_dtypes, kind))
-    elif dtype == np.dtype("V2"):
-        shown, meant = name, np.dtype(ml_dtypes.bfloat16)
-        notes.append(f"{name} has lost its dtype; two bytes an element were read as bfloat16")
-    elif dtype.kind == "V":
-        notes.append(f"{name} has lost its dtype ({dtype.str}), and was not looked at")
-        return
-    else:
-        shown = name
+class _Member:
+    """One array of an archive."""
 
-    def load() -> Any:
-        with _damage_named(), np.load(path, allow_pickle=False) as archive:
-            return archive[name if name in archive.files else member].view(meant)
+    def __init__(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+        self._archive, self._member = archive, member
+        self._name = member.filename.removesuffix(".npy")
+        with archive.open(member) as stream:
+            self._shape, self._dtype, self._columns = _described(self._name, stream)
+            self._header = stream.tell()
+        self._size = math.prod(self._shape)
+        if self._header + self._size * self._dtype.itemsize != member.file_size:
+            raise NotCheckedError(
+                "corrupt", f"{self._name} of shape {self._shape} does not have the bytes of that shape"
+            )
 
-    yield Entry(path=(shown,), dtype=meant.name, shape=shape, read=load)
+    def entries(self, notes: list[str]) -> Iterator[Entry]:
+        """Yield the entries of the array, if what it holds is known."""
+        # stablenum names a format that NumPy does not have behind the name; others lose it.
+        shown, _, kind = self._name.rpartition("#")
+        dtype = self._dtype
+        if shown and dtype.kind == "u" and hasattr(ml_dtypes, kind):
+            meant = np.dtype(getattr(ml_dtypes, kind))
+        elif dtype == np.dtype("V2"):
+            shown, meant = self._name, np.dtype(ml_dtypes.bfloat16)
+            notes.append(f"{shown} has lost its dtype; two bytes an element were read as bfloat16")
+        elif dtype.kind == "V" and dtype.names is None:
+            notes.append(f"{self._name} has lost its dtype ({dtype.str}), and was not looked at")
+            return
+        elif dtype.names is not None or self._columns:
+            yield from fields_of((self._name,), self._shape, dtype, lambda: self._whole(dtype), notes)
+            return
+        else:
+            shown, meant = self._name, dtype
+        yield self._entry(shown, meant)
+
+    def _entry(self, name: str, dtype: np.dtype[Any]) -> Entry:
+        return Entry(
+            path=(name,),
+            dtype=dtype.name,
+            shape=self._shape,
+            read=lambda: self._whole(dtype),
+            blocks=lambda: self._blocks(dtype),
+        )
+
+    def _whole(self, dtype: np.dtype[Any]) -> Any:
+        flat = np.concatenate([np.empty(0, dtype), *self._blocks(dtype)])
+        return flat.reshape(self._shape, order="F" if self._columns else "C")
+
+    def _blocks(self, dtype: np.dtype[Any]) -> Iterator[Any]:
+        """Yield the elements as they are unpacked, and check the checksum at the end."""
+        at_a_time = max(1, _BYTES // max(1, dtype.itemsize)) * dtype.itemsize
+        with _damage_named(), self._archive.open(self._member) as stream:
+            stream.read(self._header)
+            while data := stream.read(at_a_time):
+                if len(data) % dtype.itemsize:
+                    raise NotCheckedError("corrupt", f"{self._name} ends too early")
+                yield np.frombuffer(data, dtype)

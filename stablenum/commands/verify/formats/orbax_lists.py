@@ -14,25 +14,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from stablenum.commands.verify.limits import Limits, read_json
+
 __all__ = ["has_mixed_keys", "readable"]
 
 _METADATA = "_METADATA"
 _NAME = 2  # Orbax's number for the key of a dict; 1 is a position
 
 
-def has_mixed_keys(folder: Path) -> bool:
+def has_mixed_keys(folder: Path, limits: Limits) -> bool:
     """Return whether a folder of one item has nodes that Orbax cannot read."""
-    return _mended_metadata(folder) is not None
+    return _mended_metadata(folder, limits) is not None
 
 
 @contextlib.contextmanager
-def readable(folder: Path) -> Iterator[Path]:
+def readable(folder: Path, limits: Limits) -> Iterator[Path]:
     """Yield a folder with the same contents that Orbax can read; mostly the folder itself.
 
     Args:
         folder: the absolute path of a folder of one item. It is not changed.
+        limits: how long its description may be.
     """
-    metadata = _mended_metadata(folder)
+    metadata = _mended_metadata(folder, limits)
     if metadata is None:
         yield folder
         return
@@ -45,10 +48,10 @@ def readable(folder: Path) -> Iterator[Path]:
         yield view
 
 
-def _mended_metadata(folder: Path) -> str | None:
+def _mended_metadata(folder: Path, limits: Limits) -> str | None:
     """Return metadata without mixed keys; None if there are none, or what is there is not for us to read."""
     try:
-        metadata = json.loads((folder / _METADATA).read_text())
+        metadata = read_json(folder / _METADATA, limits)
         paths = [entry["key_metadata"] for entry in metadata["tree_metadata"].values()]
         return json.dumps(metadata) if _call_all_names(paths) else None
     except (OSError, AttributeError, KeyError, TypeError, ValueError):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stablenum.checkpoints.finiteness import listed
-from stablenum.checkpoints.manifest import MANIFEST, Manifest, complaints, files_in, read_manifest
+from stablenum.checkpoints.manifest import Manifest, complaints, files_in, read_manifest
 from stablenum.checkpoints.structure import put_together
 from stablenum.commands.verify.contents import Contents, Entry, NotCheckedError, Plain
 from stablenum.commands.verify.contents import Path as Keys
+from stablenum.commands.verify.leaves import leaves_of
+from stablenum.commands.verify.limits import Limits, read_json
 from stablenum.errors import CheckpointError
 
 __all__ = ["read"]
@@ -22,12 +23,15 @@ __all__ = ["read"]
 COMPLEX = "#complex"
 
 
-def read(folder: Path, part: Callable[[Path], Contents | None]) -> tuple[Contents, tuple[str, ...]]:
+def read(
+    folder: Path, part: Callable[[Path], Contents | None], limits: Limits
+) -> tuple[Contents, tuple[str, ...]]:
     """Return what is in a checkpoint of stablenum, and the names of what in it is not finite on purpose.
 
     Args:
         folder: the checkpoint.
         part: reads the folder, or a file or folder in it; None for what is no checkpoint apart from that.
+        limits: how much may be read.
 
     Raises:
         NotCheckedError: it is not what was written, or a part of it cannot be read.
@@ -37,27 +41,38 @@ def read(folder: Path, part: Callable[[Path], Contents | None]) -> tuple[Content
     tops = {Path(name).parts[0] for name in manifest.files}
     parts = [folder / name for name in sorted(tops) if not name.endswith(".json")]
     found = [whole] if whole else [c for c in map(part, parts) if c is not None]
-    arrays, values = _merged(found, sorted(set(folder.glob("*.json")) - {folder / MANIFEST}))
+    plain = [folder / name for name in sorted(manifest.files) if name.endswith(".json") and "/" not in name]
+    arrays, values = _merged(found, plain, limits)
     notes = [note for contents in found for note in contents.notes]
     if manifest.poisoned:
         notes.append(f"it was set aside as poisoned, and is never loaded: {listed(manifest.poisoned)}")
     if not manifest.confirmed:
         notes.append("it is not confirmed: a fault may show in the steps after it")
     form = f"stablenum, {manifest.format}"
-    contents = Contents(format=form, arrays=tuple(arrays), values=values, notes=tuple(notes))
+    contents = Contents(
+        format=form,
+        arrays=tuple(arrays),
+        values=values,
+        notes=tuple(notes),
+        stored=sum(record.bytes for record in manifest.files.values()),
+        close=lambda: [contents.close() for contents in found],
+    )
     return contents, manifest.allowed
 
 
-def _merged(found: Sequence[Contents], plain: Sequence[Path]) -> tuple[list[Entry], dict[Keys, Plain]]:
+def _merged(
+    found: Sequence[Contents], plain: Sequence[Path], limits: Limits
+) -> tuple[list[Entry], dict[Keys, Plain]]:
     """Return the arrays and values, under the paths that the state has in the files of plain values."""
     arrays = {entry.path: entry for contents in found for entry in contents.arrays}
     values = {path: value for contents in found for path, value in contents.values.items()}
     stored = {entry.name.removesuffix(COMPLEX): entry for entry in arrays.values()}
     for file in plain:
-        for path, leaf in _leaves(_put_together(file, stored | _of_rank(file, stored)), ()):
+        state = _put_together(file, stored | _of_rank(file, stored), limits)
+        for path, leaf in leaves_of(state, (), limits):
             if isinstance(leaf, Entry):
                 arrays[leaf.path] = dataclasses.replace(leaf, path=path)
-            else:
+            elif isinstance(leaf, bool | int | float | complex | str):
                 values[path] = leaf
     return list(arrays.values()), values
 
@@ -69,11 +84,13 @@ def _of_rank(file: Path, stored: Mapping[str, Entry]) -> dict[str, Entry]:
     return {name.removeprefix(own): entry for name, entry in stored.items() if name.startswith(own)}
 
 
-def _put_together(file: Path, arrays: Mapping[str, Entry]) -> Any:
+def _put_together(file: Path, arrays: Mapping[str, Entry], limits: Limits) -> Any:
     try:
-        return put_together(json.loads(file.read_text("utf-8")), arrays)
-    except (ValueError, KeyError) as error:
-        raise NotCheckedError("corrupt", f"{file.name} does not describe the state ({error!r})") from error
+        return put_together(read_json(file, limits), arrays)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise NotCheckedError(
+            "corrupt", f"{file.name} does not describe the state ({error!r:.200})"
+        ) from error
 
 
 def _verified(folder: Path) -> Manifest:
@@ -88,15 +105,3 @@ def _verified(folder: Path) -> Manifest:
     if wrong:
         raise NotCheckedError("corrupt", listed(wrong))
     return manifest
-
-
-def _leaves(tree: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:
-    """Yield the arrays and plain values of a state, with their paths."""
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from _leaves(value, (*path, str(key)))
-    elif isinstance(tree, list | tuple | set):
-        for i, value in enumerate(tree):
-            yield from _leaves(value, (*path, str(i)))
-    elif isinstance(tree, Entry | bool | int | float | str):
-        yield path, tree

@@ -17,11 +17,13 @@ import numpy as np
 
 from stablenum.commands.verify.contents import Contents, Entry, NotCheckedError, Plain
 from stablenum.commands.verify.contents import Path as Keys
+from stablenum.commands.verify.limits import Limits
 
 __all__ = ["begins_like_one", "read"]
 
 # The longest header that the format allows.
 _LONGEST = 100_000_000
+_MOST = 64  # dimensions of an array of NumPy
 _DTYPES: Mapping[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -44,14 +46,17 @@ def begins_like_one(head: bytes) -> bool:
     return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _LONGEST
 
 
-def read(path: Path) -> Contents:
+def read(path: Path, limits: Limits) -> Contents:
     """Return what is in a safetensors file.
 
     Raises:
         NotCheckedError: the header is not one, or does not fit the file.
     """
-    header, data = _header(path)
+    header, data = _header(path, limits)
     metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise NotCheckedError("corrupt", "its metadata are no JSON object")
+    limits.check("parts", len(header) + len(metadata), "its arrays and plain values are many")
     _check_cover(header, len(data))
     arrays, notes = [], []
     for name, place in header.items():
@@ -62,10 +67,16 @@ def read(path: Path) -> Contents:
     values: dict[Keys, Plain] = {
         ("__metadata__", key): text for key, text in metadata.items() if isinstance(text, str)
     }
-    return Contents(format="safetensors", arrays=tuple(arrays), values=values, notes=tuple(notes))
+    return Contents(
+        format="safetensors",
+        arrays=tuple(arrays),
+        values=values,
+        notes=tuple(notes),
+        stored=path.stat().st_size,
+    )
 
 
-def _header(path: Path) -> tuple[dict[str, Any], Any]:
+def _header(path: Path, limits: Limits) -> tuple[dict[str, Any], Any]:
     """Return the header and the bytes after it."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -74,9 +85,10 @@ def _header(path: Path) -> tuple[dict[str, Any], Any]:
             raise NotCheckedError(
                 "corrupt", f"its header should have {length:,} bytes, the file has {size:,}"
             )
+        limits.check("description", length, "the bytes of its header")
         try:
             header = json.loads(file.read(length).decode())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise NotCheckedError("corrupt", f"its header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise NotCheckedError("corrupt", "its header is not a JSON object")
@@ -102,18 +114,23 @@ def _check_cover(header: Mapping[str, Any], size: int) -> None:
             at = end
             _check_size(name, header[name], end - start)
     except (KeyError, TypeError, ValueError) as error:
-        raise NotCheckedError("corrupt", f"its header does not describe arrays ({error!r})") from error
+        raise NotCheckedError(
+            "corrupt", f"its header does not describe arrays ({str(error)[:200]!r})"
+        ) from error
     if at != size:
         raise NotCheckedError("corrupt", f"its arrays have {at:,} bytes, the file has {size:,} for them")
 
 
 def _check_size(name: str, place: Mapping[str, Any], size: int) -> None:
+    shape = place["shape"]
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape) or len(shape) > _MOST:
+        raise ValueError(f"{name} has the shape {str(shape)[:100]}")
     if place["dtype"] not in _DTYPES:
         return
-    expected = math.prod(place["shape"]) * np.dtype(_DTYPES[place["dtype"]]).itemsize
+    expected = math.prod(shape) * np.dtype(_DTYPES[place["dtype"]]).itemsize
     if expected != size:
         raise NotCheckedError(
-            "corrupt", f"{name} of shape {place['shape']} should have {expected:,} bytes; it has {size:,}"
+            "corrupt", f"{name} of shape {shape} should have {expected:,} bytes; it has {size:,}"
         )
 
 

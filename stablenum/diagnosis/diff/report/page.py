@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from html import escape
 from importlib.resources import files
 
+from stablenum._support.outside_text import in_html
 from stablenum.diagnosis.diff.differences import Cause, Difference, Location, Off
 from stablenum.diagnosis.diff.report.page_data import payload
 from stablenum.diagnosis.diff.report.rendering import (
@@ -45,8 +45,7 @@ def as_html(report: Shown) -> str:
         "</main>",
         *([_data(report), f"<script>{script}</script>"] if rows or report.weights else []),
     ]
-    text = page("Comparison of two programs", body, head=sealed_head(script, _asset("page.css")))
-    return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot be written
+    return page("Comparison of two programs", body, head=sealed_head(script, _asset("page.css")))
 
 
 def _script() -> str:
@@ -67,7 +66,7 @@ def _data(report: Shown) -> str:
 def _verdict(report: Shown) -> str:
     good = not report.differences
     chip = f'<span class="cause{" ok" if good else ""}">{"✓ agree" if good else "≠ differ"}</span>'
-    return f'<h1>{chip}{escape(headline(report))}</h1>\n<p class="subtitle">{escape(shared(report))}</p>'
+    return f'<h1>{chip}{in_html(headline(report))}</h1>\n<p class="subtitle">{in_html(shared(report))}</p>'
 
 
 def _rounding(sides: Mapping[str, Off | None]) -> str:
@@ -95,13 +94,13 @@ def _compiled(side: str, off: Off) -> str:
 
 def _code(text: str, kind: str = "") -> str:
     shown = f' class="{kind}"' if kind else ""
-    return f"<code{shown}>{escape(text)}</code>" if text else ""
+    return f"<code{shown}>{in_html(text)}</code>" if text else ""
 
 
 def _difference(number: int, one: Difference, *, with_step: bool) -> str:
-    amounts = f'<p class="soft">{escape(amount(one))}</p>' if number > 1 else ""
+    amounts = f'<p class="soft">{in_html(amount(one))}</p>' if number > 1 else ""
     causes = "".join(map(_cause, one.causes))
-    heading = escape(title(number, one, with_step=with_step))
+    heading = in_html(title(number, one, with_step=with_step))
     return "\n".join(
         [
             f'<section class="difference"><h2>{heading}</h2>{amounts}',
@@ -120,17 +119,17 @@ def _location(location: Location | None) -> Iterator[str]:
     if location is None:
         yield '<p class="soft">nothing leads to it</p>'
         return
-    what = f"<b>{escape(location.operation)}</b>" if location.operation else "no such operation in this line"
+    what = f"<b>{in_html(location.operation)}</b>" if location.operation else "no such operation in this line"
     module = f" in {_code(location.module)}" if location.module else ""
     yield f"<p>{_code(location.where, 'place')} {what}{module}</p>"
     if location.code:
-        yield f'<pre class="bad">{escape(location.code)}</pre>'
+        yield f'<pre class="bad">{in_html(location.code)}</pre>'
 
 
 def _cause(cause: Cause) -> str:
     tried = "confirmed" if cause.confirmed else "likely"
     lines = {"Why": cause.sentence, "Evidence": cause.evidence, "Remedy": cause.remedy}
-    terms = "".join(f"<dt>{term}</dt><dd>{escape(text)}</dd>" for term, text in lines.items() if text)
+    terms = "".join(f"<dt>{term}</dt><dd>{in_html(text)}</dd>" for term, text in lines.items() if text)
     chip = f'<span class="chip {tried}">{"✓ " if cause.confirmed else ""}{tried}</span>'
     return f"<li><p>{chip} {_code(cause.code)}</p><dl>{terms}</dl></li>"
 
@@ -180,7 +179,7 @@ def _choices(name: str, values: Mapping[str, str], counts: Mapping[str, int]) ->
 
 
 def _weights(report: Shown) -> str:
-    weights, title = report.weights, escape(weights_title(report).rstrip(":"))
+    weights, title = report.weights, in_html(weights_title(report).rstrip(":"))
     if not weights:
         return "" if report.carried_over else f"<section><h2>{title}</h2></section>"
     rows = [f"<tr><td>{_code(name)}</td><td>{_code(of)}</td></tr>" for name, of in weights.items()]

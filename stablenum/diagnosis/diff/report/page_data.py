@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from stablenum._support.outside_text import in_script
 from stablenum.diagnosis.diff.differences import Difference, Location, Row
 from stablenum.diagnosis.diff.report.alignment import aligned
 
@@ -34,7 +34,7 @@ def payload(left: Sequence[Row], right: Sequence[Row], first: Difference | None)
         "first": start,
         "strings": strings.texts,
     }
-    return _in_script(json.dumps(data, allow_nan=False, separators=(",", ":")))
+    return in_script(data)
 
 
 class _Strings:
@@ -80,8 +80,3 @@ def _at(rows: Sequence[Row], location: Location | None, difference: Difference) 
         )
 
     return max((i for i, row in enumerate(rows) if row.where == location.where), key=fits, default=None)
-
-
-def _in_script(text: str) -> str:
-    """Return JSON in which nothing can end a script element or begin a comment."""
-    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")

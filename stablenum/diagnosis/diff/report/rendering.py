@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from stablenum._support.outside_text import printable
 from stablenum.diagnosis.diff.differences import Difference, Location, Off, Row
 
 __all__ = ["Shown", "amount", "as_rich", "as_text", "headline", "several", "shared", "title", "weights_title"]
@@ -59,15 +60,15 @@ class Shown(Protocol):
 
 def as_text(report: Shown) -> str:
     """Return the report as plain text."""
-    return "\n".join(text for text, _ in _lines(report))
+    return "\n".join(printable(text) for text, _ in _lines(report))
 
 
 def as_rich(report: Shown) -> Iterator[Any]:
     """Return the report as lines for a terminal."""
-    from rich.text import Text
+    from stablenum.diagnosis.report.rich_lines import line
 
     for text, style in _lines(report):
-        yield Text(text, style=style)
+        yield line(text, style=style)
 
 
 def _lines(report: Shown) -> Iterator[tuple[str, str]]:
@@ -81,8 +82,8 @@ def _lines(report: Shown) -> Iterator[tuple[str, str]]:
     for number, difference in enumerate(report.differences, 1):
         yield "", ""
         yield f"{title(number, difference, with_step=several(report))}:", "bold"
-        yield _side("left", difference.left), ""
-        yield _side("right", difference.right), ""
+        for side, location in (("left", difference.left), ("right", difference.right)):
+            yield from ((text, "") for text in _side(side, location))
         for cause in difference.causes:
             tried = "confirmed" if cause.confirmed else "likely"
             yield f"  why ({tried}, {cause.code}): {cause.sentence}", ""
@@ -130,13 +131,15 @@ def shared(report: Shown) -> str:
     return f"Values that the other side has too: {a} of {of_a} on the left, {b} of {of_b} on the right."
 
 
-def _side(name: str, location: Location | None) -> str:
+def _side(name: str, location: Location | None) -> Iterator[str]:
     if location is None:
-        return f"  {name:<6} nothing leads to it"
+        yield f"  {name:<6} nothing leads to it"
+        return
     what = location.operation or "no such operation here"
     module = f" in {location.module}" if location.module else ""
-    shown = f"  {name:<6} {location.where}  {what}{module}"
-    return f"{shown}\n           {location.code}" if location.code else shown
+    yield f"  {name:<6} {location.where}  {what}{module}"
+    if location.code:
+        yield f"           {location.code}"
 
 
 def _off(side: str, off: Off) -> str:

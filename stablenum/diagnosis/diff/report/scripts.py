@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from stablenum._support.outside_text import in_code, printable
 from stablenum.diagnosis.diff.differences import Location
 from stablenum.diagnosis.diff.sides.play import Dialect
 
@@ -74,9 +75,9 @@ class Script:
 def side_script(script: Script) -> str:
     """Return the script of one side."""
     load, give = script.dialect.load, script.dialect.give
-    body = [f"# {remark}" for remark in script.remarks]
+    body = [f"# {printable(remark)}" for remark in script.remarks]
     loaded = {name: load.format(f'given["{name}"]') for name in script.reads}
-    body += [f"{name} = {loaded[name]}  # {what}" for name, what in script.reads.items()]
+    body += [f"{name} = {loaded[name]}  # {printable(what)}" for name, what in script.reads.items()]
     body += _operations(script)
     body.append(f"return {give.format(script.names[script.end])}")
     return "\n".join([
@@ -114,7 +115,7 @@ def _operations(script: Script) -> list[str]:
 
 def _comment(place: Location) -> str:
     passed = "" if place.phase == "forward" else f" ({place.phase})"
-    return f"# {place.where}{passed}  {place.code}".rstrip()
+    return printable(f"# {place.where}{passed}  {place.code}".rstrip())
 
 
 def _checked(lacking: Sequence[str]) -> list[str]:
@@ -145,10 +146,10 @@ def comparing_script(title: str, sides: Mapping[str, str], turned: str) -> str:
     made += ["np.set_printoptions(threshold=20, edgeitems=1)  # a few entries of large arrays"]
     made += [f'print("{side}", {names[side]}.shape, {names[side]}, sep="\\n")' for side in shown]
     made += _APART.splitlines() if len(shown) == 2 and turned else []
-    made += [f'print("{side}: {why}")' for side, why in sides.items() if side not in shown]
+    made += [f'print("{side}: {in_code(why)}")' for side, why in sides.items() if side not in shown]
     imports = [f"from {side} import run as {side}" for side in shown if sides[side] == "script"]
     path = ["from pathlib import Path", ""] if "given" in sides.values() or imports else []
     system = ["import sys"] if imports else []
     beside = ["", _BESIDE] if imports else []
     head = [*system, *path, "import numpy as np", *beside, *imports]
-    return "\n".join([f'"""{title}"""', "", *head, "", *made, ""])
+    return "\n".join([f'"""{in_code(title)}"""', "", *head, "", *made, ""])
