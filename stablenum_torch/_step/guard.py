@@ -23,7 +23,10 @@ from stablenum._support.interrupts import finish
 from stablenum._support.user_warnings import warn
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState, init_guard
+from stablenum.guard.faults import BadSetting
+from stablenum.guard.observation import Fault
 from stablenum.guard.readout import Metrics, Names, StepRecord, metrics
+from stablenum.guard.reasons import Reason
 from stablenum.guard.restored import follow_config, learning_rules
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum.runlog.lines import Rewind
@@ -46,6 +49,7 @@ from stablenum_torch._step.checks import (
     check_unscaled,
     warn_of_forgotten_elements,
 )
+from stablenum_torch._step.faults import bad_setting_of, fault
 from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure import gradient_norms_without_wait
 from stablenum_torch._step.on_device import apply_on_device, decided_on_device
@@ -83,6 +87,7 @@ class Guard:
             if it was not called.
         versions: what the gradients were at the end of the backward pass, in the few steps in which changes
             by other code are looked at; otherwise None.
+        bad_setting: the optimizer's setting that was not finite in the last step, if one was not.
         left_out: whether the optimizer's state was loaded last from a dict without the guard's.
         scaled: whether the gradients may be those of a scaled loss: one has been scaled since the last step,
             or the gradients are older than the guard.
@@ -118,6 +123,7 @@ class Guard:
         self.loss: Tensor | None = None
         self.found_inf: Tensor | None = None
         self.versions: Versions | None = None
+        self.bad_setting: BadSetting | None = None
         self.left_out = False
         self.scaled = any(p.grad is not None for p in params)
         self._warned = False
@@ -232,7 +238,9 @@ class Guard:
         if apart and self.loss is not None:
             self._tell_of_lost_loss()
         loss, found_inf = None if apart else self.loss, self._found_elsewhere(device, apart=apart)
-        inputs = StepInputs(self.config, params, self.parameters.included, device, joint, loss, found_inf)
+        inputs = StepInputs(
+            self.config, params, self.parameters.included, device, joint, loss, *self._faults(found_inf, joint)
+        )
         if self.found_inf is not None:
             # First, so that an interrupt leaves nothing to the gradients of a later step.
             self.found_inf = None
@@ -245,7 +253,7 @@ class Guard:
             write = functools.partial(copy_into, self.state)
             commit = functools.partial(self._commit, write)
             decided = decided_on_device(self.optimizer, self.state, inputs)
-            apply_on_device(self.optimizer, inputs, decided, commit)
+            apply_on_device(self.optimizer, self.state, inputs, decided, commit)
         if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
             self._watch.after_step(self.state, self.names, decided_on_host=on_host)
         if self._log is not None:
@@ -308,6 +316,21 @@ class Guard:
         known = [flag for flag in found if flag is not None]
         return torch.stack(known).any() if known else None
 
+    def _faults(self, found_inf: Tensor | None, joint: Joint | None) -> tuple[Tensor | None, Fault | None]:
+        """Return what forbids this step besides its gradients: ``found_inf`` and ``fault`` of its inputs."""
+        if torch.compiler.is_compiling():  # which takes settings for constants
+            return found_inf, None
+        setting = bad_setting_of(self.optimizer)
+        if setting is None:
+            self.bad_setting = None
+            return found_inf, None
+        if self.bad_setting is None or setting.place != self.bad_setting.place:
+            _logger.warning(f"A step is skipped, because {setting}")
+        self.bad_setting = setting
+        if joint is None:
+            return found_inf, fault(Reason.NONFINITE_SETTING, device=self.state.step.device)
+        return torch.ones((), dtype=torch.bool, device=self.state.step.device), None
+
     def _commit(self, write: Callable[[Any], None], after: Any) -> None:
         """Complete a step: write the next state, restore the buffers of a skipped step, forget the loss.
 
@@ -331,7 +354,7 @@ class Guard:
     @uncompiled
     def _raise_if_halted(self) -> None:
         # A compiled step breaks its graph here: only the host can raise.
-        self._halted.after_step(self.state, self.names, self.config)
+        self._halted.after_step(self.state, self.names, self.config, self.bad_setting)
 
     def names(self) -> Names:
         """Return the parameters' names; where ranks decide together, those of each rank."""
