@@ -20,6 +20,7 @@ from stablenum_torch._devices.groups import data_parallel
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._step.measure import dense_values
+from stablenum_torch._step.two_steps import PARTS, parts_of
 
 __all__ = [
     "EpsTooSmallWarning",
@@ -39,6 +40,7 @@ __all__ = [
     "two_loss_scales",
     "warn_of_forgotten_elements",
     "warn_of_lost_eps",
+    "warn_of_other_steps",
 ]
 
 
@@ -75,6 +77,15 @@ def check_optimizer(optimizer: object) -> None:
             "PostLocalSGDOptimizer cannot be guarded: its step() averages parameters over ranks, and would "
             "wait for a rank that skips. Guard the optimizer inside: "
             "PostLocalSGDOptimizer(wrap(...), averager)."
+        )
+    parts = parts_of(optimizer)
+    if parts not in ((), PARTS):
+        raise TypeError(
+            f"{type(optimizer).__name__} cannot be guarded: it also moves parameters, or computes gradients, in "
+            f"{', '.join(f'{name}()' for name in parts)}, which the guard does not know, so that they would pass "
+            "by it. Guard the optimizer inside, which applies the update, where it has one: "
+            f"{type(optimizer).__name__}(wrap(...)). Of steps in several parts, the guard knows those with "
+            "first_step() and second_step() alone (SAM)."
         )
     if needs_closure(optimizer):
         raise TypeError(
@@ -153,6 +164,11 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
             "clip must not contain AdaptiveGradClip with process_group: only of DTensors is it known which "
             "units of a parameter lie on which rank. Use AdaGC, which clips per tensor, or FSDP2, whose "
             "parameters are DTensors."
+        )
+    if config.update_rule is not None and parts_of(optimizer):
+        raise ValueError(
+            f"clip must not contain ClipUpdateRMS with {type(optimizer).__name__}, which moves the parameters "
+            "twice in a step. Use a rule that clips gradients."
         )
     if config.update_rule is not None and config.update_rule.per_lr:
         for i, group in enumerate(optimizer.param_groups):
@@ -339,3 +355,16 @@ def warn_of_lost_eps(optimizer: Optimizer) -> None:
                     EpsTooSmallWarning,
                 )
                 return
+
+
+def warn_of_other_steps(optimizer: Optimizer) -> None:
+    """Warn that parameters were stepped without the guard."""
+    kind = type(optimizer).__name__
+    warn(
+        "The parameters moved after a loss was given to the guard, and opt.step() was not called: a step has "
+        "passed by the guard, which neither looked at its gradients nor recorded it. It was another method of "
+        f"{kind}, its own step(), or another optimizer. Call opt.step() of what wrap() returned; where {kind} "
+        "must step in a method of its own, guard the optimizer inside it that applies the update. (Weights "
+        "that were exchanged in the middle of a step, for an evaluation or a rewind, look alike: then nothing "
+        "is wrong. This is said once.)"
+    )

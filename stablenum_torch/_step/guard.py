@@ -40,7 +40,7 @@ from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._devices.waits import HaltWatch, LevelWatch, StepWatch
 from stablenum_torch._step.apply import multiply_gradients
 from stablenum_torch._step.buffers import KeptBuffers
-from stablenum_torch._step.changed import Versions, largest_elements, versions
+from stablenum_torch._step.changed import Versions, have_moved, largest_elements, versions, writes_to
 from stablenum_torch._step.checks import (
     check_can_unscale,
     check_parameters,
@@ -48,6 +48,7 @@ from stablenum_torch._step.checks import (
     check_stages,
     check_unscaled,
     warn_of_forgotten_elements,
+    warn_of_other_steps,
 )
 from stablenum_torch._step.faults import bad_setting_of, fault
 from stablenum_torch._step.inputs import StepInputs
@@ -58,6 +59,7 @@ from stablenum_torch._step.parameters import TrackedParameters
 from stablenum_torch._step.replicas import ReplicaCheck
 from stablenum_torch._step.run_log import Logged, StepLog
 from stablenum_torch._step.together import widths
+from stablenum_torch._step.two_steps import TwoSteps, parts_of
 
 __all__ = ["Guard", "on_device_path"]
 
@@ -85,6 +87,7 @@ class Guard:
             because torch.compile does not see a value that was assigned to an attribute of an optimizer.
         found_inf: () bool, whether a gradient was not finite when ``unscale`` was called for this step; None
             if it was not called.
+        two_steps: what the guard keeps of an optimizer that steps in two parts; None for an ordinary one.
         versions: what the gradients were at the end of the backward pass, in the few steps in which changes
             by other code are looked at; otherwise None.
         bad_setting: the optimizer's setting that was not finite in the last step, if one was not.
@@ -123,7 +126,12 @@ class Guard:
         self.loss: Tensor | None = None
         self.found_inf: Tensor | None = None
         self.versions: Versions | None = None
+        self._writes: list[int] | None = None  # to parameters, when a loss was given for the step in progress
+        self._told_of_steps = False
         self.bad_setting: BadSetting | None = None
+        self.two_steps = TwoSteps(optimizer) if parts_of(optimizer) else None
+        # What a decision steps: the optimizer, or the second part of its step.
+        self._stepped: Any = optimizer if self.two_steps is None else self.two_steps
         self.left_out = False
         self.scaled = any(p.grad is not None for p in params)
         self._warned = False
@@ -173,12 +181,27 @@ class Guard:
         """Warn, once, if the optimizer's kernel leaves elements of its parameters unmoved."""
         self._warned = self._warned or warn_of_forgotten_elements(self.optimizer)
 
+    def notice_other_steps(self, *, ends: bool = False) -> None:
+        """Warn, once, if parameters have moved since a loss was given, but not in a step of this guard.
+
+        Args:
+            ends: whether the loss that was given is dropped now; otherwise one is given.
+        """
+        if torch.compiler.is_compiling() or self._told_of_steps:
+            return
+        before, now = self._writes, writes_to(self.parameters.few)
+        self._writes = None if ends else now
+        if before is not None and len(before) == len(now) and have_moved(before, now):
+            self._told_of_steps = True
+            warn_of_other_steps(self.optimizer)
+
     def before_scaling(self) -> None:
         """Check that no gradient has been divided by the loss scale already: others would be added to it.
 
         Raises:
             RuntimeError: there is one. Nothing is changed.
         """
+        self.notice_other_steps()
         if self.found_inf is None:
             return
         if any(p.grad is not None for p in self.parameters.now()):
@@ -239,7 +262,13 @@ class Guard:
             self._tell_of_lost_loss()
         loss, found_inf = None if apart else self.loss, self._found_elsewhere(device, apart=apart)
         inputs = StepInputs(
-            self.config, params, self.parameters.included, device, joint, loss, *self._faults(found_inf, joint)
+            self.config,
+            params,
+            self.parameters.included,
+            device,
+            joint,
+            loss,
+            *self._faults(found_inf, joint),
         )
         if self.found_inf is not None:
             # First, so that an interrupt leaves nothing to the gradients of a later step.
@@ -248,12 +277,12 @@ class Guard:
         on_host = self._in_host_memory(params) if self.on_host is None else self.on_host
         if on_host:
             host = self._host_guard()
-            step_on_host(self.optimizer, host, inputs, functools.partial(self._commit, host.write))
+            step_on_host(self._stepped, host, inputs, functools.partial(self._commit, host.write))
         else:
             write = functools.partial(copy_into, self.state)
             commit = functools.partial(self._commit, write)
-            decided = decided_on_device(self.optimizer, self.state, inputs)
-            apply_on_device(self.optimizer, self.state, inputs, decided, commit)
+            decided = decided_on_device(self._stepped, self.state, inputs)
+            apply_on_device(self._stepped, self.state, inputs, decided, commit)
         if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
             self._watch.after_step(self.state, self.names, decided_on_host=on_host)
         if self._log is not None:
@@ -262,6 +291,20 @@ class Guard:
             self._compare_replicas(self.replicas)
         if self.config.skip_limit is not None:
             self._raise_if_halted()
+
+    def climb(self, two_steps: TwoSteps, first: Callable[[], Any]) -> Any:
+        """Take the first part of a step that has two; see :class:`TwoSteps`.
+
+        Raises:
+            RuntimeError: there is a loss scale, but no loss was multiplied by it. Nothing is changed.
+        """
+        params = self.fit()
+        if self.config.loss_scale is not None and not self.scaled and self.groups.parts is None:
+            check_unscaled(params)
+        result = two_steps.climb(self.loss, self.found_inf, first)
+        self._writes = None
+        self.scaled, self.loss, self.found_inf, self.versions = False, None, None, None
+        return result
 
     @uncompiled
     def _ranks_together(self) -> Joint | None:
@@ -312,6 +355,7 @@ class Guard:
         found = [
             self.found_inf,
             None if apart or self.buffers is None else self.buffers.poisoned(device),
+            None if self.two_steps is None else self.two_steps.bad,
         ]
         known = [flag for flag in found if flag is not None]
         return torch.stack(known).any() if known else None
@@ -339,7 +383,9 @@ class Guard:
         write(after)
         if self.buffers is not None:
             self.buffers.after_step(self.state.skipped_in_a_row == 0)
-        self.scaled, self.loss = False, None
+        if self.two_steps is not None:
+            self.two_steps.after_step(applied=bool(self.state.skipped_in_a_row == 0))
+        self.scaled, self.loss, self._writes = False, None, None
 
     def _in_host_memory(self, params: Sequence[Tensor]) -> bool:
         """Return whether this process can read all that a decision needs, except other ranks' norms."""
@@ -449,7 +495,7 @@ class Guard:
 
         def replace() -> None:
             copy_into(kept, state)
-            self.state, self.parameters, self.config = kept, parameters, config
+            self.state, self.parameters, self.config, self._writes = kept, parameters, config, None
             self._joint_known = not initialized()
 
         finish(replace)
@@ -458,7 +504,7 @@ class Guard:
         """Continue from ``state``, copied into the memory of the present state."""
         self.write_log()  # of the steps that are gone then
         finish(functools.partial(copy_into, self.state, state))
-        self.left_out = False
+        self.left_out, self._writes = False, None
         if self._log is not None:
             self._log.went_to(int(state.step))
 

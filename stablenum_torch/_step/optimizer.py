@@ -302,7 +302,8 @@ class GuardedOptimizer(PassThrough):
             The result of the closure, or None.
 
         Raises:
-            TypeError: ``closure`` is not a function, or returns a complex number; nothing is stepped.
+            TypeError: ``closure`` is not a function, or returns a complex number; or it is missing for an
+                optimizer whose step has two parts (SAM); nothing is stepped.
             RuntimeError: the guard has a loss scale, but no loss was multiplied by it since the last step
                 (neither :meth:`scale` nor :meth:`backward` was called), and a gradient is not 0. Nothing is
                 changed. Not with a ``process_group``, of which one rank alone may have a loss.
@@ -313,6 +314,11 @@ class GuardedOptimizer(PassThrough):
         if closure is not None:
             hint = "Call opt.backward(loss), then opt.step()."
             check_callable("closure", closure, "a function that returns the loss, or None", hint=hint)
+        if self._guard.two_steps is not None:
+            return self._step_in_two(closure)
+        return self._whole_step(closure)
+
+    def _whole_step(self, closure: Callable[[], Any] | None = None) -> Any:
         try:
             result = None if closure is None else self._run(closure)
             self._guard.step()
@@ -322,6 +328,19 @@ class GuardedOptimizer(PassThrough):
             self._beginnings.step_ended()
             if not torch.compiler.is_compiling():
                 self._tell_schedulers()
+
+    def _step_in_two(self, closure: Callable[[], Any] | None) -> Any:
+        if closure is None:
+            raise TypeError(
+                f"step() of {type(self.inner).__name__} needs a closure, because its step has two parts. Write "
+                "opt.first_step(zero_grad=True) after the backward pass, compute the loss again, "
+                "opt.backward(loss), and opt.second_step(zero_grad=True); or opt.step(closure), which does all "
+                "that. Nothing was changed."
+            )
+        self._first_step(zero_grad=True)
+        result = self._run(closure)
+        self._second_step()
+        return result
 
     @property
     def step_was_skipped(self) -> bool:

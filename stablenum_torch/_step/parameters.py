@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState, init_guard
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
+from stablenum_torch._step.changed import few_of
 
 __all__ = ["TrackedParameters", "names_of"]
 
@@ -34,6 +35,7 @@ class TrackedParameters:
 
     Attributes:
         given: the names that the user gave.
+        few: some of the parameters, for looks that must cost nothing.
         included: for each parameter, whether the rule for units, if there is one, applies to it.
     """
 
@@ -42,6 +44,7 @@ class TrackedParameters:
     def __init__(self, optimizer: Optimizer, config: GuardConfig, given: Mapping[Tensor, str]) -> None:
         self._optimizer, self._config, self.given = optimizer, config, given
         self._known = self.now()
+        self.few = few_of(self._known)
         self.included = self._inclusion()
 
     def now(self) -> list[Tensor]:

@@ -63,5 +63,7 @@ def test_no_fault_changes_nothing():
     for norms in ([3.0, 4.0], [INF, 1.0]):
         seen = Observation(np.asarray(norms, np.float32))
         none = seen._replace(fault=Fault(np.asarray(0, np.int32), np.asarray(-1, np.int32)))
-        bare, same = ([leaf.tolist() for leaf in leaves(decide(config, state, one, xp=xp))] for one in (seen, none))
+        bare, same = (
+            [leaf.tolist() for leaf in leaves(decide(config, state, one, xp=xp))] for one in (seen, none)
+        )
         assert str(bare) == str(same)  # NaN, too

@@ -102,6 +102,7 @@ def test_the_step_after_names_the_parameter_that_the_optimizer_made_nan(path, ca
         opt.zero_grad()
         opt.backward(params[0].sum() + (0 * params[1]).sum())  # 0 / 0 in Adam
         opt.step()
+    assert opt.last["skipped_in_a_row"] == 3
     first, *rest = opt.history()
     assert first["applied"]
     assert params[0].isfinite().all()
