@@ -116,9 +116,9 @@ def decide(
 ) -> tuple[Decision, GuardState]:
     """Decide whether a step is applied and with which factor, and what the guard remembers of it.
 
-    A step is applied if every gradient norm is finite, the loss (if known) is finite, neither ``found_inf`` nor
-    a ``fault`` is set, and the spike rule (if there is one) does not skip it. Only applied steps enter the statistics
-    of a rule.
+    A step is applied if every gradient norm is finite, the loss (if known) is finite, neither ``found_inf``
+    nor a ``fault`` is set, and the spike rule (if there is one) does not skip it. Only applied steps enter
+    the statistics of a rule.
 
     Args:
         config: the guard's settings.

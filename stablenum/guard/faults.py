@@ -1,4 +1,4 @@
-"""What an adapter knows besides the gradients that forbids a step: settings or parameters that are not finite.
+"""What an adapter knows besides the gradients that forbids a step: a setting that is not finite, for example.
 
 It looks where that costs nothing: at settings that the host knows, in each step, and at parameters in a step
 that is skipped anyway.
@@ -12,10 +12,13 @@ from typing import Any
 
 __all__ = ["BadSetting", "bad_setting"]
 
-# Settings that are multiplied with every element of an update, or divide it. Others may be inf, which means no
-# bound: the growth_rate of Prodigy, a largest norm.
+# Settings that are multiplied with every element of an update, or divide it. Others may be inf, which means
+# no bound: the growth_rate of Prodigy, a largest norm.
 _FACTORS = frozenset(
-    "lr learning_rate weight_decay momentum dampening betas beta1 beta2 b1 b2 beta eps alpha rho lambd".split()
+    (
+        *("lr", "learning_rate", "weight_decay", "momentum", "dampening", "eps", "alpha", "rho", "lambd"),
+        *("betas", "beta", "beta1", "beta2", "b1", "b2"),
+    )
 )
 _NO_SETTINGS = frozenset(("params", "param_names"))
 

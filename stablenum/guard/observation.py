@@ -48,8 +48,8 @@ class Observation(NamedTuple):
             the worst parameter are then taken from it, its ``found_inf`` counts besides the one here, and
             ``norms`` (of the joint gradients) counts only for rules that treat each parameter by itself, and
             for a clip rule that follows another. None if ``norms`` are all there is.
-        fault: why the step must not be applied, whatever its gradients are; None if nothing is known. Only where
-            one process decides alone: the ranks that decide together have ``found_inf``.
+        fault: why the step must not be applied, whatever its gradients are; None if nothing is known. Only
+            where one process decides alone: the ranks that decide together have ``found_inf``.
         total: the joint norm, () float32 with its exponent, where it was computed without rounding; None to
             compute it from ``norms`` or ``ranks``.
     """

@@ -81,9 +81,9 @@ def check_optimizer(optimizer: object) -> None:
     parts = parts_of(optimizer)
     if parts not in ((), PARTS):
         raise TypeError(
-            f"{type(optimizer).__name__} cannot be guarded: it also moves parameters, or computes gradients, in "
-            f"{', '.join(f'{name}()' for name in parts)}, which the guard does not know, so that they would pass "
-            "by it. Guard the optimizer inside, which applies the update, where it has one: "
+            f"{type(optimizer).__name__} cannot be guarded: it also moves parameters, or computes gradients, "
+            f"in {', '.join(f'{name}()' for name in parts)}, which the guard does not know, so that steps "
+            "would pass by it. Guard the optimizer inside, which applies the update, where it has one: "
             f"{type(optimizer).__name__}(wrap(...)). Of steps in several parts, the guard knows those with "
             "first_step() and second_step() alone (SAM)."
         )
@@ -167,8 +167,8 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
         )
     if config.update_rule is not None and parts_of(optimizer):
         raise ValueError(
-            f"clip must not contain ClipUpdateRMS with {type(optimizer).__name__}, which moves the parameters "
-            "twice in a step. Use a rule that clips gradients."
+            f"clip must not contain ClipUpdateRMS with {type(optimizer).__name__}, which moves the "
+            "parameters twice in a step. Use a rule that clips gradients."
         )
     if config.update_rule is not None and config.update_rule.per_lr:
         for i, group in enumerate(optimizer.param_groups):
@@ -362,9 +362,9 @@ def warn_of_other_steps(optimizer: Optimizer) -> None:
     kind = type(optimizer).__name__
     warn(
         "The parameters moved after a loss was given to the guard, and opt.step() was not called: a step has "
-        "passed by the guard, which neither looked at its gradients nor recorded it. It was another method of "
-        f"{kind}, its own step(), or another optimizer. Call opt.step() of what wrap() returned; where {kind} "
-        "must step in a method of its own, guard the optimizer inside it that applies the update. (Weights "
-        "that were exchanged in the middle of a step, for an evaluation or a rewind, look alike: then nothing "
-        "is wrong. This is said once.)"
+        "passed by the guard, which neither looked at its gradients nor recorded it. It was another method "
+        f"of {kind}, its own step(), or another optimizer. Call opt.step() of what wrap() returned; where "
+        f"{kind} must step in a method of its own, guard the optimizer inside it that applies the update. "
+        "(Weights that were exchanged in the middle of a step, for an evaluation or a rewind, look alike: "
+        "then nothing is wrong. This is said once.)"
     )

@@ -29,6 +29,7 @@ from stablenum.guard.readout import Metrics, Names, StepRecord, metrics
 from stablenum.guard.reasons import Reason
 from stablenum.guard.restored import follow_config, learning_rules
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
+from stablenum.rules.spikes import forget_norms, joined
 from stablenum.runlog.lines import Rewind
 from stablenum.runlog.writing import LogFile
 from stablenum_torch._devices.groups import Groups
@@ -55,7 +56,7 @@ from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure import gradient_norms_without_wait
 from stablenum_torch._step.on_device import apply_on_device, decided_on_device
 from stablenum_torch._step.on_host import step_on_host
-from stablenum_torch._step.parameters import TrackedParameters
+from stablenum_torch._step.parameters import NamesOnDemand, TakingPart, TrackedParameters
 from stablenum_torch._step.replicas import ReplicaCheck
 from stablenum_torch._step.run_log import Logged, StepLog
 from stablenum_torch._step.together import widths
@@ -63,6 +64,8 @@ from stablenum_torch._step.two_steps import TwoSteps, parts_of
 
 __all__ = ["Guard", "on_device_path"]
 
+
+_QUIET = 1000  # steps between messages about parameters that have joined
 
 _logger = logging.getLogger("stablenum")
 
@@ -128,6 +131,9 @@ class Guard:
         self.versions: Versions | None = None
         self._writes: list[int] | None = None  # to parameters, when a loss was given for the step in progress
         self._told_of_steps = False
+        rule = config.spike_rule
+        self._taking_part = TakingPart(2 if rule is None else rule.window)
+        self._joined_until = 0
         self.bad_setting: BadSetting | None = None
         self.two_steps = TwoSteps(optimizer) if parts_of(optimizer) else None
         # What a decision steps: the optimizer, or the second part of its step.
@@ -261,6 +267,8 @@ class Guard:
         if apart and self.loss is not None:
             self._tell_of_lost_loss()
         loss, found_inf = None if apart else self.loss, self._found_elsewhere(device, apart=apart)
+        if self._watches_norms and not torch.compiler.is_compiling():
+            self._notice_joined(params, joint)
         inputs = StepInputs(
             self.config,
             params,
@@ -342,9 +350,10 @@ class Guard:
             self._lost_loss = True
             _logger.warning(
                 "Several ranks train here, and it is not known which of them decide together, so the loss "
-                "has no say in what the guard decides, and is not recorded. Pass names=model for "
-                "DistributedDataParallel, loss_group= for ranks with equal gradients, or process_group= for "
-                "stages of a pipeline and other ranks with different ones, which otherwise decide apart."
+                "has no say in what the guard decides, and is not recorded. In model.join() that is right. "
+                "Otherwise pass names=model for DistributedDataParallel, loss_group= for ranks with equal "
+                "gradients, or process_group= for stages of a pipeline and other ranks with different ones, "
+                "which otherwise decide apart."
             )
 
     def _found_elsewhere(self, device: torch.device, *, apart: bool) -> Tensor | None:
@@ -359,6 +368,34 @@ class Guard:
         ]
         known = [flag for flag in found if flag is not None]
         return torch.stack(known).any() if known else None
+
+    @property
+    def _watches_norms(self) -> bool:
+        rule = self.config.spike_rule
+        return rule is not None and "grad_norm" in rule.watch
+
+    def _notice_joined(self, params: Sequence[Tensor], joint: Joint | None) -> None:
+        """Have the spike rule forget the norms of gradients without parameters that take part from now on.
+
+        Ranks that decide together must forget alike, so there it counts which parameters are frozen, not
+        which have a gradient on this rank; and ranks with different parameters never forget.
+        """
+        if joint is not None and joint.apart:
+            return
+        now = [p.grad is not None for p in params] if joint is None else [p.requires_grad for p in params]
+        found = self._taking_part.joined(now)
+        if found:
+            self._forget_norms([self.parameters.name(i) for i in found])
+
+    def _forget_norms(self, names: Sequence[str]) -> None:
+        rule, spike = self.config.spike_rule, self.state.spike
+        if rule is None or not self._watches_norms:
+            return
+        copy_into(self.state, self.state._replace(spike=forget_norms(spike, xp=torch_namespace)))
+        step = self._taking_part.step
+        if step > rule.min_samples and step >= self._joined_until:  # before, the rule judges nothing anyway
+            self._joined_until = step + _QUIET
+            _logger.warning(joined(rule, names))
 
     def _faults(self, found_inf: Tensor | None, joint: Joint | None) -> tuple[Tensor | None, Fault | None]:
         """Return what forbids this step besides its gradients: ``found_inf`` and ``fault`` of its inputs."""
@@ -409,7 +446,8 @@ class Guard:
 
     def last(self) -> Metrics:
         """Return the last step. The host waits for the device."""
-        last = metrics(self.state, self.names())
+        names = NamesOnDemand(self.parameters) if self._joint is None else self.names()
+        last = metrics(self.state, names)
         self._watch.after_read(self.state, last)
         return last
 
@@ -434,8 +472,11 @@ class Guard:
     def _follow(self, params: list[Tensor]) -> None:
         check_parameters(self.optimizer)
         check_rules(self.config, self.optimizer, self.groups.parts)
-        parameters = self.parameters.looked_up_again(self.config)
+        parameters, known = self.parameters.looked_up_again(self.config), set(self.parameters.known)
         self._go_on_with(self.parameters.extended(self.state, parameters), parameters, self.config)
+        new = [parameters.name(i) for i, p in enumerate(params) if p not in known]
+        if new:
+            self._forget_norms(new)
 
     # --- saving --------------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ class PassThrough(Optimizer):
     def _first_step(self, *args: Any, **kwargs: Any) -> Any:
         """Take the first part of a step, unless its gradient or loss is not finite."""
         two_steps = self._in_two_steps()
-        clears, first = _clears(self.inner.first_step, args, kwargs)  # type: ignore[attr-defined]
+        clears, first = _clears(self.inner.first_step, args, kwargs)
         result = self._guard.climb(two_steps, first)
         if clears:
             self.inner.zero_grad()
@@ -137,7 +137,7 @@ class PassThrough(Optimizer):
                 "opt.backward(loss), opt.first_step(zero_grad=True), opt.backward(loss_of_the_same_batch), "
                 "opt.second_step(zero_grad=True). Nothing was changed."
             )
-        clears, two_steps.second = _clears(self.inner.second_step, args, kwargs)  # type: ignore[attr-defined]
+        clears, two_steps.second = _clears(self.inner.second_step, args, kwargs)
         self._whole_step()
         if two_steps.climbed:  # there was no gradient at all
             two_steps.go_back()

@@ -332,10 +332,10 @@ class GuardedOptimizer(PassThrough):
     def _step_in_two(self, closure: Callable[[], Any] | None) -> Any:
         if closure is None:
             raise TypeError(
-                f"step() of {type(self.inner).__name__} needs a closure, because its step has two parts. Write "
-                "opt.first_step(zero_grad=True) after the backward pass, compute the loss again, "
-                "opt.backward(loss), and opt.second_step(zero_grad=True); or opt.step(closure), which does all "
-                "that. Nothing was changed."
+                f"step() of {type(self.inner).__name__} needs a closure, because its step has two parts. "
+                "Write opt.first_step(zero_grad=True) after the backward pass, compute the loss again, "
+                "opt.backward(loss), and opt.second_step(zero_grad=True); or opt.step(closure), which does "
+                "all that. Nothing was changed."
             )
         self._first_step(zero_grad=True)
         result = self._run(closure)

@@ -1,8 +1,8 @@
 """Optimizers that take a step in two parts, such as SAM: the parameters climb, then come back and move.
 
-``first_step`` moves the parameters to where the loss is larger, by the gradient there; the gradient is computed
-again, and ``second_step`` goes back and steps with it. Between the two parts the parameters are not those of
-the training, so a step that is skipped has to put them back.
+``first_step`` moves the parameters to where the loss is larger; there the gradient is computed again, and
+``second_step`` goes back and steps with it. Between the two parts the parameters are not those of the
+training, so a step that is skipped has to put them back.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from stablenum_torch._step.measure import gradient_norms_without_wait
 
 __all__ = ["PARTS", "TwoSteps", "parts_of"]
 
-# The methods of the protocol, which is that of Foret et al., "Sharpness-Aware Minimization" (arXiv 2010.01412),
-# in its PyTorch implementations: SAM, ASAM, LookSAM, WSAM and others have it.
+# The methods of the protocol, which PyTorch's implementations of "Sharpness-Aware Minimization" (Foret et
+# al., arXiv 2010.01412) have: SAM, LookSAM, WSAM and others.
 PARTS = ("first_step", "second_step")
 # Further methods that move the parameters, or compute the gradients themselves: BSAM, GSAM, extragradient.
 _OTHERS = ("third_step", "ascent_step", "descent_step", "extrapolation", "perturb_weights", "set_closure")
@@ -50,7 +50,7 @@ class TwoSteps:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self.bad: Tensor | None = None
-        self.second: Callable[[], Any] = optimizer.second_step  # type: ignore[attr-defined]
+        self.second: Callable[[], Any] = optimizer.second_step
         self._before: list[tuple[Tensor, Tensor, dict[str, Any] | None]] = []
 
     @property

@@ -1,4 +1,4 @@
-"""What forbids a step besides its gradients: settings that are not finite, and faults that an adapter reports."""
+"""What forbids a step besides its gradients: settings that are not finite, and faults of an adapter."""
 
 from __future__ import annotations
 

@@ -212,10 +212,10 @@ def test_a_step_around_the_guard_is_told_once(how, clears):
         _around(opt, how)
 
     step()
-    with pytest.warns(UserWarning, match=r"passed by the guard.*opt\.step\(\)") as caught:
-        for _ in range(3):
-            step()
-    assert len(caught) == 1
+    with pytest.warns(UserWarning, match=r"passed by the guard.*opt\.step\(\)"):
+        step()
+    for _ in range(3):
+        step()  # a second warning would be an error
 
 
 def test_what_moves_parameters_between_steps_is_no_step():
