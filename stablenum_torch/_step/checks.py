@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from stablenum._support.user_warnings import warn
 from stablenum.errors import bad_field, bad_type
 from stablenum.formats import FORMATS, get_format
 from stablenum.guard.config import GuardConfig
-from stablenum_torch._devices.fused_optimizers import forgets_elements, is_fused
+from stablenum_torch._devices.fused_optimizers import forgets_elements, is_fused, moves_other_elements
 from stablenum_torch._devices.groups import data_parallel
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.uncompiled import uncompiled
@@ -40,6 +40,7 @@ __all__ = [
     "two_loss_scales",
     "warn_of_forgotten_elements",
     "warn_of_lost_eps",
+    "warn_of_other_elements",
     "warn_of_other_steps",
 ]
 
@@ -331,6 +332,21 @@ def warn_of_forgotten_elements(optimizer: Optimizer) -> bool:
             "on a CPU, with a guard or without, so most of a model is not trained. Make it with fused=False."
         )
     return dtype is not None
+
+
+def warn_of_other_elements(optimizer: Optimizer, name: Callable[[Tensor], str]) -> bool:
+    """Warn if the optimizer's fused kernel moves the wrong elements of a parameter, and return whether it
+    does."""
+    found = moves_other_elements(optimizer)
+    if found is not None:
+        kind = type(optimizer).__name__
+        warn(
+            f"The gradient of {name(found)} has other strides than the parameter, {found.grad.stride()} "
+            f"instead of {found.stride()}: the fused {kind} of torch {torch.__version__} moves the wrong "
+            "elements of it on a CPU, with a guard or without. Make it with fused=False, or give the "
+            "gradient the parameter's strides: torch.empty_like(p).copy_(gradient)."
+        )
+    return found is not None
 
 
 def warn_of_lost_eps(optimizer: Optimizer) -> None:

@@ -49,6 +49,7 @@ from stablenum_torch._step.checks import (
     check_stages,
     check_unscaled,
     warn_of_forgotten_elements,
+    warn_of_other_elements,
     warn_of_other_steps,
 )
 from stablenum_torch._step.faults import bad_setting_of, fault
@@ -184,8 +185,15 @@ class Guard:
         multiply_gradients(params, 1.0 / self.state.loss_scale.scale)
 
     def warn_of_kernels(self) -> None:
-        """Warn, once, if the optimizer's kernel leaves elements of its parameters unmoved."""
-        self._warned = self._warned or warn_of_forgotten_elements(self.optimizer)
+        """Warn, once, if the optimizer's kernel leaves elements of its parameters unmoved or moves others."""
+        self._warned = (
+            self._warned
+            or warn_of_forgotten_elements(self.optimizer)
+            or warn_of_other_elements(self.optimizer, self._name_of)
+        )
+
+    def _name_of(self, parameter: Tensor) -> str:
+        return next(self.parameters.name(i) for i, p in enumerate(self.parameters.known) if p is parameter)
 
     def notice_other_steps(self, *, ends: bool = False) -> None:
         """Warn, once, if parameters have moved since a loss was given, but not in a step of this guard.
