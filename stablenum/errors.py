@@ -191,7 +191,10 @@ def _rebuild_checkpoint(message: str, reasons: dict[str, str]) -> CheckpointErro
 
 def bad_field(field: str, allowed: str, got: object, *, hint: str = "") -> ValueError:
     """Return a ValueError that names the field, the allowed values and the value that was given."""
-    shown = repr(got)
+    try:
+        shown = repr(got)
+    except RecursionError:  # lists that are nested too deeply
+        shown = f"a {type(got).__name__} that is nested too deeply to be shown"
     shown = shown if len(shown) <= 200 else shown[:197] + "..."
     return ValueError(f"{field} must be {allowed}; got {shown}." + (f" {hint}" if hint else ""))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, SupportsFloat, TypedDict, cast
 
@@ -251,13 +251,7 @@ class GuardConfig:
         Raises:
             ValueError: the text is not JSON, or :meth:`from_dict` rejects its content.
         """
-        try:
-            plain = json.loads(text)
-        except RecursionError as error:
-            raise ValueError(
-                "text must be what GuardConfig.to_json returns; got JSON that is nested too deep."
-            ) from error
-        return cls.from_dict(plain)
+        return cls.from_dict(_parsed(json.loads, "JSON", text))
 
     def to_toml(self) -> str:
         """Return the config as TOML text. This needs the package ``tomli-w`` (extra ``demo``).
@@ -275,7 +269,22 @@ class GuardConfig:
         Raises:
             ValueError: the text is not TOML, or :meth:`from_dict` rejects its content.
         """
-        return cls.from_dict(tomllib.loads(text))
+        return cls.from_dict(_parsed(tomllib.loads, "TOML", text))
+
+
+def _parsed(loads: Callable[[str], Any], form: str, text: str) -> Any:
+    """Return what a text holds.
+
+    Raises:
+        ValueError: it is not in that form, or nested more deeply than Python reads.
+    """
+    try:
+        return loads(text)
+    except RecursionError:
+        raise ValueError(
+            f"config must be {form} as to_{form.lower()}() writes it; got text that is nested too "
+            "deeply to be read."
+        ) from None
 
 
 class _JmpLossScale(Protocol):

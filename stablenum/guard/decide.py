@@ -116,9 +116,9 @@ def decide(
 ) -> tuple[Decision, GuardState]:
     """Decide whether a step is applied and with which factor, and what the guard remembers of it.
 
-    A step is applied if every gradient norm is finite, the loss (if known) is finite, ``found_inf`` is not
-    set, and the spike rule (if there is one) does not skip it. Only applied steps enter the statistics
-    of a rule.
+    A step is applied if every gradient norm is finite, the loss (if known) is finite, neither ``found_inf``
+    nor a ``fault`` is set, and the spike rule (if there is one) does not skip it. Only applied steps enter
+    the statistics of a rule.
 
     Args:
         config: the guard's settings.
@@ -148,6 +148,12 @@ def decide(
     observation, raw_total, worst = _joint(observation, state.step, xp=xp)
     parts = finiteness(raw_total.value, observation.loss, observation.found_inf, xp=xp)
     finite = parts.gradients & parts.loss & parts.others
+    overflow = parts.loss & xp.logical_not(finite)
+    fault = observation.fault
+    if fault is not None:
+        sound = fault.reason == 0
+        finite, overflow = finite & sound, overflow & sound
+        worst = xp.where(sound | (fault.worst < 0), worst, fault.worst)
 
     total = raw_total if config.loss_scale is None else unscale(raw_total, scale, xp=xp)
     grad_norm = recorded(total, xp=xp)
@@ -167,6 +173,7 @@ def decide(
             spike,
             shrinks_spikes=config.shrinks_spikes,
             stuck_at_floor=_stuck_at_floor(config, state, xp=xp),
+            fault=None if fault is None else fault.reason,
             xp=xp,
         ),
         grad_norm=grad_norm,
@@ -184,7 +191,7 @@ def decide(
         clipped.states,
         spike_state,
         finite=finite,
-        overflow=parts.loss & xp.logical_not(finite),
+        overflow=overflow,
         xp=xp,
     )
     return _hold_if_halted(config, state, decision, after, xp=xp)
@@ -210,6 +217,7 @@ def _joint(observation: Observation, like: Array, *, xp: Namespace) -> tuple[Obs
             exponents=observation.exponents,
             ranks=ranks,
             total=observation.total,
+            fault=observation.fault,
         )
     return observation, join(norms, xp=xp) if observation.total is None else observation.total, worst
 

@@ -42,6 +42,7 @@ def reason_code(
     *,
     shrinks_spikes: bool,
     stuck_at_floor: Array | None,
+    fault: Array | None,
     xp: Namespace,
 ) -> Array:
     """Return the () int32 reason code. If several causes hold, the last one in the list determines the code.
@@ -57,6 +58,7 @@ def reason_code(
         shrinks_spikes: whether the spike rule shrinks spikes instead of skipping them.
         stuck_at_floor: () bool, whether the loss scale is at its smallest value and the previous step
             overflowed at that value too; None for a scale without a smallest value.
+        fault: () int32, the reason that the adapter knows, 0 for none; None if it does not look.
         xp: the array namespace.
     """
     bad = xp.logical_not(finite.gradients)
@@ -76,7 +78,7 @@ def reason_code(
     reason = xp.full_like(finite.gradients, int(Reason.OK), dtype=xp.int32)
     for condition, code in causes:
         reason = xp.where(condition, xp.full_like(reason, int(code)), reason)
-    return reason
+    return reason if fault is None else xp.where(fault == 0, reason, fault)
 
 
 def worst_index(norms: Wide, like: Array, *, xp: Namespace) -> Array:

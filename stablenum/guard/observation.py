@@ -8,9 +8,21 @@ from stablenum.guard.ranks import Ranks
 from stablenum.norms.wide import Wide
 from stablenum.rules.clipping import Units
 
-__all__ = ["Decision", "Observation"]
+__all__ = ["Decision", "Fault", "Observation"]
 
 Array: TypeAlias = Any
+
+
+class Fault(NamedTuple):
+    """Why a step must not be applied, whatever its gradients are, as far as the adapter knows.
+
+    Attributes:
+        reason: () int32, ``NONFINITE_SETTING`` or ``NONFINITE_UPDATE``; 0 for no fault.
+        worst: () int32, the index of the parameter at fault; -1 if it is none in particular.
+    """
+
+    reason: Array
+    worst: Array
 
 
 class Observation(NamedTuple):
@@ -36,6 +48,8 @@ class Observation(NamedTuple):
             the worst parameter are then taken from it, its ``found_inf`` counts besides the one here, and
             ``norms`` (of the joint gradients) counts only for rules that treat each parameter by itself, and
             for a clip rule that follows another. None if ``norms`` are all there is.
+        fault: why the step must not be applied, whatever its gradients are; None if nothing is known. Only
+            where one process decides alone: the ranks that decide together have ``found_inf``.
         total: the joint norm, () float32 with its exponent, where it was computed without rounding; None to
             compute it from ``norms`` or ``ranks``.
     """
@@ -49,6 +63,7 @@ class Observation(NamedTuple):
     exponents: Array | None = None
     ranks: Ranks | None = None
     total: Wide | None = None
+    fault: Fault | None = None
 
 
 class Decision(NamedTuple):

@@ -13,7 +13,7 @@ from stablenum.errors import bad_type
 from stablenum.guard.decide import GuardState
 from stablenum.guard.ranks import parameter_of, rank_of
 from stablenum.guard.reasons import Reason
-from stablenum.guard.recorder import Row, read_rows
+from stablenum.guard.recorder import Row, last_row, read_rows
 
 __all__ = ["Metrics", "Names", "StepRecord", "Worst", "history", "loss_was_given", "metrics", "scalars"]
 
@@ -116,11 +116,9 @@ def metrics(state: GuardState, names: Names | None = None) -> Metrics:
         >>> metrics(init_guard(GuardConfig(), 1, xp=np))["reason"].name
         'NO_STEP_YET'
     """
-    rows = read_rows(state.recorder)
-    nan = float("nan")
-    row = (
-        rows[-1] if rows else Row(-1, nan, nan, state.loss_scale.scale.tolist(), 1.0, Reason.NO_STEP_YET, -1)
-    )
+    row, nan = last_row(state.recorder), float("nan")
+    if row is None:
+        row = Row(-1, nan, nan, state.loss_scale.scale.tolist(), 1.0, Reason.NO_STEP_YET, -1)
     return {
         **_record(row, names),
         "skipped_total": state.skipped_total.tolist(),

@@ -36,6 +36,8 @@ class Reason(IntEnum):
     SPIKE_GRAD_NORM = 8
     SPIKE_CLIPPED = 9
     NOT_A_SCALE_PROBLEM = 10
+    NONFINITE_SETTING = 11
+    NONFINITE_UPDATE = 12
 
     def __str__(self) -> str:
         return self.name
@@ -48,7 +50,7 @@ APPLIED = (Reason.OK, Reason.CLIPPED, Reason.SPIKE_CLIPPED)
 # Skipped though everything is finite.
 SPIKES = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)
 # The worst parameter of these skips is only the one with the largest gradient.
-NO_PARAMETER = (Reason.NONFINITE_LOSS, Reason.FOUND_INF, Reason.SPIKE_LOSS)
+NO_PARAMETER = (Reason.NONFINITE_LOSS, Reason.FOUND_INF, Reason.SPIKE_LOSS, Reason.NONFINITE_SETTING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,21 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "find the first non-finite operation (`stablenum explain --strict SCRIPT` does), in the layer of "
         "the parameter named; compute it in float32 or bfloat16; check that the parameters themselves are "
         "finite",
+    ),
+    Reason.NONFINITE_SETTING: Explanation(
+        "the step was skipped: a setting of the optimizer, such as its learning rate, is NaN or inf",
+        "a schedule that divides by zero or leaves its range, a number that was parsed or computed wrongly, "
+        "or a state dict with such a number",
+        "look at the optimizer's settings and at what sets them; the gradients are not the cause",
+    ),
+    Reason.NONFINITE_UPDATE: Explanation(
+        "the step was skipped: the optimizer makes NaN or inf of finite gradients, or made its parameters so "
+        "in the step before",
+        "eps of 0, or one that rounds to 0 in the parameters' format, where a gradient is zero; a square of "
+        "a gradient beyond the format's range; a learning rate that is too large or not finite; or other "
+        "code that wrote to the parameters",
+        "if the parameter named is NaN or inf itself, go back to a checkpoint from before (Recovery does); "
+        "give the optimizer an eps above 0 and float32 parameters, and look at its learning rate",
     ),
 }
 

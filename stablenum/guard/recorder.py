@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from stablenum.formats import NO_LOSS
 from stablenum.guard.reasons import APPLIED, Reason
 
-__all__ = ["CAPACITY", "Recorder", "Row", "init_recorder", "read_rows", "record", "recorded_loss"]
+__all__ = ["CAPACITY", "Recorder", "Row", "init_recorder", "last_row", "read_rows", "record", "recorded_loss"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
@@ -98,10 +98,17 @@ def record(recorder: Recorder, floats: list[Array], ints: list[Array], *, xp: Na
 
 def read_rows(recorder: Recorder) -> list[Row]:
     """Return the recorded steps, oldest first. The call makes the host wait for the device."""
-    return [
-        Row(step, math.nan if loss == NO_LOSS else loss, grad_norm, scale, clip, Reason(reason), worst, level)
-        for (loss, grad_norm, scale, clip), (step, reason, worst, level) in zip(
-            recorder.floats.tolist(), recorder.ints.tolist(), strict=True
-        )
-        if step >= 0
-    ]
+    rows = zip(recorder.floats.tolist(), recorder.ints.tolist(), strict=True)
+    return [_row(floats, ints) for floats, ints in rows if ints[0] >= 0]
+
+
+def last_row(recorder: Recorder) -> Row | None:
+    """Return the last recorded step, None if there is none. The call makes the host wait for the device."""
+    floats, ints = recorder.floats.tolist()[-1], recorder.ints.tolist()[-1]
+    return _row(floats, ints) if ints[0] >= 0 else None
+
+
+def _row(floats: list[float], ints: list[int]) -> Row:
+    (loss, grad_norm, scale, clip), (step, reason, worst, level) = floats, ints
+    loss = math.nan if loss == NO_LOSS else loss
+    return Row(step, loss, grad_norm, scale, clip, Reason(reason), worst, level)

@@ -302,6 +302,8 @@ class _Reader:
                 values = [[row[0], row[1], self._place_here(row[2]), row[3]] for row in values]
         if field in _COUNTS and values < 0:
             raise bad_field(field, "a whole number of 0 or more", plain)
+        if field == "state.halted" and values > 1:
+            raise bad_field(field, "0 or 1", plain)
         _check_scale(field, values)
         if field.startswith(_RULES):
             _check_statistics(field, values)

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stablenum._support.settings_checks import check_choice, check_field
 from stablenum.arrays import at_least, at_most
+from stablenum.errors import bad_field
 from stablenum.formats import FLOAT32_TINY, FORMATS
 
 __all__ = ["DelayedScaling", "DelayedScalingState", "fits_hardware"]
@@ -74,6 +75,8 @@ class DelayedScaling:
         check_field(self, "history", whole=True, at_least=1, at_most=100_000)
         check_field(self, "margin", whole=True, at_least=-16, at_most=16)
         check_choice("DelayedScaling.amax", self.amax, ("max", "most_recent"))
+        if not isinstance(self.power_of_two, bool):
+            raise bad_field("DelayedScaling.power_of_two", "True or False", self.power_of_two)
 
     def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> DelayedScalingState:
         """Return the state before the first use: an empty history and scales of 1."""

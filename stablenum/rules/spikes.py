@@ -7,6 +7,7 @@ statistics they use.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -31,6 +32,8 @@ __all__ = [
     "SpikeState",
     "Verdict",
     "as_spike_rule",
+    "forget_norms",
+    "joined",
 ]
 
 Array: TypeAlias = Any
@@ -289,3 +292,23 @@ def _shrinks_to(state: SpikeState, spike: Array, *, action: str, xp: Namespace) 
     if action == "skip":
         return none
     return xp.where(spike, median(state.grad_norm, xp=xp), none)  # the median of an empty window is inf
+
+
+def forget_norms(state: SpikeState, *, xp: Namespace) -> SpikeState:
+    """Return the state without past norms of gradients, for a step in which other parameters take part."""
+    return SpikeState(state.loss, xp.full_like(state.grad_norm, float("inf")), state.debt)
+
+
+def joined(rule: SpikeRule, names: Sequence[str]) -> str:
+    """Return what is said when parameters join whose gradients no value in the window includes.
+
+    Args:
+        rule: the rule, which watches the norm.
+        names: the parameters', at least one.
+    """
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"Parameters have joined the training: {names[0]}{others}. The norms of earlier gradients are those "
+        f"of fewer parameters, so {type(rule).__name__} starts that statistic afresh: none of the next "
+        f"{rule.min_samples} steps is skipped for its gradient norm."
+    )

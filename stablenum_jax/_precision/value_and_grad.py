@@ -6,7 +6,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
+import stablenum
 from stablenum._support.settings_checks import check_callable, check_flag
+from stablenum.errors import bad_field
 from stablenum_jax._precision.escalate import check_not_escalating, in_level_format
 from stablenum_jax._precision.nnx_arguments import cast_arguments, copied, update_objects
 from stablenum_jax._precision.policy import Policy, as_policy
@@ -49,7 +51,7 @@ def value_and_grad(
         has_aux: as in JAX.
         policy: None, or a policy: words, :class:`stablenum_jax.policy.Policy`, ``stablenum.Policy`` or jmp's.
         formats: the ``formats`` of the escalation, if they are not the usual ones from the policy's format
-            upwards (float8, bfloat16, float32; or float16, float32).
+            upwards (float8, bfloat16, float32; or float16, float32); only with a policy.
 
     Returns:
         A function that returns ``(loss, grads)`` or ``((loss, aux), grads)``; without a loss scale and a
@@ -59,7 +61,8 @@ def value_and_grad(
         TypeError: ``fun`` is not a function, or (from the returned function) does not return a floating-point
             scalar.
         ValueError: ``argnums`` are no numbers; ``opt_state`` has no guard, or more than one; ``policy`` is
-            not a policy, or does not compute in the first of ``formats``; the guard has an
+            not a policy, or does not compute in the first of ``formats``, which are not two or more formats
+            from narrow to wide, or are given without a policy; the guard has an
             ``EscalatePrecision``, which widens a policy's formats, and ``policy`` is None.
 
     Example:
@@ -74,6 +77,10 @@ def value_and_grad(
     check_argnums(argnums, 0)
     check_flag("has_aux", has_aux)
     scale = loss_scale(opt_state)
+    if formats is not None:
+        formats = stablenum.EscalatePrecision(formats=formats).formats  # type: ignore[arg-type]
+        if policy is None:
+            raise bad_field("formats", "None without a policy, whose formats they widen", formats)
     if policy is None:
         check_not_escalating(opt_state)
         return functools.wraps(fun)(functools.partial(scaled_value_and_grad, fun, scale, argnums, has_aux))

@@ -18,7 +18,16 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from stablenum._support.interrupts import and_then
 
-__all__ = ["can_skip_on_device", "forgets_elements", "is_fused", "moves_nothing", "step_folded"]
+__all__ = [
+    "can_skip_on_device",
+    "forgets_elements",
+    "is_fused",
+    "moves_nothing",
+    "moves_other_elements",
+    "step_folded",
+]
+
+_FUSED = frozenset(("SGD", "Adam", "AdamW", "Adagrad"))  # torch's optimizers with such kernels
 
 
 def is_fused(optimizer: Optimizer) -> bool:
@@ -50,6 +59,37 @@ def _sgd_moves_all(dtype: torch.dtype) -> bool:
     flags = {"nesterov": False, "maximize": False, "fused": True}
     sgd([moved], [ones], [None], **factors, **flags)
     return bool((moved != ones).all())
+
+
+def moves_other_elements(optimizer: Optimizer) -> Tensor | None:
+    """Return a parameter on a CPU that the optimizer's fused kernel moves by the wrong elements of its
+    gradient, because that lies in memory in another order; None if there is none.
+
+    torch 2.13's fused kernels for the CPU walk through the memory of both. This is tried out, too.
+    """
+    if not is_fused(optimizer) or is_in_torch_dispatch_mode():
+        return None
+    params = (p for group in optimizer.param_groups for p in group["params"] if p.is_cpu)
+    found = next((p for p in params if p.grad is not None and _in_other_order(p, p.grad)), None)
+    kind = next((one.__name__ for one in type(optimizer).__mro__ if one.__name__ in _FUSED), None)
+    return None if found is None or kind is None or _moves_same(kind) else found
+
+
+def _in_other_order(p: Tensor, grad: Tensor) -> bool:
+    plain = p.layout == grad.layout == torch.strided and p.numel() > 1
+    return plain and p.stride() != grad.stride()
+
+
+@functools.cache
+def _moves_same(kind: str) -> bool:
+    """Return whether a fused step is the same for a gradient in another order in memory."""
+    moved = []
+    for grad in (torch.arange(64.0).view(8, 8), torch.arange(64.0).view(8, 8).t().contiguous().t()):
+        w = torch.zeros(8, 8, device="cpu", requires_grad=True)
+        w.grad = grad
+        getattr(torch.optim, kind)([w], lr=0.1, fused=True).step()
+        moved.append(w.detach())
+    return torch.equal(*moved)
 
 
 def step_folded(

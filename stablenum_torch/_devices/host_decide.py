@@ -72,7 +72,7 @@ class HostGuard:
 
     def decide(self, seen: Observation) -> tuple[Decision, list[Any]]:
         """Return the decision, and the leaves of the next state, which is not written yet."""
-        if seen.units is not None or seen.exponents is not None or seen.total is not None:
+        if any(part is not None for part in (seen.units, seen.exponents, seen.total, seen.fault)):
             decision, after = decide(self.config, map_leaves(lambda v: v[()], self._views), seen, xp=scalars)
             return decision, leaves(after)
         measured = [getattr(seen, name) for name in _MEASURED]

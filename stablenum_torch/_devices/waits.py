@@ -10,6 +10,7 @@ from torch import Tensor
 from stablenum.guard.clip_log import ClipLog
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState
+from stablenum.guard.faults import BadSetting
 from stablenum.guard.halting import check_halted
 from stablenum.guard.readout import Metrics, Names, metrics
 from stablenum.guard.recorder import Recorder
@@ -113,7 +114,13 @@ class HaltWatch:
     def __init__(self) -> None:
         self._read = BackgroundRead()
 
-    def after_step(self, state: GuardState, names: Callable[[], Names], config: GuardConfig) -> None:
+    def after_step(
+        self,
+        state: GuardState,
+        names: Callable[[], Names],
+        config: GuardConfig,
+        setting: BadSetting | None,
+    ) -> None:
         """Raise if the flag is known to be set. The flag is cleared, so that a caller who catches the error
         can continue.
 
@@ -128,7 +135,7 @@ class HaltWatch:
         elif not state.halted.item():
             return
         try:
-            check_halted(state, names(), config=config)
+            check_halted(state, names(), config=config, setting=setting)
         finally:
             state.halted.zero_()
             self._read = BackgroundRead()

@@ -1,4 +1,4 @@
-"""Gradients that other code may have changed between the backward pass and the step."""
+"""Gradients and parameters that other code may have changed between the backward pass and the step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.measure import dense_values
 
-__all__ = ["Versions", "largest_elements", "versions"]
+__all__ = ["Versions", "few_of", "have_moved", "largest_elements", "versions", "writes_to"]
 
 # The gradients of all parameters: which tensor, and how often it was written to.
 Versions = list[tuple[int, int] | None]
+
+_FEW = 8  # parameters that are looked at in every backward pass: reading a version takes 30 ns
 
 _PIECE = 2**22  # elements compared at a time, so that a large gradient takes little memory
 
@@ -41,3 +43,20 @@ def largest_elements(params: Sequence[Tensor], device: torch.device) -> Tensor:
         bound = to_device(largest, piece.device).to(piece.dtype)
         reached += to_device(((piece == bound) | (piece == -bound)).sum(), device)
     return torch.stack([largest, reached])
+
+
+def few_of(params: Sequence[Tensor]) -> list[Tensor]:
+    """Return a few of the parameters that are trained, evenly spaced."""
+    trained = [p for p in params if p.requires_grad] or list(params)
+    return trained[:: max(1, len(trained) // _FEW)][:_FEW]
+
+
+def writes_to(few: Sequence[Tensor]) -> list[int]:
+    """Return how often each of a few parameters was written to. No values are read."""
+    return [0 if p.is_inference() else p._version for p in few]
+
+
+def have_moved(before: Sequence[int], now: Sequence[int]) -> bool:
+    """Return whether most parameters were written to, as in a step: a single one may be by a forward pass, as
+    of ``Embedding(max_norm=1.0)``."""
+    return 2 * sum(map(int.__ne__, before, now)) > len(now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,11 +15,12 @@ from stablenum._support.user_warnings import warn
 from stablenum.errors import bad_field, bad_type
 from stablenum.formats import FORMATS, get_format
 from stablenum.guard.config import GuardConfig
-from stablenum_torch._devices.fused_optimizers import forgets_elements, is_fused
+from stablenum_torch._devices.fused_optimizers import forgets_elements, is_fused, moves_other_elements
 from stablenum_torch._devices.groups import data_parallel
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._step.measure import dense_values
+from stablenum_torch._step.two_steps import PARTS, parts_of
 
 __all__ = [
     "EpsTooSmallWarning",
@@ -39,6 +40,8 @@ __all__ = [
     "two_loss_scales",
     "warn_of_forgotten_elements",
     "warn_of_lost_eps",
+    "warn_of_other_elements",
+    "warn_of_other_steps",
 ]
 
 
@@ -75,6 +78,15 @@ def check_optimizer(optimizer: object) -> None:
             "PostLocalSGDOptimizer cannot be guarded: its step() averages parameters over ranks, and would "
             "wait for a rank that skips. Guard the optimizer inside: "
             "PostLocalSGDOptimizer(wrap(...), averager)."
+        )
+    parts = parts_of(optimizer)
+    if parts not in ((), PARTS):
+        raise TypeError(
+            f"{type(optimizer).__name__} cannot be guarded: it also moves parameters, or computes gradients, "
+            f"in {', '.join(f'{name}()' for name in parts)}, which the guard does not know, so that steps "
+            "would pass by it. Guard the optimizer inside, which applies the update, where it has one: "
+            f"{type(optimizer).__name__}(wrap(...)). Of steps in several parts, the guard knows those with "
+            "first_step() and second_step() alone (SAM)."
         )
     if needs_closure(optimizer):
         raise TypeError(
@@ -153,6 +165,11 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
             "clip must not contain AdaptiveGradClip with process_group: only of DTensors is it known which "
             "units of a parameter lie on which rank. Use AdaGC, which clips per tensor, or FSDP2, whose "
             "parameters are DTensors."
+        )
+    if config.update_rule is not None and parts_of(optimizer):
+        raise ValueError(
+            f"clip must not contain ClipUpdateRMS with {type(optimizer).__name__}, which moves the "
+            "parameters twice in a step. Use a rule that clips gradients."
         )
     if config.update_rule is not None and config.update_rule.per_lr:
         for i, group in enumerate(optimizer.param_groups):
@@ -317,6 +334,21 @@ def warn_of_forgotten_elements(optimizer: Optimizer) -> bool:
     return dtype is not None
 
 
+def warn_of_other_elements(optimizer: Optimizer, name: Callable[[Tensor], str]) -> bool:
+    """Warn if the optimizer's fused kernel moves the wrong elements of a parameter, and return whether it
+    does."""
+    found = moves_other_elements(optimizer)
+    if found is not None:
+        kind = type(optimizer).__name__
+        warn(
+            f"The gradient of {name(found)} has other strides than the parameter, {found.grad.stride()} "
+            f"instead of {found.stride()}: the fused {kind} of torch {torch.__version__} moves the wrong "
+            "elements of it on a CPU, with a guard or without. Make it with fused=False, or give the "
+            "gradient the parameter's strides: torch.empty_like(p).copy_(gradient)."
+        )
+    return found is not None
+
+
 def warn_of_lost_eps(optimizer: Optimizer) -> None:
     """Warn if ``x / (sqrt(v) + eps)`` will be computed with an eps of 0, so that a zero gradient gives
     NaN."""
@@ -339,3 +371,16 @@ def warn_of_lost_eps(optimizer: Optimizer) -> None:
                     EpsTooSmallWarning,
                 )
                 return
+
+
+def warn_of_other_steps(optimizer: Optimizer) -> None:
+    """Warn that parameters were stepped without the guard."""
+    kind = type(optimizer).__name__
+    warn(
+        "The parameters moved after a loss was given to the guard, and opt.step() was not called: a step has "
+        "passed by the guard, which neither looked at its gradients nor recorded it. It was another method "
+        f"of {kind}, its own step(), or another optimizer. Call opt.step() of what wrap() returned; where "
+        f"{kind} must step in a method of its own, guard the optimizer inside it that applies the update. "
+        "(Weights that were exchanged in the middle of a step, for an evaluation or a rewind, look alike: "
+        "then nothing is wrong. This is said once.)"
+    )

@@ -23,9 +23,13 @@ from stablenum._support.interrupts import finish
 from stablenum._support.user_warnings import warn
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState, init_guard
+from stablenum.guard.faults import BadSetting
+from stablenum.guard.observation import Fault
 from stablenum.guard.readout import Metrics, Names, StepRecord, metrics
+from stablenum.guard.reasons import Reason
 from stablenum.guard.restored import follow_config, learning_rules
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
+from stablenum.rules.spikes import forget_norms, joined
 from stablenum.runlog.lines import Rewind
 from stablenum.runlog.writing import LogFile
 from stablenum_torch._devices.groups import Groups
@@ -37,7 +41,7 @@ from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._devices.waits import HaltWatch, LevelWatch, StepWatch
 from stablenum_torch._step.apply import multiply_gradients
 from stablenum_torch._step.buffers import KeptBuffers
-from stablenum_torch._step.changed import Versions, largest_elements, versions
+from stablenum_torch._step.changed import Versions, have_moved, largest_elements, versions, writes_to
 from stablenum_torch._step.checks import (
     check_can_unscale,
     check_parameters,
@@ -45,18 +49,24 @@ from stablenum_torch._step.checks import (
     check_stages,
     check_unscaled,
     warn_of_forgotten_elements,
+    warn_of_other_elements,
+    warn_of_other_steps,
 )
+from stablenum_torch._step.faults import bad_setting_of, fault
 from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure import gradient_norms_without_wait
 from stablenum_torch._step.on_device import apply_on_device, decided_on_device
 from stablenum_torch._step.on_host import step_on_host
-from stablenum_torch._step.parameters import TrackedParameters
+from stablenum_torch._step.parameters import NamesOnDemand, TakingPart, TrackedParameters
 from stablenum_torch._step.replicas import ReplicaCheck
 from stablenum_torch._step.run_log import Logged, StepLog
 from stablenum_torch._step.together import widths
+from stablenum_torch._step.two_steps import TwoSteps, parts_of
 
 __all__ = ["Guard", "on_device_path"]
 
+
+_QUIET = 1000  # steps between messages about parameters that have joined
 
 _logger = logging.getLogger("stablenum")
 
@@ -81,8 +91,10 @@ class Guard:
             because torch.compile does not see a value that was assigned to an attribute of an optimizer.
         found_inf: () bool, whether a gradient was not finite when ``unscale`` was called for this step; None
             if it was not called.
+        two_steps: what the guard keeps of an optimizer that steps in two parts; None for an ordinary one.
         versions: what the gradients were at the end of the backward pass, in the few steps in which changes
             by other code are looked at; otherwise None.
+        bad_setting: the optimizer's setting that was not finite in the last step, if one was not.
         left_out: whether the optimizer's state was loaded last from a dict without the guard's.
         scaled: whether the gradients may be those of a scaled loss: one has been scaled since the last step,
             or the gradients are older than the guard.
@@ -118,6 +130,15 @@ class Guard:
         self.loss: Tensor | None = None
         self.found_inf: Tensor | None = None
         self.versions: Versions | None = None
+        self._writes: list[int] | None = None  # to parameters, when a loss was given for the step in progress
+        self._told_of_steps = False
+        rule = config.spike_rule
+        self._taking_part = TakingPart(2 if rule is None else rule.window)
+        self._joined_until = 0
+        self.bad_setting: BadSetting | None = None
+        self.two_steps = TwoSteps(optimizer) if parts_of(optimizer) else None
+        # What a decision steps: the optimizer, or the second part of its step.
+        self._stepped: Any = optimizer if self.two_steps is None else self.two_steps
         self.left_out = False
         self.scaled = any(p.grad is not None for p in params)
         self._warned = False
@@ -164,8 +185,29 @@ class Guard:
         multiply_gradients(params, 1.0 / self.state.loss_scale.scale)
 
     def warn_of_kernels(self) -> None:
-        """Warn, once, if the optimizer's kernel leaves elements of its parameters unmoved."""
-        self._warned = self._warned or warn_of_forgotten_elements(self.optimizer)
+        """Warn, once, if the optimizer's kernel leaves elements of its parameters unmoved or moves others."""
+        self._warned = (
+            self._warned
+            or warn_of_forgotten_elements(self.optimizer)
+            or warn_of_other_elements(self.optimizer, self._name_of)
+        )
+
+    def _name_of(self, parameter: Tensor) -> str:
+        return next(self.parameters.name(i) for i, p in enumerate(self.parameters.known) if p is parameter)
+
+    def notice_other_steps(self, *, ends: bool = False) -> None:
+        """Warn, once, if parameters have moved since a loss was given, but not in a step of this guard.
+
+        Args:
+            ends: whether the loss that was given is dropped now; otherwise one is given.
+        """
+        if torch.compiler.is_compiling() or self._told_of_steps:
+            return
+        before, now = self._writes, writes_to(self.parameters.few)
+        self._writes = None if ends else now
+        if before is not None and len(before) == len(now) and have_moved(before, now):
+            self._told_of_steps = True
+            warn_of_other_steps(self.optimizer)
 
     def before_scaling(self) -> None:
         """Check that no gradient has been divided by the loss scale already: others would be added to it.
@@ -173,6 +215,7 @@ class Guard:
         Raises:
             RuntimeError: there is one. Nothing is changed.
         """
+        self.notice_other_steps()
         if self.found_inf is None:
             return
         if any(p.grad is not None for p in self.parameters.now()):
@@ -232,7 +275,17 @@ class Guard:
         if apart and self.loss is not None:
             self._tell_of_lost_loss()
         loss, found_inf = None if apart else self.loss, self._found_elsewhere(device, apart=apart)
-        inputs = StepInputs(self.config, params, self.parameters.included, device, joint, loss, found_inf)
+        if self._watches_norms and not torch.compiler.is_compiling():
+            self._notice_joined(params, joint)
+        inputs = StepInputs(
+            self.config,
+            params,
+            self.parameters.included,
+            device,
+            joint,
+            loss,
+            *self._faults(found_inf, joint),
+        )
         if self.found_inf is not None:
             # First, so that an interrupt leaves nothing to the gradients of a later step.
             self.found_inf = None
@@ -240,12 +293,12 @@ class Guard:
         on_host = self._in_host_memory(params) if self.on_host is None else self.on_host
         if on_host:
             host = self._host_guard()
-            step_on_host(self.optimizer, host, inputs, functools.partial(self._commit, host.write))
+            step_on_host(self._stepped, host, inputs, functools.partial(self._commit, host.write))
         else:
             write = functools.partial(copy_into, self.state)
             commit = functools.partial(self._commit, write)
-            decided = decided_on_device(self.optimizer, self.state, inputs)
-            apply_on_device(self.optimizer, inputs, decided, commit)
+            decided = decided_on_device(self._stepped, self.state, inputs)
+            apply_on_device(self._stepped, self.state, inputs, decided, commit)
         if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
             self._watch.after_step(self.state, self.names, decided_on_host=on_host)
         if self._log is not None:
@@ -254,6 +307,20 @@ class Guard:
             self._compare_replicas(self.replicas)
         if self.config.skip_limit is not None:
             self._raise_if_halted()
+
+    def climb(self, two_steps: TwoSteps, first: Callable[[], Any]) -> Any:
+        """Take the first part of a step that has two; see :class:`TwoSteps`.
+
+        Raises:
+            RuntimeError: there is a loss scale, but no loss was multiplied by it. Nothing is changed.
+        """
+        params = self.fit()
+        if self.config.loss_scale is not None and not self.scaled and self.groups.parts is None:
+            check_unscaled(params)
+        result = two_steps.climb(self.loss, self.found_inf, first)
+        self._writes = None
+        self.scaled, self.loss, self.found_inf, self.versions = False, None, None, None
+        return result
 
     @uncompiled
     def _ranks_together(self) -> Joint | None:
@@ -291,9 +358,10 @@ class Guard:
             self._lost_loss = True
             _logger.warning(
                 "Several ranks train here, and it is not known which of them decide together, so the loss "
-                "has no say in what the guard decides, and is not recorded. Pass names=model for "
-                "DistributedDataParallel, loss_group= for ranks with equal gradients, or process_group= for "
-                "stages of a pipeline and other ranks with different ones, which otherwise decide apart."
+                "has no say in what the guard decides, and is not recorded. In model.join() that is right. "
+                "Otherwise pass names=model for DistributedDataParallel, loss_group= for ranks with equal "
+                "gradients, or process_group= for stages of a pipeline and other ranks with different ones, "
+                "which otherwise decide apart."
             )
 
     def _found_elsewhere(self, device: torch.device, *, apart: bool) -> Tensor | None:
@@ -304,9 +372,53 @@ class Guard:
         found = [
             self.found_inf,
             None if apart or self.buffers is None else self.buffers.poisoned(device),
+            None if self.two_steps is None else self.two_steps.bad,
         ]
         known = [flag for flag in found if flag is not None]
         return torch.stack(known).any() if known else None
+
+    @property
+    def _watches_norms(self) -> bool:
+        rule = self.config.spike_rule
+        return rule is not None and "grad_norm" in rule.watch
+
+    def _notice_joined(self, params: Sequence[Tensor], joint: Joint | None) -> None:
+        """Have the spike rule forget the norms of gradients without parameters that take part from now on.
+
+        Ranks that decide together must forget alike, so there it counts which parameters are frozen, not
+        which have a gradient on this rank; and ranks with different parameters never forget.
+        """
+        if joint is not None and joint.apart:
+            return
+        now = [p.grad is not None for p in params] if joint is None else [p.requires_grad for p in params]
+        found = self._taking_part.joined(now)
+        if found:
+            self._forget_norms([self.parameters.name(i) for i in found])
+
+    def _forget_norms(self, names: Sequence[str]) -> None:
+        rule, spike = self.config.spike_rule, self.state.spike
+        if rule is None or not self._watches_norms:
+            return
+        copy_into(self.state, self.state._replace(spike=forget_norms(spike, xp=torch_namespace)))
+        step = self._taking_part.step
+        if step > rule.min_samples and step >= self._joined_until:  # before, the rule judges nothing anyway
+            self._joined_until = step + _QUIET
+            _logger.warning(joined(rule, names))
+
+    def _faults(self, found_inf: Tensor | None, joint: Joint | None) -> tuple[Tensor | None, Fault | None]:
+        """Return what forbids this step besides its gradients: ``found_inf`` and ``fault`` of its inputs."""
+        if torch.compiler.is_compiling():  # which takes settings for constants
+            return found_inf, None
+        setting = bad_setting_of(self.optimizer)
+        if setting is None:
+            self.bad_setting = None
+            return found_inf, None
+        if self.bad_setting is None or setting.place != self.bad_setting.place:
+            _logger.warning(f"A step is skipped, because {setting}")
+        self.bad_setting = setting
+        if joint is None:
+            return found_inf, fault(Reason.NONFINITE_SETTING, device=self.state.step.device)
+        return torch.ones((), dtype=torch.bool, device=self.state.step.device), None
 
     def _commit(self, write: Callable[[Any], None], after: Any) -> None:
         """Complete a step: write the next state, restore the buffers of a skipped step, forget the loss.
@@ -316,7 +428,9 @@ class Guard:
         write(after)
         if self.buffers is not None:
             self.buffers.after_step(self.state.skipped_in_a_row == 0)
-        self.scaled, self.loss = False, None
+        if self.two_steps is not None:
+            self.two_steps.after_step(applied=bool(self.state.skipped_in_a_row == 0))
+        self.scaled, self.loss, self._writes = False, None, None
 
     def _in_host_memory(self, params: Sequence[Tensor]) -> bool:
         """Return whether this process can read all that a decision needs, except other ranks' norms."""
@@ -331,7 +445,7 @@ class Guard:
     @uncompiled
     def _raise_if_halted(self) -> None:
         # A compiled step breaks its graph here: only the host can raise.
-        self._halted.after_step(self.state, self.names, self.config)
+        self._halted.after_step(self.state, self.names, self.config, self.bad_setting)
 
     def names(self) -> Names:
         """Return the parameters' names; where ranks decide together, those of each rank."""
@@ -340,7 +454,8 @@ class Guard:
 
     def last(self) -> Metrics:
         """Return the last step. The host waits for the device."""
-        last = metrics(self.state, self.names())
+        names = NamesOnDemand(self.parameters) if self._joint is None else self.names()
+        last = metrics(self.state, names)
         self._watch.after_read(self.state, last)
         return last
 
@@ -365,8 +480,11 @@ class Guard:
     def _follow(self, params: list[Tensor]) -> None:
         check_parameters(self.optimizer)
         check_rules(self.config, self.optimizer, self.groups.parts)
-        parameters = self.parameters.looked_up_again(self.config)
+        parameters, known = self.parameters.looked_up_again(self.config), set(self.parameters.known)
         self._go_on_with(self.parameters.extended(self.state, parameters), parameters, self.config)
+        new = [parameters.name(i) for i, p in enumerate(params) if p not in known]
+        if new:
+            self._forget_norms(new)
 
     # --- saving --------------------------------------------------------------------------------
 
@@ -426,7 +544,7 @@ class Guard:
 
         def replace() -> None:
             copy_into(kept, state)
-            self.state, self.parameters, self.config = kept, parameters, config
+            self.state, self.parameters, self.config, self._writes = kept, parameters, config, None
             self._joint_known = not initialized()
 
         finish(replace)
@@ -435,7 +553,7 @@ class Guard:
         """Continue from ``state``, copied into the memory of the present state."""
         self.write_log()  # of the steps that are gone then
         finish(functools.partial(copy_into, self.state, state))
-        self.left_out = False
+        self.left_out, self._writes = False, None
         if self._log is not None:
             self._log.went_to(int(state.step))
 

@@ -7,9 +7,11 @@ expects. What the guard adds for its users is in ``optimizer.py``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -23,6 +25,7 @@ from stablenum_torch._step.buffers import KeptBuffers
 from stablenum_torch._step.checks import check_state_dict, state_dict_of, two_loss_scales
 from stablenum_torch._step.guard import Guard
 from stablenum_torch._step.schedulers import remember
+from stablenum_torch._step.two_steps import PARTS, TwoSteps
 
 __all__ = ["PassThrough", "put_in_place_of_scaler", "take_lost_rules"]
 
@@ -98,9 +101,57 @@ class PassThrough(Optimizer):
     def __getattr__(self, name: str) -> Any:
         # Extras of unusual optimizers: schedule-free's train() and eval(), the _get_lr() of transformers'
         # Adafactor. But never the private protocol between an optimizer and torch.
-        if "inner" not in self.__dict__ or (name.startswith("_") and not _defines(self.inner, name)):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.inner, name)
+        known = "inner" in self.__dict__ and not (name.startswith("_") and not _defines(self.inner, name))
+        if known and name in PARTS and self._guard.two_steps is not None:
+            return self._first_step if name == PARTS[0] else self._second_step
+        missing = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if not known:
+            raise AttributeError(missing, name=name, obj=self)
+        try:
+            return getattr(self.inner, name)
+        except AttributeError as error:
+            # The first line of the user's own property may have failed, so that its error is told too.
+            raise AttributeError(
+                f"{missing}, nor has what it guards: {error}", name=name, obj=self
+            ) from error
+
+    # --- a step in two parts, such as that of SAM --------------------------------------------------
+
+    @torch.no_grad()
+    def _first_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Take the first part of a step, unless its gradient or loss is not finite."""
+        two_steps = self._in_two_steps()
+        clears, first = _clears(self.inner.first_step, args, kwargs)
+        result = self._guard.climb(two_steps, first)
+        if clears:
+            self.inner.zero_grad()
+        return result
+
+    @torch.no_grad()
+    def _second_step(self, *args: Any, **kwargs: Any) -> None:
+        """Measure the second gradient, decide, and go back and step, or go back alone."""
+        two_steps = self._in_two_steps()
+        if not two_steps.climbed:
+            raise RuntimeError(
+                "second_step() must follow first_step(); got none since the last step. Write "
+                "opt.backward(loss), opt.first_step(zero_grad=True), opt.backward(loss_of_the_same_batch), "
+                "opt.second_step(zero_grad=True). Nothing was changed."
+            )
+        clears, two_steps.second = _clears(self.inner.second_step, args, kwargs)
+        self._whole_step()
+        if two_steps.climbed:  # there was no gradient at all
+            two_steps.go_back()
+        if clears:
+            self.zero_grad()
+
+    def _in_two_steps(self) -> TwoSteps:
+        two_steps = self._guard.two_steps
+        assert two_steps is not None  # __getattr__ has looked
+        return two_steps
+
+    def _whole_step(self) -> None:
+        """Take a step of the guard."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._guard.config}, {self.inner!r})"
@@ -154,6 +205,7 @@ class PassThrough(Optimizer):
         To drop a batch after :meth:`scale`, call this method, not the model's: the loss of that batch would
         otherwise count in the next step.
         """
+        self._guard.notice_other_steps(ends=True)
         self._guard.loss = self._guard.found_inf = self._guard.versions = None
         self.inner.zero_grad(*args, **kwargs)
         self._beginnings.gradients_cleared()
@@ -255,6 +307,15 @@ class PassThrough(Optimizer):
             load()
         else:
             and_then(load, functools.partial(self._guard.load, guard))
+
+
+def _clears(
+    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[bool, Callable[[], Any]]:
+    """Return whether a call of a part of a step is to clear the gradients, and the call itself."""
+    bound = inspect.signature(method).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bool(bound.arguments.get("zero_grad", False)), functools.partial(method, *args, **kwargs)
 
 
 def take_lost_rules(optimizer: PassThrough) -> list[str] | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stablenum.guard.config import GuardConfig
+from stablenum.guard.observation import Fault
 from stablenum_torch._devices.joint import Joint
 
 __all__ = ["StepInputs"]
@@ -26,6 +27,7 @@ class StepInputs(NamedTuple):
         loss: () this process's unscaled loss, if known.
         found_inf: () bool, whether something besides these gradients was not finite: a gradient before it was
             unscaled for the user to change, or a buffer; None if unknown.
+        fault: what else forbids the step, as far as the host knows.
     """
 
     config: GuardConfig
@@ -35,3 +37,4 @@ class StepInputs(NamedTuple):
     joint: Joint | None = None
     loss: Tensor | None = None
     found_inf: Tensor | None = None
+    fault: Fault | None = None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stablenum.arrays import map_leaves
 from stablenum.guard.decide import Observation
+from stablenum.guard.observation import Fault
 from stablenum.guard.ranks import Ranks
 from stablenum.norms.wide import Wide, narrow, recorded
 from stablenum.rules.clipping import Units
@@ -36,6 +37,7 @@ __all__ = [
     "observation",
     "observed_beyond_float32",
     "observed_on_host",
+    "with_fault",
 ]
 
 
@@ -58,6 +60,11 @@ def observed_on_host(host: HostGuard, inputs: StepInputs) -> Observation:
         amax=None if amax is None else as_scalar(amax),
         tiny=None if tiny is None else as_scalar(tiny),
     )
+
+
+def with_fault(seen: Observation, fault: Fault | None) -> Observation:
+    """Return an observation on the host with a fault, if there is one."""
+    return seen if fault is None else seen._replace(fault=_on_host(fault))
 
 
 def _on_host(values: Any) -> Any:

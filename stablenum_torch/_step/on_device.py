@@ -17,11 +17,13 @@ from torch.optim import Optimizer
 from stablenum._support.interrupts import finish
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, decide, select
+from stablenum.guard.observation import Fault
 from stablenum_torch._devices.compiled_decide import fewer_kernels
 from stablenum_torch._devices.fused_optimizers import can_skip_on_device, is_fused, moves_nothing, step_folded
 from stablenum_torch._devices.waits import wait_for_bool
 from stablenum_torch._step.apply import gradients_to_change, transform
 from stablenum_torch._step.clip_update import before_update, clip_update_without_wait
+from stablenum_torch._step.faults import fault_of_parameters
 from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.observe import Measured, measured_without_wait, observation
 
@@ -40,6 +42,8 @@ def decided_on_device(optimizer: Optimizer, state: GuardState, inputs: StepInput
     """
     measured = measured_without_wait(inputs)
     config, still = inputs.config, moves_nothing(optimizer)
+    if inputs.fault is not None:  # too rare to be compiled
+        return decided_without_wait(config, still, state, measured, inputs.fault)
     if config.unit_rule is not None:  # each unit adds further operations: compiling them would take minutes
         return decided_without_wait(config, still, state, measured)
     decide_fast = fewer_kernels(decided_without_wait, config, still, on=state.step, shape=len(inputs.params))
@@ -47,7 +51,11 @@ def decided_on_device(optimizer: Optimizer, state: GuardState, inputs: StepInput
 
 
 def apply_on_device(
-    optimizer: Optimizer, inputs: StepInputs, decided: Decided, commit: Callable[[GuardState], None]
+    optimizer: Optimizer,
+    state: GuardState,
+    inputs: StepInputs,
+    decided: Decided,
+    commit: Callable[[GuardState], None],
 ) -> None:
     """Step ``optimizer`` as :func:`decided_on_device` has decided.
 
@@ -59,6 +67,10 @@ def apply_on_device(
     decision, after, divisor, found_inf = decided
     if not (is_fused(optimizer) and can_skip_on_device(optimizer)):
         if not wait_for_bool(decision.apply):
+            if not torch.compiler.is_compiling():
+                fault = fault_of_parameters(inputs, state.recorder, int(decision.reason))
+                if fault is not None:
+                    after = decided_on_device(optimizer, state, inputs._replace(fault=fault))[1]
             finish(functools.partial(commit, after))
             return
         found_inf = None
@@ -80,7 +92,9 @@ def apply_on_device(
     step_folded(optimizer, divisor=divisor, found_inf=found_inf, then=complete)
 
 
-def decided_without_wait(config: GuardConfig, still: bool, state: GuardState, measured: Measured) -> Decided:
+def decided_without_wait(
+    config: GuardConfig, still: bool, state: GuardState, measured: Measured, fault: Fault | None = None
+) -> Decided:
     """Return what is decided, and what follows from it.
 
     This is everything between the measurement and the optimizer's step, so that it compiles as one function.
@@ -90,8 +104,11 @@ def decided_without_wait(config: GuardConfig, still: bool, state: GuardState, me
         still: whether the step moves nothing, see ``moves_nothing``.
         state: the guard's tensors.
         measured: what was measured.
+        fault: what else forbids the step.
     """
     seen = observation(measured)
+    if fault is not None:
+        seen = seen._replace(fault=fault)
     decision, after = decide(config, state, seen, xp=torch_namespace)
     if still:
         after = _without_trace(decision, state, after)

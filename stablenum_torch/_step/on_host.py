@@ -16,8 +16,9 @@ from stablenum_torch._devices.fused_optimizers import is_fused, moves_nothing, s
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._step.apply import gradients_to_change, shift_gradients, transform
 from stablenum_torch._step.clip_update import before_update, clip_update_on_host, clip_update_without_wait
+from stablenum_torch._step.faults import fault_of_parameters
 from stablenum_torch._step.inputs import StepInputs
-from stablenum_torch._step.observe import observed_beyond_float32, observed_on_host
+from stablenum_torch._step.observe import observed_beyond_float32, observed_on_host, with_fault
 
 __all__ = ["step_on_host"]
 
@@ -34,10 +35,15 @@ def step_on_host(
         seen = observed_on_host(host, inputs)
         if seen.ranks is not None and (seen.ranks.worst < 0).all():
             return  # no rank has a gradient
+        seen = with_fault(seen, inputs.fault)
         decision, after = host.decide(seen)
         if host.saturates(seen, decision):
             seen = observed_beyond_float32(seen, inputs)
             decision, after = host.decide(seen)
+        if not decision.apply:
+            fault = fault_of_parameters(inputs, host.state.recorder, decision.reason)
+            if fault is not None:
+                decision, after = host.decide(with_fault(seen, fault))
     if decision.grad_norm == 0 and decision.apply and moves_nothing(optimizer):
         after = host.read()  # zero gradients at rate 0 are no evidence, see `moves_nothing`
     if not decision.apply:

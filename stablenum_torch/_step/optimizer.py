@@ -69,7 +69,10 @@ def wrap(
 
     Args:
         optimizer: any ``torch.optim.Optimizer`` that steps without a closure. With ``fused=True`` a step on
-            an accelerator never makes the host wait; otherwise the host waits once per step.
+            an accelerator never makes the host wait; otherwise the host waits once per step. Of optimizers
+            whose step has two parts, ``first_step()`` and ``second_step()`` (SAM), both are guarded: a
+            gradient or loss that is not finite in either of them skips the whole step, and the parameters are
+            what they were before the first. That takes memory for a copy of the parameters.
         config: a :class:`stablenum.GuardConfig`.
         names: the model, or (name, parameter) pairs, so that messages and rules can name parameters
             (``AdaptiveGradClip(exclude="head.*")``). By default the ``param_names`` of the groups are used,
@@ -107,8 +110,9 @@ def wrap(
 
     Raises:
         TypeError: ``optimizer`` is not an optimizer, needs a closure (LBFGS), averages over ranks
-            (PostLocalSGDOptimizer) or is already guarded; a setting is unknown; ``names``, ``process_group``,
-            ``loss_group``, ``buffers`` or ``log`` has a wrong type.
+            (PostLocalSGDOptimizer), steps in parts that the guard does not know, or is already guarded; a
+            setting is unknown; ``names``, ``process_group``, ``loss_group``, ``buffers`` or ``log`` has a
+            wrong type.
         ValueError: a setting has a wrong value; the optimizer has no parameters, one on the meta device, one
             twice, or one that is stepped inside the backward pass; ``names`` are those of other parameters;
             ``log`` is in a folder that does not exist, or is a file of another kind;
@@ -123,7 +127,8 @@ def wrap(
     Warns:
         EpsTooSmallWarning: ``eps`` is 0 in the format of a parameter.
         UserWarning: the fused kernel of this version of torch leaves elements of 16-bit parameters on a CPU
-            unmoved.
+            unmoved; from the first step, if it moves the wrong elements of one, because the gradient has
+            other strides; later, once, if parameters move in a step that passes by the guard.
 
     Example:
         >>> import torch
@@ -302,7 +307,9 @@ class GuardedOptimizer(PassThrough):
             The result of the closure, or None.
 
         Raises:
-            TypeError: ``closure`` is not a function, or returns a complex number; nothing is stepped.
+            TypeError: ``closure`` is not a function, or returns neither a real loss nor None (other results
+                are passed on where :meth:`backward` was called in it); or it is missing for an optimizer
+                whose step has two parts (SAM); nothing is stepped.
             RuntimeError: the guard has a loss scale, but no loss was multiplied by it since the last step
                 (neither :meth:`scale` nor :meth:`backward` was called), and a gradient is not 0. Nothing is
                 changed. Not with a ``process_group``, of which one rank alone may have a loss.
@@ -313,6 +320,11 @@ class GuardedOptimizer(PassThrough):
         if closure is not None:
             hint = "Call opt.backward(loss), then opt.step()."
             check_callable("closure", closure, "a function that returns the loss, or None", hint=hint)
+        if self._guard.two_steps is not None:
+            return self._step_in_two(closure)
+        return self._whole_step(closure)
+
+    def _whole_step(self, closure: Callable[[], Any] | None = None) -> Any:
         try:
             result = None if closure is None else self._run(closure)
             self._guard.step()
@@ -322,6 +334,19 @@ class GuardedOptimizer(PassThrough):
             self._beginnings.step_ended()
             if not torch.compiler.is_compiling():
                 self._tell_schedulers()
+
+    def _step_in_two(self, closure: Callable[[], Any] | None) -> Any:
+        if closure is None:
+            raise TypeError(
+                f"step() of {type(self.inner).__name__} needs a closure, because its step has two parts. "
+                "Write opt.first_step(zero_grad=True) after the backward pass, compute the loss again, "
+                "opt.backward(loss), and opt.second_step(zero_grad=True); or opt.step(closure), which does "
+                "all that. Nothing was changed."
+            )
+        self._first_step(zero_grad=True)
+        result = self._run(closure)
+        self._second_step()
+        return result
 
     @property
     def step_was_skipped(self) -> bool:
@@ -366,7 +391,11 @@ class GuardedOptimizer(PassThrough):
             result = closure()
         if isinstance(result, complex) or (isinstance(result, Tensor) and result.is_complex()):
             raise TypeError("closure must return a real loss; got a complex number. Return its real part.")
-        if self._guard.loss is None and hasattr(result, "__float__"):
+        known = result is None or hasattr(result, "__float__")
+        if isinstance(result, (str, bytes)) or not (known or self._guard.loss is not None):
+            hint = "Return the loss, or call opt.backward(loss) in the closure. Nothing was stepped."
+            raise bad_type("closure's result", "a tensor, a number or None", result, hint=hint)
+        if self._guard.loss is None and known and result is not None:
             # A plain number keeps its precision, whatever torch's default dtype and device are.
             plain = not isinstance(result, Tensor)
             loss = torch.as_tensor(result, dtype=torch.float64, device="cpu") if plain else result

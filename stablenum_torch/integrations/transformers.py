@@ -17,6 +17,7 @@ from stablenum._support.partners import imported
 from stablenum._support.public_names import present
 from stablenum.errors import bad_type
 from stablenum.guard.config import GuardConfig, Settings, make_config
+from stablenum.guard.reasons import Reason
 from stablenum_torch.integrations import accelerate
 
 __all__ = ["guard"]
@@ -142,7 +143,8 @@ class _Logging(Mixin):
             seen = self.optimizer.optimizer.scalars("guard/")
             if not math.isfinite(seen.get("guard/loss", 0.0)):
                 logs["loss"] = seen["guard/loss"]  # logging_nan_inf_filter has put some other number there
-            logs.update(seen)
+            # Still a number, as loggers want, but one that is printed by its name.
+            logs.update(seen | {"guard/reason": Reason(int(seen["guard/reason"]))})
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
 

@@ -507,6 +507,24 @@ def test_from_json_rejects(text):
         GuardConfig.from_json(text)
 
 
+@pytest.mark.parametrize(
+    "nested", ["[" * 100_000, '{"clip": ' * 100_000, '{"clip": ' + "[" * 900 + "]" * 900 + "}"]
+)
+def test_from_json_rejects_what_is_nested_too_deeply(nested):
+    with pytest.raises(ValueError, match=r"nested too deeply|clip must be"):
+        GuardConfig.from_json(nested)
+    with pytest.raises(ValueError, match=r"nested too deeply|clip must be"):
+        GuardConfig.from_toml("clip = " + "[" * 50_000)
+
+
+def test_a_value_that_cannot_be_shown_is_rejected_as_any_other():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ValueError, match=r"loss_scale must be .* a list that is nested too deeply"):
+        GuardConfig(loss_scale=deep)
+
+
 @pytest.mark.parametrize("text", ["clip =", "clip = 'x'", "unknown = 1"])
 def test_from_toml_rejects(text):
     with pytest.raises(ValueError, match=r"Invalid|clip must|no field"):

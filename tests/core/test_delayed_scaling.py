@@ -64,6 +64,12 @@ def test_the_scales_equal_the_oracles_on_any_stream(stream: list[float]) -> None
     np.testing.assert_allclose(scales(numpy, rule, stream), oracle(stream, rule), rtol=3e-7)
 
 
+@pytest.mark.parametrize("value", ["x", 1, 0, None, []])
+def test_a_flag_is_true_or_false(value: object) -> None:
+    with pytest.raises(ValueError, match=r"DelayedScaling.power_of_two must be True or False"):
+        DelayedScaling(power_of_two=value)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_use_leaves_the_state_unchanged(backend: Backend, bad: float) -> None:
     rule = DelayedScaling(history=4)

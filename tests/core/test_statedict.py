@@ -166,6 +166,7 @@ WRONG = {
         broken(["state", "recorder", "floats", 3, 0], 1e39),
         r"state.recorder.floats\[3\]\[0\] must be a number within float32's range",
     ),
+    "halted": (broken(["state", "halted"], 7), "state.halted must be 0 or 1"),
     "recorder reason unknown": (
         broken(["state", "recorder", "ints", 127, 1], 99),
         r"state.recorder.ints\[127\]\[1\] must be a reason code",

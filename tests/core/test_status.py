@@ -24,6 +24,8 @@ def test_the_codes_never_change():
         "SPIKE_GRAD_NORM": 8,
         "SPIKE_CLIPPED": 9,
         "NOT_A_SCALE_PROBLEM": 10,
+        "NONFINITE_SETTING": 11,
+        "NONFINITE_UPDATE": 12,
     }
 
 
@@ -47,7 +49,7 @@ def test_the_explanation_has_what_cause_and_remedy(reason):
     assert ("skipped" in row.what) is (reason not in (*APPLIED, Reason.NO_STEP_YET))
 
 
-@pytest.mark.parametrize("code", [-1, 11, 99])
+@pytest.mark.parametrize("code", [-1, 13, 99])
 def test_an_unknown_code_is_rejected(code):
     with pytest.raises(ValueError, match="not a valid Reason"):
         explain_reason(code)

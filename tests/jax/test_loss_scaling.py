@@ -253,3 +253,16 @@ def test_no_scale_and_a_fixed_one_do_not_warn(loss_scale: Any, stepper: Any, not
     tx, w = optax.chain(stablenum_jax.guard(loss_scale=loss_scale), optax.sgd(0.1)), jnp.ones(2)
     after, _ = stepper(tx)(w, tx.init(w), (loss_scale or 1.0) * jax.grad(_loss)(w))
     np.testing.assert_allclose(after, 1.4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("policy", [None, "p=f32,c=f16"])
+@pytest.mark.parametrize(
+    "formats", ["x", "float16", ("float32", "float16"), ("f8", "f99"), 3, ("float16", "float32")]
+)
+def test_formats_are_checked_whether_they_are_used_or_not(policy, formats):
+    opt_state = stablenum_jax.guard().init(jnp.ones(2))
+    if policy is not None and formats == ("float16", "float32"):
+        stablenum_jax.value_and_grad(jnp.sum, opt_state, policy=policy, formats=formats)
+        return
+    with pytest.raises(ValueError, match=r"formats must be|format must be|None without a policy"):
+        stablenum_jax.value_and_grad(jnp.sum, opt_state, policy=policy, formats=formats)

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 import stablenum
 import stablenum_torch as st
-from stablenum_torch._devices.fused_optimizers import forgets_elements
+from stablenum_torch._devices.fused_optimizers import _moves_same, forgets_elements
 from tests.torch.conftest import parameters, set_gradients, snapshot
 
 
@@ -218,6 +218,45 @@ def test_a_fused_kernel_that_moves_only_some_elements_is_warned_of(cast):
     with pytest.warns(UserWarning, match="does not move all elements of bfloat16") as warned:
         train()
     assert len(warned) == 1
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_trap_fused_kernels_move_wrong_elements_where_strides_differ(kind):
+    w = torch.nn.Parameter(torch.zeros(8, 8))
+    opt = st.wrap(getattr(torch.optim, kind)([w], lr=0.1, fused=True), names=[("w", w)])
+    if _moves_same(kind):
+        pytest.skip("the fused kernels of this version of torch follow the strides")
+    w.grad = torch.arange(64.0).view(8, 8).t()
+    with pytest.warns(UserWarning, match=r"gradient of w has other strides .*\(1, 8\) instead of \(8, 1\)"):
+        opt.step()
+    opt.step()  # said once
+    w.grad = None
+    for fused, strides in ((False, (1, 8)), (True, (8, 1))):
+        quiet = st.wrap(getattr(torch.optim, kind)([w], lr=0.1, fused=fused))
+        w.grad = torch.zeros(8, 8).as_strided((8, 8), strides)
+        quiet.step()
+        w.grad = None
+
+
+@pytest.mark.parametrize("result", ["0.5", b"0.5", {"loss": 1.0}, (torch.ones(()),)], ids=type)
+def test_a_closure_that_returns_no_loss_is_refused(result):
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = st.wrap(torch.optim.SGD([w], lr=0.1))
+
+    def closure():
+        w.grad = torch.ones(2)
+        return result
+
+    with pytest.raises(TypeError, match=rf"closure's result must be .*; got {type(result).__name__}"):
+        opt.step(closure)
+    assert w.tolist() == [1.0, 1.0]
+    if isinstance(result, (dict, tuple)):  # passed on where the guard knows the loss
+
+        def calls_backward():
+            opt.backward(w.sum())
+            return result
+
+        assert opt.step(calls_backward) is result
 
 
 def test_add_param_group_reaches_the_guard_and_the_inner_optimizer(path):

@@ -36,7 +36,14 @@ _NONFINITE, _SPIKE, _SHRUNK, _HOPELESS = "#d62728", "#0b3fd1", "#2ca02c", "#1111
 _CAUSES = {
     "skipped: not finite": (
         _NONFINITE,
-        (Reason.NAN_GRADIENT, Reason.INF_GRADIENT, Reason.NONFINITE_LOSS, Reason.FOUND_INF),
+        (
+            Reason.NAN_GRADIENT,
+            Reason.INF_GRADIENT,
+            Reason.NONFINITE_LOSS,
+            Reason.FOUND_INF,
+            Reason.NONFINITE_SETTING,
+            Reason.NONFINITE_UPDATE,
+        ),
     ),
     "skipped: no loss scale can help": (_HOPELESS, (Reason.NOT_A_SCALE_PROBLEM,)),
     "skipped: spike": (_SPIKE, SPIKES),

@@ -1,0 +1,69 @@
+"""What forbids a step besides its gradients: settings that are not finite, and faults of an adapter."""
+
+from __future__ import annotations
+
+import array_api_compat.numpy as xp
+import numpy as np
+import pytest
+
+from stablenum import GuardConfig, Reason, decide, init_guard
+from stablenum.arrays import leaves
+from stablenum.guard.faults import bad_setting
+from stablenum.guard.observation import Fault, Observation
+from stablenum.guard.readout import metrics
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"lr": NAN}, "lr"),
+        ({"lr": 0.1, "weight_decay": INF}, "weight_decay"),
+        ({"lr": 0.1, "betas": (0.9, NAN)}, "betas"),
+        ({"betas": [-INF, 0.9]}, "betas"),
+        ({"lr": np.float32(NAN)}, "lr"),
+        ({"momentum": np.asarray(INF)}, "momentum"),
+        ({"trust": NAN}, "trust"),
+        # Without a bound, or no settings at all.
+        ({"growth_rate": INF, "max_norm": INF}, None),
+        ({"lr": 0.1, "betas": (0.9, 0.99), "foreach": None, "maximize": False, "step": 3}, None),
+        ({"params": [object()], "param_names": ["w"], "lr": 1e308, "eps": 5e-324}, None),
+        ({"mode": "nan", "buffer": [None, None]}, None),
+    ],
+)
+def test_a_setting_that_is_not_finite_is_found(settings, name):
+    def number(value):
+        return float(value) if getattr(value, "shape", None) == () else None
+
+    found = bad_setting(settings, "group 0", number)
+    assert (found and found.place) == (name and f"group 0[{name!r}]")
+
+
+@pytest.mark.parametrize("reason", [Reason.NONFINITE_SETTING, Reason.NONFINITE_UPDATE])
+@pytest.mark.parametrize("norm", [1.0, INF, NAN])
+def test_a_fault_skips_the_step_whatever_its_gradients_are(reason, norm):
+    config = GuardConfig(loss_scale="dynamic", clip=1.0, max_skips_in_a_row=2)
+    before = init_guard(config, 3, xp=xp)
+    fault = Fault(np.int32(reason), np.int32(2))
+    seen = Observation(np.asarray([norm, 1.0, 1.0], np.float32), fault=fault)
+    decision, state = decide(config, before, seen, xp=xp)
+    last = metrics(state)
+    assert not decision.apply
+    assert (last["reason"], last["worst"].index) == (reason, 2)
+    # The scale is not the cause, so that it stays; but such steps count for the limit.
+    assert state.loss_scale.scale == before.loss_scale.scale
+    assert not decide(config, before, seen, xp=xp)[1].halted
+    assert decide(config, state, seen, xp=xp)[1].halted
+
+
+def test_no_fault_changes_nothing():
+    config = GuardConfig(loss_scale="dynamic", clip=1.0)
+    state = init_guard(config, 2, xp=xp)
+    for norms in ([3.0, 4.0], [INF, 1.0]):
+        seen = Observation(np.asarray(norms, np.float32))
+        none = seen._replace(fault=Fault(np.asarray(0, np.int32), np.asarray(-1, np.int32)))
+        bare, same = (
+            [leaf.tolist() for leaf in leaves(decide(config, state, one, xp=xp))] for one in (seen, none)
+        )
+        assert str(bare) == str(same)  # NaN, too
