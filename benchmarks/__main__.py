@@ -314,6 +314,12 @@ def _measure_watching(console: Console) -> None:
     _save(console, "watching.json", report)
 
 
+def _measure_small_steps(console: Console) -> None:
+    console.print("measuring: small steps under stablenum explain (some minutes) ...")
+    report = _facts() | watching.small_steps(console.print)
+    _save(console, "small-steps.json", report)
+
+
 def _measure_diff(console: Console) -> None:
     console.print("measuring: comparisons of two programs (half an hour) ...")
     facts = _facts()
@@ -397,6 +403,7 @@ PARTS = {
     "accuracy": _measure_accuracy,
     "diagnosis": _measure_diagnosis,
     "watching": _measure_watching,
+    "small-steps": _measure_small_steps,
     "diff": _measure_diff,
     "partners": _measure_partners,
     "diff-peers": _measure_diff_peers,

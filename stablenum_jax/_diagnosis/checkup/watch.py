@@ -45,7 +45,7 @@ from stablenum_jax._diagnosis.checkup.remedy import CHANGES, with_remedy, with_s
 from stablenum_jax._diagnosis.replay.processes import spans_in
 from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in, users_place
 from stablenum_jax._diagnosis.watch.programs import without_static
-from stablenum_jax._diagnosis.watch.watcher import traced
+from stablenum_jax._diagnosis.watch.trees import Tree
 from stablenum_jax._step import scaled_loss
 from stablenum_jax._step.driver_mode import Capture, current_mode
 from stablenum_jax._trees.leaves import is_floating
@@ -363,7 +363,8 @@ class _Watcher:
         self, program: _Program, inner: Callable[..., Any], bound: Callable[[], Any], args: Any, kwargs: Any
     ) -> Any:
         """Return what ``inner`` returns, and measure the call if it is a step and it is time to."""
-        if self.depth or traced((args, kwargs)):
+        given = Tree((args, kwargs))
+        if self.depth or given.traced:
             return inner(*args, **kwargs)
         if self.remedy is not None and not self.course.steps:
             drawn = self.session.sheltered(self.drawn_afresh, program, bound)
@@ -382,15 +383,16 @@ class _Watcher:
         finally:
             self.depth -= 1
             program.inits += self.inits[known:]  # while it was traced
-        if traced(result):
+        made = Tree(result)
+        if made.traced:
             return result
         if program.trains is False and program.inits:  # it applies gradients that another one computes
             self.course.renewed.append(self.course.steps)
             self.course.renewed_places = self.course.renewed_places or places_of(program.inits[0])
-        elif program.trains is not False and not spans_in((args, kwargs)):  # nor what no process has whole
+        elif program.trains is not False and not spans_in(given.leaves):  # nor what no process has whole
             self.depth += 1
             try:
-                self.session.sheltered(self.note, program, bound, result)
+                self.session.sheltered(self.note, program, bound, made.leaves)
             finally:
                 self.depth -= 1
         limit = self.session.plan.steps
@@ -412,18 +414,18 @@ class _Watcher:
         call = MeasuredCall.of(closed, leaves)
         return {id(leaves[call.inputs[n]]): new for n, new in call.drawn(self.remedy.deviations).items()}
 
-    def note(self, program: _Program, bound: Callable[[], Any], result: Any) -> None:
+    def note(self, program: _Program, bound: Callable[[], Any], results: list[Any]) -> None:
         """Note a call of a program that may train."""
         self.schedule.begin()
         course = self.course
-        fun, args, kwargs = bound()
-        leaves = jax.tree.leaves((args, kwargs))
         if program.pending is not None:
-            self.finish(program, leaves)
+            self.finish(program, jax.tree.leaves(bound()[1:]))
         place = users_place()
         course.step_place = course.step_place or place
         last = course.probes[-1].step if course.probes else 0
         if program.trains is None or self.schedule.is_due(course.steps, len(course.probes), last):
+            fun, args, kwargs = bound()
+            leaves = jax.tree.leaves((args, kwargs))
             closed = self.trace_of(program, fun, args, kwargs, leaves)
             if program.trains:
                 held = held_in((args, kwargs))
@@ -439,7 +441,6 @@ class _Watcher:
             self.schedule.end()
         if not program.trains:
             return
-        results = jax.tree.leaves(result)
         loss = results[program.losses[0]] if program.losses and program.losses[0] < len(results) else None
         if loss is not None and is_floating(loss) and getattr(loss, "size", 0) == 1:
             self.losses.append((course.steps, loss, place))

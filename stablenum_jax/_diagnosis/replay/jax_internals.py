@@ -16,6 +16,14 @@ from jax.extend import core
 from stablenum._support.interrupts import and_restore
 from stablenum_jax._diagnosis.replay.collectives import CASTS
 
+try:
+    from jax._src.core import trace_state_clean as _trace_state_clean
+except ImportError:  # then only arguments that are traced show it
+
+    def _trace_state_clean() -> bool:
+        return True
+
+
 __all__ = [
     "alone",
     "any_equation",
@@ -220,11 +228,7 @@ def _jaxpr_in(eqn: Any, table: dict[str, str]) -> tuple[Any, list[Any]] | None:
 
 def under_transformation() -> bool:
     """Return whether the caller is inside a trace (jit, grad, vmap)."""
-    try:
-        from jax._src.core import trace_state_clean
-    except ImportError:  # then only arguments that are traced show it
-        return False
-    return not trace_state_clean()
+    return not _trace_state_clean()
 
 
 def outside_tracebacks(folder: str) -> None:

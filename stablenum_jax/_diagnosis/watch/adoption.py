@@ -10,7 +10,7 @@ import jax
 from stablenum.diagnosis import Cause, Report
 from stablenum_jax._diagnosis.watch.calls import Call
 from stablenum_jax._diagnosis.watch.results import floating_leaves
-from stablenum_jax._trees.state import numbered_guards
+from stablenum_jax._diagnosis.watch.trees import Tree
 
 __all__ = ["Adoption", "matters"]
 
@@ -25,15 +25,15 @@ class Adoption:
     """
 
     def __init__(self, call: Call, result: Any) -> None:
-        given = Counter((x.shape, x.dtype) for _, x in floating_leaves((call.args, call.kwargs)) if x.ndim)
-        leaves = [x for _, x in floating_leaves(result) if given[x.shape, x.dtype]]
+        given = Counter((x.shape, x.dtype) for _, x in floating_leaves(call.given) if x.ndim)
+        leaves = [x for _, x in floating_leaves(Tree(result)) if given[x.shape, x.dtype]]
         self._leaves: list[jax.Array] = leaves
         self.seen = False
 
     def look(self, call: Call) -> None:
         """See whether a call reads what was returned."""
         if self._leaves:
-            read = {id(x) for x in jax.tree.leaves((call.args, call.kwargs))}
+            read = set(map(id, call.given.leaves))
             self.seen = all(id(x) in read for x in self._leaves)
             self._leaves = [] if self.seen else self._leaves
 
@@ -45,4 +45,4 @@ def matters(call: Call, report: Report) -> bool:
     """
     f = report.evidence.first
     fault = report.verdict.cause in _FAULTS and f is not None and (f.phase, f.kind) == ("forward", "nan")
-    return bool(fault and report.evidence.only_loss and not numbered_guards((call.args, call.kwargs)))
+    return bool(fault and report.evidence.only_loss and not call.given.guards)

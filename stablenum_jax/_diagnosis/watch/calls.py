@@ -9,11 +9,12 @@ from typing import Any
 
 from stablenum.diagnosis import Report
 from stablenum_jax._diagnosis.watch.programs import Program
+from stablenum_jax._diagnosis.watch.trees import Tree
 
 __all__ = ["Call", "key_of", "name_of"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Call:
     """A call of a function, of a derivative or of an optimizer's update.
 
@@ -36,6 +37,11 @@ class Call:
     program: Program | None = None
     update: bool = False
 
+    @functools.cached_property
+    def given(self) -> Tree:
+        """The arguments, positional and named."""
+        return Tree((self.args, self.kwargs))
+
     @property
     def is_derivative(self) -> bool:
         """Whether the result is a derivative, with or without its value."""
@@ -50,7 +56,11 @@ def name_of(fun: Any) -> str:
 
 def key_of(fun: Any, how: Any) -> Any:
     """Return what a function has in common with another that the same line made, as in a loop."""
-    return (name_of(fun), getattr(_inside(fun), "__code__", None), how)
+    # An object is quick to find again; to hash code takes long.
+    return _keys.setdefault((name_of(fun), getattr(_inside(fun), "__code__", None), how), object())
+
+
+_keys: dict[Any, object] = {}
 
 
 def _inside(fun: Any) -> Any:

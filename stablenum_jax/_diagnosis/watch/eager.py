@@ -19,7 +19,6 @@ from stablenum_jax._diagnosis.replay import replay
 from stablenum_jax._diagnosis.replay.flags import flags_of
 from stablenum_jax._diagnosis.replay.jax_internals import under_transformation
 from stablenum_jax._diagnosis.watch.placing import at_the_caller
-from stablenum_jax._diagnosis.watch.results import floating_leaves
 from stablenum_jax._diagnosis.watch.watcher import Watcher
 
 __all__ = ["Eager", "places"]
@@ -31,6 +30,12 @@ _MODULES = (
 )  # fmt: skip
 # JAX asks which function these are where it is given them (``lax.reduce``), so they are left as they are.
 _ASKED_FOR = {jax.lax.add, jax.lax.mul, jax.lax.max, jax.lax.min}
+# These say something about formats and shapes, and make no array.
+_MAKE_NOTHING = {
+    jnp.broadcast_shapes, jnp.can_cast, jnp.iscomplexobj, jnp.isdtype, jnp.isrealobj, jnp.isscalar,
+    jnp.issubdtype, jnp.iterable, jnp.ndim, jnp.promote_types, jnp.result_type, jnp.shape, jnp.size,
+    jax.lax.broadcast_shapes,
+}  # fmt: skip
 _OPERATORS = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul", "radd", "rsub", "rmul",
     "rtruediv", "rfloordiv", "rmod", "rdivmod", "rpow", "rmatmul", "neg", "pos", "abs", "getitem",
@@ -78,7 +83,8 @@ def _is_operation(value: Any) -> bool:
     if isinstance(value, (type, types.ModuleType)) or not callable(value):
         return False
     named = getattr(value, "__module__", None) or ""
-    return named.startswith("jax") and hasattr(value, "__name__") and value not in _ASKED_FOR
+    known = value in _ASKED_FOR or value in _MAKE_NOTHING
+    return named.startswith("jax") and hasattr(value, "__name__") and not known
 
 
 class Eager:
@@ -144,7 +150,7 @@ class Eager:
         return operation
 
     def _note(self, name: str, again: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
-        bad = [leaf for _, leaf in floating_leaves(result) if any(flags_of(leaf))]
+        bad = [x for x in jax.tree.leaves(result) if isinstance(x, jax.Array) and any(flags_of(x))]
         if bad:
             report = functools.partial(self._replay, name, again, args, kwargs)
             self._watcher.origins.note(name, report, (args, kwargs), bad)

@@ -28,6 +28,7 @@ class Jitted:
         self.__wrapped__ = fun
         self.inner = _jit(fun, **options)
         self._watcher, self._program = watcher, Program(fun, options)
+        self._name, self._key = name_of(fun), key_of(fun, "jit")
         functools.update_wrapper(self, fun, updated=())
 
     @transparent
@@ -41,7 +42,7 @@ class Jitted:
 
         own = derivative_of(fun)
         judged = own.judged if own else None
-        call = Call(args, kwargs, name_of(fun), key_of(fun, "jit"), replay, judged, program)
+        call = Call(args, kwargs, self._name, self._key, replay, judged, program)
         return self._watcher.call(self.inner, call)
 
     def _traced_again(self, *args: Any, **kwargs: Any) -> Any:
@@ -73,6 +74,7 @@ class Mapped(Jitted):
         self.__wrapped__ = fun
         self.inner = inner
         self._watcher, self._program = watcher, Program(inner, {})
+        self._name, self._key = name_of(fun), key_of(fun, "jit")
         functools.update_wrapper(self, fun, updated=())
 
     def _traced_again(self, *args: Any, **kwargs: Any) -> Any:

@@ -25,6 +25,7 @@ from stablenum_jax._diagnosis.watch.origins import Origins
 from stablenum_jax._diagnosis.watch.programs import Program
 from stablenum_jax._diagnosis.watch.results import Suspicion, floating_leaves, metrics_among, named, suspicion
 from stablenum_jax._diagnosis.watch.sizes import carried, sizes_of
+from stablenum_jax._diagnosis.watch.trees import Tree
 
 __all__ = ["Judge"]
 
@@ -55,17 +56,17 @@ class Judge:
         """Note how large the arguments of a call are, and whether it goes on with those of a bad loss."""
         if self._adoption is not None:
             self._adoption.look(call)
-        self._growth[call.name].note(self._session.outcome.calls, sizes_of(call.args, call.kwargs))
+        self._growth[call.name].note(self._session.outcome.calls, sizes_of(call.given))
 
-    def judge(self, call: Call, result: Any) -> None:
+    def judge(self, call: Call, result: Tree) -> None:
         """Judge the result of a call, and doubt what is not finite in it."""
         program = call.program
         trains = program is None or call.judged is not None or call.key in self.differentiating
-        seen = result if call.judged is None else call.judged(result)
-        found = suspicion(seen, (call.args, call.kwargs), derivative=call.is_derivative)
+        seen = result if call.judged is None else Tree(call.judged(result.value))
+        found = suspicion(seen, call.given, derivative=call.is_derivative)
         entries = len(floating_leaves(seen))
         if found and program is not None and call.judged is None:
-            found, call = self.apart(found, call, program, result)
+            found, call = self.apart(found, call, program, result.value)
             entries -= len(program.metrics)
         if not found and entries:
             self._courses[call.key].note_good()
@@ -74,7 +75,7 @@ class Judge:
             return
         trains = trains or found.skipped
         sound = self.explain(
-            call, known_bad=found.known_bad, trains=trains, result=result, skipped=found.skipped
+            call, known_bad=found.known_bad, trains=trains, result=result.value, skipped=found.skipped
         )
         if program is not None:
             program.patience -= sound

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -14,9 +15,10 @@ from jax.extend import core
 from stablenum.diagnosis.watch.frames import raised_by_a_signal
 from stablenum.guard.decide import GuardState
 from stablenum.guard.reasons import Reason
-from stablenum_jax._diagnosis.replay.flags import flags_of
+from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags, flags_of
 from stablenum_jax._diagnosis.replay.jax_internals import any_equation, parts_of, scan_counts
-from stablenum_jax._trees.state import GuardOptState, guard_leaves, numbered_guards
+from stablenum_jax._diagnosis.watch.trees import Tree
+from stablenum_jax._trees.state import GuardOptState
 
 __all__ = ["Suspicion", "floating_leaves", "mark", "metrics_among", "named", "suspicion", "without"]
 
@@ -56,23 +58,22 @@ class Suspicion(NamedTuple):
         return Suspicion(self.nan.difference(positions), self.infinite.difference(positions), self.skipped)
 
 
-def suspicion(result: Any, arguments: Any, *, derivative: bool = False) -> Suspicion:
+def suspicion(result: Tree, arguments: Tree, *, derivative: bool = False) -> Suspicion:
     """Judge the result of a call. This waits for the device.
 
     Except in a derivative, -inf in an array is usually a mask or the logarithm of a probability of 0; an inf
     that is also among the arguments is usually a bound. A guard's statistics may hold NaN (a loss that it was
     not given) and inf.
     """
-    leaves = dict(floating_leaves(result))
-    flags = dict(zip(leaves, _flags(list(leaves.values())), strict=True))
+    flags = _flags(result)
     high = frozenset(i for i, f in flags.items() if f[1])
-    if high and any(f[1] for f in _flags([leaf for _, leaf in floating_leaves(arguments)])):
+    if high and any(f[1] for f in _flags(arguments).values()):
         high = frozenset()
-    low = frozenset(i for i, f in flags.items() if f[2] and (derivative or leaves[i].ndim == 0))
+    low = frozenset(i for i, f in flags.items() if f[2] and (derivative or result.leaves[i].ndim == 0))
     return Suspicion(frozenset(i for i, f in flags.items() if f[0]), high | low, _skipped(result, arguments))
 
 
-def _skipped(result: Any, arguments: Any) -> bool:
+def _skipped(result: Tree, arguments: Tree) -> bool:
     """Return whether a guard skipped the step of this call, other than to lower its loss scale."""
     guards = [g.guard for g in _guards_in(result)]
     if not guards:
@@ -88,9 +89,8 @@ def _may_lower_its_scale(guard: GuardState) -> bool:
     return bool(np.any(np.asarray(guard.loss_scale.scale) > 1.0)) and not np.any(of_loss)
 
 
-def _guards_in(tree: Any) -> list[GuardOptState]:
-    leaves = jax.tree.leaves(tree)
-    return [jax.tree.map(leaves.__getitem__, guard) for guard in numbered_guards(tree)]
+def _guards_in(tree: Tree) -> list[GuardOptState]:
+    return [jax.tree.map(tree.leaves.__getitem__, guard) for guard in tree.guards]
 
 
 def named(result: Any, wanted: Collection[str]) -> frozenset[int]:
@@ -207,13 +207,15 @@ def _is_floating(leaf: Any) -> bool:
     )
 
 
-def floating_leaves(tree: Any) -> list[tuple[int, jax.Array]]:
+def floating_leaves(tree: Tree) -> list[tuple[int, jax.Array]]:
     """Return the floating-point arrays outside guards, with their positions."""
-    own = guard_leaves(tree)
-    leaves = ((i, leaf) for i, leaf in enumerate(jax.tree.leaves(tree)) if i not in own)
-    return [(i, leaf) for i, leaf in leaves if isinstance(leaf, jax.Array) and _is_floating(leaf)]
+    own = {i for guard in tree.guards for i in jax.tree.leaves(guard)}
+    return [(i, leaf) for i, leaf in tree.arrays if i not in own] if own else tree.arrays
 
 
-def _flags(leaves: list[jax.Array]) -> list[tuple[bool, bool, bool]]:
-    """Return, for each leaf, whether it holds any NaN, inf and -inf."""
-    return [flags_of(leaf) for leaf in leaves]
+def _flags(tree: Tree) -> dict[int, Flags]:
+    """Return, by the position of each leaf that is not finite, whether it holds any NaN, inf and -inf."""
+    sizes = tree.magnitudes
+    doubtful = [(i, x) for i, x in floating_leaves(tree) if i not in sizes or not math.isfinite(sizes[i])]
+    flags = [(i, flags_of(leaf)) for i, leaf in doubtful]
+    return {i: found for i, found in flags if found != CLEAN}

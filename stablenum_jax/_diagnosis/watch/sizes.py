@@ -10,27 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from stablenum_jax._diagnosis.replay.processes import asked, spans
+from stablenum_jax._diagnosis.watch.trees import Tree
 
 __all__ = ["carried", "sizes_of"]
 
 
-def _magnitude(leaf: jax.Array) -> jax.Array:
-    return jnp.abs(leaf).max()
+def sizes_of(given: Tree) -> dict[str, float]:
+    """Return the largest magnitude in each array among the arguments of a call, by its path."""
+    paths = given.kept(_paths)
+    return {paths[i]: size for i, size in given.magnitudes.items()}
 
 
-_largest_on_device = jax.jit(_magnitude)  # the original jit, not the watched one
-
-
-def sizes_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, float]:
-    """Return the largest magnitude in each array among the arguments, by its path."""
-    leaves = [
-        (f"args{keystr(path)}" if top == "args" else keystr(path), leaf)
-        for top, tree in (("args", args), ("kwargs", kwargs))
-        for path, leaf in tree_flatten_with_path(tree)[0]
-        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size
-    ]
-    return {path: _largest(leaf) for path, leaf in leaves}
+def _paths(given: Any) -> list[str]:
+    """Return how each leaf of arguments, positional and named, is called in reports."""
+    args, kwargs = (tree_flatten_with_path(tree)[0] for tree in given)
+    return [f"args{keystr(path)}" for path, _ in args] + [keystr(path) for path, _ in kwargs]
 
 
 def carried(args: tuple[Any, ...], result: Any) -> tuple[str, ...]:
@@ -49,10 +43,3 @@ def carried(args: tuple[Any, ...], result: Any) -> tuple[str, ...]:
 def _shapes(tree: Any) -> list[tuple[Any, ...]]:
     leaves = [x for x in jax.tree.leaves(tree) if hasattr(x, "dtype")]
     return [(x.shape, x.dtype.name) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
-
-
-def _largest(leaf: jax.Array) -> float:
-    if spans(leaf):
-        return float(asked(_magnitude, leaf))
-    on_host = leaf.is_fully_addressable and all(d.platform == "cpu" for d in leaf.devices())
-    return float(np.abs(np.asarray(leaf)).max() if on_host else _largest_on_device(leaf))

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.watch.frames import transparent
 from stablenum.diagnosis.watch.session import Session
@@ -16,6 +14,7 @@ from stablenum_jax._diagnosis.watch.calls import Call
 from stablenum_jax._diagnosis.watch.judge import Judge
 from stablenum_jax._diagnosis.watch.origins import Origins
 from stablenum_jax._diagnosis.watch.results import mark
+from stablenum_jax._diagnosis.watch.trees import Tree
 
 __all__ = ["Watcher", "traced"]
 
@@ -66,7 +65,7 @@ class Watcher:
     def call(self, inner: Callable[..., Any], call: Call) -> Any:
         """Return what ``inner`` returns for the arguments of the call, and have it judged."""
         session, args, kwargs = self._session, call.args, call.kwargs
-        if self.judge.replaying or traced((args, kwargs)):
+        if self.judge.replaying or call.given.traced:
             self.traced_derivative = self.traced_derivative or call.program is None
             return inner(*args, **kwargs)
         if session.over:
@@ -87,15 +86,16 @@ class Watcher:
             if self.traced_derivative:  # not when the trace was cached
                 self.judge.differentiating.add(call.key)
             self.traced_derivative |= before
-        if traced(result):
+        made = Tree(result)
+        if made.traced:
             self.traced_derivative = self.traced_derivative or call.program is None
             return result
         session.outcome.calls += 1
         if not ignored:
-            session.sheltered(self.judge.judge, call, result)
+            session.sheltered(self.judge.judge, call, made)
         return result
 
 
 def traced(tree: Any) -> bool:
     """Return whether a trace of JAX runs, as its values show."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+    return Tree(tree).traced

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from stablenum.diagnosis.checkup.course import MOST_PLACES, UNTRAINED, Clip, Course, Loss, Probe, Recurrence
 from stablenum.diagnosis.checkup.remedies import Change
@@ -29,7 +30,7 @@ from stablenum_torch._diagnosis.checkup.held import constructed, place_of_constr
 from stablenum_torch._diagnosis.checkup.measuring import MeasuredStep
 from stablenum_torch._diagnosis.checkup.updates import copies_of, is_measurable, parameters_seen, settings_of
 from stablenum_torch._diagnosis.replay.source_lines import users_place, users_places
-from stablenum_torch._diagnosis.watch.by_hand import Graph, graph_of, tensors_of
+from stablenum_torch._diagnosis.watch.by_hand import Graph, graph_of, item, tensors_of
 from stablenum_torch._diagnosis.watch.optimizers import StepFrames, parameters_of, rate_of
 from stablenum_torch._diagnosis.watch.script_recorder import roles_and_names
 from stablenum_torch._diagnosis.watch.unseen import Unseen, outside_graphs
@@ -51,7 +52,7 @@ def watch(session: Session) -> None:
     """Watch everything that this process trains from now on."""
     torch.manual_seed(session.plan.seed)
     watcher = _Watcher(session)
-    register_module_forward_pre_hook(watcher.before_module)
+    watcher.watch_modules()
     register_optimizer_step_pre_hook(watcher.before_step)
     register_optimizer_step_post_hook(watcher.after_step)
     watcher.unseen.wrap(torch.autograd, "backward", watcher.before_backward)
@@ -80,6 +81,7 @@ class _Watcher:
         self.unseen = Unseen(session, self.close)
         self.course = Course(framework="torch")
         self.window: MeasuredStep | None = None
+        self.modules: RemovableHandle | None = None
         self.schedule = Schedule() if session.remedy is None else Schedule(session.remedy.measured)
         self.stepping = StepFrames()
         # In the order of their first steps; they are kept, as are the ids of their parameters.
@@ -129,6 +131,7 @@ class _Watcher:
             self.unseen.recording = True
             self.custom.step, self.custom.written_on = self.course.steps, window.written_on
             self.custom.install()
+            self.watch_modules()
 
     def close(self) -> None:
         """Stop measuring."""
@@ -137,12 +140,24 @@ class _Watcher:
             self.session.sheltered(self.window.close)
             self.schedule.end()
             self.window, self.unseen.recording = None, False
+            self.leave_modules()
+
+    def watch_modules(self) -> None:
+        """Look at the calls of modules, which takes a few us for each: only where they are needed."""
+        self.modules = self.modules or register_module_forward_pre_hook(self.before_module)
+
+    def leave_modules(self) -> None:
+        if self.modules is not None:
+            self.modules.remove()
+            self.modules = None
 
     @outside_graphs
     def before_module(self, module: nn.Module, args: Any) -> None:
         """Open the first window before the first forward pass of the training."""
         if not self.began and torch.is_grad_enabled():
             self.session.sheltered(self.open)
+            if self.window is None:
+                self.leave_modules()
         if self.window is not None:
             self.copies.note_call(module)
         if self.window is not None and isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
@@ -162,7 +177,7 @@ class _Watcher:
 
     @outside_graphs
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.unseen.look(self.stepping.are_nested, sys._getframe(1)) is True:
+        if self.stepping.ends_nested(sys._getframe(1)):
             return
         self.unseen.look(self.note_after, optimizer)
         # With several optimizers, each round ends with the step of the one that came last.
@@ -175,7 +190,7 @@ class _Watcher:
     def note_before(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None:
         # A closure computes the gradients inside a guard's step: only the optimizer inside begins with them.
         self.note_gradients(optimizer)
-        if self.stepping.are_nested(frame):
+        if self.stepping.begins_nested(frame):
             return
         self.course.step_place = self.course.step_place or users_place()
         if not any(optimizer is known for known in self.optimizers):
@@ -322,7 +337,7 @@ class _Watcher:
             self.course.scales.append((self.course.steps, float(scaler.get_scale())))
 
     def read_losses(self) -> None:
-        self.course.losses += [Loss(step, float(t), place) for step, t, place in self.losses]
+        self.course.losses += [Loss(step, item(t), place) for step, t, place in self.losses]
         self.losses.clear()
 
     # --- the end ---

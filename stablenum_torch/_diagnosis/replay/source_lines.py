@@ -6,6 +6,7 @@ activation checkpointing is running the forward pass again, so no hooks are need
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -140,6 +141,7 @@ def _classified(code: CodeType) -> _Kind:
     return _Kind.USER if is_user_file(code.co_filename) else _Kind.OTHER
 
 
+@functools.lru_cache(maxsize=4096)
 def is_user_file(file: str) -> bool:
     """Return whether a file belongs neither to a framework nor to the standard library."""
     if file.startswith(("<frozen", "<eval_with_key", "<__", "<string>")):

@@ -104,7 +104,7 @@ def is_freed(tensor: Tensor) -> bool:
     """Return whether the memory of a dense tensor was given back, as ``fully_shard`` does with parameters
     between their uses; to read it would end the process."""
     try:
-        return bool(tensor.numel()) and not tensor.untyped_storage().nbytes() and not tensor.is_meta
+        return not tensor.untyped_storage().nbytes() and bool(tensor.numel()) and not tensor.is_meta
     except (RuntimeError, NotImplementedError):  # no storage
         return False
 

@@ -6,6 +6,8 @@ script is seen to cope with them.
 
 from __future__ import annotations
 
+import cmath
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +19,11 @@ from stablenum_torch._diagnosis.replay.collectives import local_of
 from stablenum_torch._diagnosis.replay.graph import nodes_below
 from stablenum_torch._diagnosis.replay.tensor_memory import is_freed
 
-__all__ = ["REPAIRS", "Gradients", "Graph", "finite", "graph_of", "tensors_of", "unwrapped"]
+__all__ = ["REPAIRS", "Gradients", "Graph", "finite", "graph_of", "item", "tensors_of", "unwrapped"]
 
 # Functions of Tensor with which a script replaces values that are not finite.
 REPAIRS = ("nan_to_num", "nan_to_num_", "where", "masked_fill", "masked_fill_", "__setitem__")
-_isfinite = torch.isfinite  # the original, not the watched one
+_isfinite, item = torch.isfinite, torch.Tensor.item  # the originals, not the watched ones
 
 
 @dataclass(slots=True)
@@ -71,13 +73,24 @@ class Gradients:
 
 
 def graph_of(roots: Iterable[Tensor]) -> Graph:
-    """Return what a backward pass from these tensors reaches."""
+    """Return what a backward pass from these tensors reaches; the checkup asks for the same as the watch."""
+    global _last
+    roots = [t for t in roots if not torch._C._functorch.is_functorch_wrapped_tensor(t)]
+    known, found = _last
+    begins = [(t, t.grad_fn._sequence_nr()) for t in roots if t.grad_fn is not None]
+    if len(known) == len(begins) and all(k[0]() is b[0] and k[1] == b[1] for k, b in zip(known, begins)):
+        return found
     found = Graph([], set())
-    for node in nodes_below(t for t in roots if not torch._C._functorch.is_functorch_wrapped_tensor(t)):
+    for node in nodes_below(roots):
         found.numbers.add(node._sequence_nr())
-        if node.name().endswith("AccumulateGrad"):
+        if type(node) is torch._C._functions.AccumulateGrad:
             found.leaves.append(node.variable)
+    _last = [(weakref.ref(t), number) for t, number in begins], found
     return found
+
+
+# The roots of the last graph, each with the number of its node, which another graph would not have.
+_last: tuple[list[tuple[weakref.ref[Tensor], int]], Graph] = ([], Graph([], set()))
 
 
 def tensors_of(given: Any) -> list[Tensor]:
@@ -102,6 +115,6 @@ def finite(tensor: Tensor) -> bool:
     try:
         if tensor.layout is not torch.strided:
             tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
-        return bool(_isfinite(tensor).all())
+        return cmath.isfinite(item(tensor)) if tensor.numel() == 1 else bool(_isfinite(tensor).all())
     except (RuntimeError, NotImplementedError):  # traced, without storage: a check must not end the script
         return True

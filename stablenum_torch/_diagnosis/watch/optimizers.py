@@ -2,43 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
+from stablenum_torch._devices.finiteness import magnitudes
 from stablenum_torch._diagnosis.replay.collectives import local_of
 from stablenum_torch._diagnosis.replay.tensor_memory import is_freed
+from stablenum_torch._diagnosis.watch.by_hand import finite
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["StepFrames", "largest", "parameters_of", "rate_of", "will_skip"]
 
 
-def parameters_of(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Return all parameters of an optimizer."""
     return [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, torch.Tensor)]
 
 
 def largest(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """Return the largest magnitude of each tensor on this rank. The host waits once per device and format."""
+    """Return the largest magnitude of each tensor on this rank: NaN or inf if the tensor is not finite, and 0
+    if it is but cannot be measured. The host waits once per device and format."""
     found = [0.0] * len(tensors)
-    tensors = [local_of(t) for t in tensors]
-    groups: dict[Any, list[int]] = {}
-    for i, t in enumerate(tensors):
-        if (
-            t.layout is torch.strided
-            and t.is_floating_point()
-            and not t.is_meta
-            and t.numel()
-            and not is_freed(t)
-        ):
-            groups.setdefault((t.device, t.dtype), []).append(i)
+    groups: dict[Any, dict[int, torch.Tensor]] = {}
+    for i, t in enumerate(map(local_of, tensors)):
+        if t.is_floating_point() and t.layout is torch.strided and _has_values(t):
+            groups.setdefault((t.device, t.dtype), {})[i] = t
+        elif not finite(t):
+            found[i] = math.nan
     for members in groups.values():
-        sizes = torch.stack([t.amax() for t in torch._foreach_abs([tensors[i].detach() for i in members])])
-        for i, size in zip(members, sizes.double().tolist(), strict=True):
+        for i, size in zip(members, magnitudes(list(members.values())), strict=True):
             found[i] = size
     return found
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    return bool(tensor.numel()) and not tensor.is_meta and not is_freed(tensor)
 
 
 def rate_of(optimizer: torch.optim.Optimizer | None) -> float | None:
@@ -61,11 +63,17 @@ class StepFrames:
 
     def __init__(self) -> None:
         self._known: set[CodeType] = set()  # the code of the functions that take steps
+        self._nested: dict[int, bool] = {}  # by the id of the frame in which a step runs
 
-    def are_nested(self, frame: FrameType) -> bool:
-        """Return whether the step that runs in this frame is a part of another."""
+    def begins_nested(self, frame: FrameType) -> bool:
+        """Return whether the step that begins in this frame is a part of another."""
         self._known.add(frame.f_code)
         outer = frame.f_back
         while outer is not None and outer.f_code not in self._known:
             outer = outer.f_back
+        self._nested[id(frame)] = outer is not None
         return outer is not None
+
+    def ends_nested(self, frame: FrameType) -> bool:
+        """Return whether the step that ends in this frame is a part of another."""
+        return self._nested.pop(id(frame), False)

@@ -87,19 +87,22 @@ class Unseen:
         """Return what ``action`` returns, which is neither watched nor recorded; FAILED if it fails."""
         compiling = _eval_frame.set_eval_frame(None)
         graded = torch.is_grad_enabled()
-        contexts = contextlib.ExitStack()
+        plain = torch._C.DisableTorchFunction()
+        modes = contextlib.ExitStack() if torch._C._len_torch_dispatch_stack() else None
 
         def run() -> Any:
             self._local.looking = True
-            contexts.enter_context(torch._C.DisableTorchFunction())
-            if torch._C._len_torch_dispatch_stack():
-                contexts.enter_context(_disable_current_modes())
-            torch.set_grad_enabled(False)
+            plain.__enter__()
+            if modes is not None:
+                modes.enter_context(_disable_current_modes())
+            torch._C._set_grad_enabled(False)
             return self.session.sheltered(action, *args, **kwargs)
 
         def restore() -> None:
             torch._C._set_grad_enabled(graded)
-            contexts.close()
+            if modes is not None:
+                modes.close()
+            plain.__exit__(None, None, None)
             self._local.looking = False
             _eval_frame.set_eval_frame(compiling)
             if self.session.over:

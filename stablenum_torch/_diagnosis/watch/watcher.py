@@ -5,6 +5,7 @@ Only the command ``stablenum explain`` installs this. Every check makes the host
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ from stablenum_torch._diagnosis.watch.by_hand import (
     Graph,
     finite,
     graph_of,
+    item,
     tensors_of,
     unwrapped,
 )
@@ -99,7 +101,7 @@ class _Watcher:
         self.unseen = Unseen(session, self.close_window)
         self.look, self.wrap = self.unseen.look, self.unseen.wrap
         self.stepping = StepFrames()
-        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self.bad_from_the_start: set[int] = set()  # parameters
         self.window: Window | None = None
         self.preparation: Window | None = None  # what the script does before it trains
@@ -134,6 +136,11 @@ class _Watcher:
         """The number of the optimizer step that is being prepared or taken, from 0."""
         return self.outcome.steps
 
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that have taken a step, and still exist."""
+        return [found for known in self._optimizers if (found := known()) is not None]
+
     def open_window(self) -> None:
         """Start recording if the next step is to be recorded, or the preparations for the first."""
         begin = self.session.plan.record_from
@@ -145,7 +152,7 @@ class _Watcher:
                 self.window, self.opened = window, self.outcome.steps
                 self.windows.append((window.recorded, self.outcome.steps))
                 if self.session.plan.settings and self.step >= begin:
-                    self.rates.begin(list(self.optimizers))
+                    self.rates.begin(self.optimizers)
         self.unseen.recording = self.window is not None
 
     def note_sent(self) -> None:
@@ -182,7 +189,7 @@ class _Watcher:
     @outside_graphs
     @transparent
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.session.over or self.look(self.stepping.are_nested, sys._getframe(1)) is True:
+        if self.session.over or self.stepping.ends_nested(sys._getframe(1)):
             return
         if isinstance(optimizer, GuardedOptimizer):
             self.look(self.end_guarded_step, optimizer)
@@ -202,31 +209,31 @@ class _Watcher:
 
         A closure computes the gradients inside the step: those that are there now are of the step before.
         """
-        if self.stepping.are_nested(frame):
+        if self.stepping.begins_nested(frame):
             return
         self.by_closure = by_closure
-        if optimizer not in self.optimizers:
+        own, known = parameters_of(optimizer), self.optimizers
+        if not any(optimizer is other for other in known):
             # Bounds and masks may be parameters, too.
-            self.bad_from_the_start |= {id(p) for p in parameters_of(optimizer) if not finite(p)}
-            self.optimizers.add(optimizer)
+            self.bad_from_the_start |= {id(p) for p in own if not finite(p)}
+            self._optimizers.append(weakref.ref(optimizer))
             if not self.doubted_loss:
                 self.buffers.note_start()
-            self.outcome.optimizers = len(self.optimizers)
-        self.last_stepped = {id(p) for p in parameters_of(optimizer)}
+            self.outcome.optimizers = len(known) + 1
+        self.last_stepped = set(map(id, own))
         if self.doubted_loss:
             self.doubt_buffers()
             self.doubted_loss = False
         if (broken := self.broken_by(optimizer)) is not None:
             self.session.found(broken.doubt.failure, broken.doubt.report)
-        self.note_growth(optimizer)
+        bad = self.note_growth(optimizer)
         if self.window is not None:
             self.state = state_problems(optimizer)
         if not (will_skip(optimizer) or self.by_closure):
-            self.judge_gradients(optimizer)
+            self.judge_gradients(optimizer, bad)
 
-    def judge_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Doubt a step whose gradients are bad, or were made good by hand."""
-        bad = [p for p in parameters_of(optimizer) if p.grad is not None and not finite(p.grad)]
+    def judge_gradients(self, optimizer: torch.optim.Optimizer, bad: Sequence[torch.Tensor]) -> None:
+        """Doubt a step with parameters whose gradients are bad, or were made good by hand."""
         used = self.finite_anyway and any(p.grad is not None for p in parameters_of(optimizer))
         if not (bad or used):
             self.note_good_gradients()
@@ -245,7 +252,8 @@ class _Watcher:
     def end_guarded_step(self, optimizer: GuardedOptimizer) -> None:
         """See whether a guard has skipped a bad step. One that it has applied all the same is a failure."""
         if self.by_closure:
-            self.judge_gradients(optimizer)
+            own = [p for p in parameters_of(optimizer) if p.grad is not None]
+            self.judge_gradients(optimizer, _not_finite(own, largest([p.grad for p in own])))
         applied = self.guarded.ended(optimizer)
         if applied is not None and self.broken_by(optimizer) is None:
             self.end(optimizer, *applied)
@@ -269,30 +277,33 @@ class _Watcher:
         """Check what an optimizer has made."""
         if self.broken_by(optimizer) is not None:
             return
-        bad = [p for p in parameters_of(optimizer) if id(p) not in self.bad_from_the_start and not finite(p)]
+        own = parameters_of(optimizer)
+        bad = [p for p in _not_finite(own, largest(own)) if id(p) not in self.bad_from_the_start]
         if bad:
             self.settings = setting_problems(optimizer)
             self.end(optimizer, *self.described("setting" if self.settings else "parameter", bad, bad))
 
-    def note_growth(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Note how large the parameters are, and the gradients if an optimizer is about to use them."""
+    def note_growth(self, optimizer: torch.optim.Optimizer | None = None) -> list[torch.Tensor]:
+        """Note how large the parameters are, and the gradients if an optimizer is about to use them; return
+        the parameters whose gradients are not finite."""
         own = [p for o in self.optimizers for p in parameters_of(o)]
-        named = list(zip(self.names_of(own), own, strict=True))
-        gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None] if optimizer else []
-        sizes = largest([p for _, p in named])
+        given = [p for p in parameters_of(optimizer) if p.grad is not None] if optimizer else []
+        sizes = largest([*own, *(p.grad for p in given)])
+        gradients = sizes[len(own) :]
         self.growth.note(
             self.outcome.steps,
-            {name: size for (name, _), size in zip(named, sizes, strict=True)},
-            gradient=max(largest(gradients), default=None),
+            dict(zip(self.names_of(own), sizes, strict=False)),
+            gradient=max(gradients, default=None),
             rate=rate_of(optimizer),
         )
+        return _not_finite(given, gradients)
 
     def note_loss(self, roots: Sequence[torch.Tensor]) -> None:
         """Note the loss from which a backward pass starts, if it is one number that can be read."""
         roots = [local_of(t) for t in roots]
         known = [t.detach() for t in roots if t.numel() == 1 and t.is_floating_point() and not t.is_meta]
         if len(roots) == len(known) == 1 and known[0].layout is torch.strided:
-            self.descent.note(_line(), self.step, float(known[0]))
+            self.descent.note(_line(), self.step, item(known[0]))
 
     def blown_up(self) -> dict[str, Any]:
         """Return what is known of parameters and of losses that have grown out of proportion."""
@@ -315,12 +326,13 @@ class _Watcher:
 
     def check_roots(self, given: Any) -> None:
         """Check what a backward pass starts from, and note the lines that have read the losses among it."""
-        bad = [t for t in tensors_of(given) if not finite(t)]
+        tensors = tensors_of(given)
+        bad = [t for t in tensors if not finite(t)]
         roots = [given] if isinstance(given, torch.Tensor) else given
         self.graph = graph_of(t for t in roots if isinstance(t, torch.Tensor))
         self.loss_lines.update(line for node, line in self.looked.items() if node in self.graph.numbers)
         if not self.scaled:
-            self.note_loss(tensors_of(given))
+            self.note_loss(tensors)
         # A scaled loss that overflows is left to the scaler, unless the loss itself was bad.
         if bad and self.scaled and not self.guarded.loss_known and any(t.isnan().any() for t in bad):
             self.session.found(*self.described("loss", [], bad))
@@ -546,6 +558,10 @@ class _Watcher:
         except Exception as error:  # noqa: BLE001  the failure itself is reported all the same
             why = f"what was recorded could not be read: {last_line(error)}"
             return Report.of(Evidence(framework="torch", unreplayed=why, **known))
+
+
+def _not_finite(tensors: Sequence[torch.Tensor], sizes: Sequence[float]) -> list[torch.Tensor]:
+    return [t for t, size in zip(tensors, sizes, strict=True) if not math.isfinite(size)]
 
 
 def _several(result: Any) -> Sequence[Any]:
