@@ -41,7 +41,7 @@ def ends() -> Iterator[None]:
     """End a test that would run for ever; the slowest takes a second."""
 
     def stop(*_: object) -> None:
-        raise AssertionError("it does not end")
+        pytest.exit("it does not end")  # which no reader catches
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(60)
@@ -300,7 +300,7 @@ def test_metadata_that_claim_more_than_the_files(tmp_path):
             described.properties, torch.Size(size), chunks
         )
         (tmp_path / ".metadata").write_bytes(pickle.dumps(found))
-        assert seen(tmp_path).exit_code == 2 or size == (4 * 10**5,)
+        assert seen(tmp_path).exit_code == 2
 
 
 def test_what_is_no_file(tmp_path):

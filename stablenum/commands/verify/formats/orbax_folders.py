@@ -180,8 +180,10 @@ def _damage_named() -> Iterator[None]:
     except NotCheckedError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())
-        raise NotCheckedError("corrupt", text[:300] or type(error).__name__) from error
+        text = " ".join(str(error).split())[:300]
+        if isinstance(error, KeyError) or not text:
+            text = f"{type(error).__name__}: {text}"
+        raise NotCheckedError("corrupt", text) from error
 
 
 @contextlib.contextmanager

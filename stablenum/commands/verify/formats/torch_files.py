@@ -115,8 +115,12 @@ def _named(error: Exception) -> NotCheckedError:
         wanted = re.search(r"GLOBAL ([\w.]+)", text)
         which = f" ({wanted[1]})" if wanted else ""
         return NotCheckedError("unreadable", f"needs arbitrary code{which}; it was not run")
-    ended = "the file ends too early" if isinstance(error, EOFError) else type(error).__name__
-    return NotCheckedError("corrupt", _first_line(text) or ended)
+    said = _first_line(text)
+    if isinstance(error, EOFError):
+        said = said or "the file ends too early"
+    elif isinstance(error, KeyError) or not said:
+        said = f"{type(error).__name__}: {said}"
+    return NotCheckedError("corrupt", said)
 
 
 def _first_line(text: str) -> str:
