@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["BadSetting", "bad_setting"]
+__all__ = ["BadSetting", "bad_setting", "setting_is_factor"]
 
 # Settings that are multiplied with every element of an update, or divide it. Others may be inf, which means
 # no bound: the growth_rate of Prodigy, a largest norm.
@@ -71,6 +71,16 @@ def bad_setting(
             numbers = (part if isinstance(part, float) else number(part) for part in parts)
             bad = (part for part in numbers if part is not None and not math.isfinite(part))
             found = next(bad, 0.0)
-        if math.isnan(found) or (math.isinf(found) and name in _FACTORS):
+        if math.isnan(found) or (math.isinf(found) and setting_is_factor(name)):
             return BadSetting(f"{place}[{name!r}]", found)
     return None
+
+
+def setting_is_factor(name: str) -> bool:
+    """Return whether every update is multiplied or divided by a setting, so that it must not be inf either.
+
+    Example:
+        >>> setting_is_factor("lr"), setting_is_factor("growth_rate")
+        (True, False)
+    """
+    return name in _FACTORS

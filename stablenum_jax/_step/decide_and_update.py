@@ -37,6 +37,7 @@ from stablenum_jax._step.clip_update import clip_updates
 from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode, in_mode
 from stablenum_jax._step.observe import Watched, judge, judge_finiteness
 from stablenum_jax._step.over_axes import AxisName
+from stablenum_jax._step.settings import fault_of_settings
 from stablenum_jax._step.unscaled import warn_if_unscaled
 from stablenum_jax._step.warnings import GuardPlacementWarning
 from stablenum_jax._trees.leaves import check_gradients, is_floating, is_measurable
@@ -179,14 +180,17 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
     config, watched, scaled = seen.config, _watched(call.grads, seen), seen.config.loss_scale is not None
     direct = seen.source is not None and seen.weights is not None
     mode: Direct | Deferred
+    fault = fault_of_settings(opt_state)
     if direct:
         _check_none_bypasses(config, watched)
         decision, after = judge(
-            config, own.guard, watched, loss=loss, axis_name=seen.axis_name, unscaled=unscaled
+            config, own.guard, watched, loss=loss, axis_name=seen.axis_name, unscaled=unscaled, fault=fault
         )
         mode = Direct(decision)
     else:
-        decision, after = judge_finiteness(config, own.guard, watched, loss=loss, axis_name=seen.axis_name)
+        decision, after = judge_finiteness(
+            config, own.guard, watched, loss=loss, axis_name=seen.axis_name, fault=fault
+        )
         # The guard inside may judge the mean of several micro-batches, and a spike rule must not pair
         # its norm with the loss of one of them. Each loss has just been checked for finiteness.
         withheld = config.spike is not None and is_inside_multisteps(opt_state)

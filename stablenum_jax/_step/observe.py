@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 
 import stablenum
 from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
+from stablenum.guard.observation import Fault
 from stablenum.guard.restored import check_made_for, follow_config, foreign_scale
 from stablenum.norms.exact_sums import add, norms
 from stablenum.norms.wide import Wide, times_scale
@@ -76,6 +77,7 @@ def judge(
     loss: Array | None,
     axis_name: AxisName | None = None,
     unscaled: bool = False,
+    fault: Fault | None = None,
 ) -> tuple[stablenum.Decision, stablenum.GuardState]:
     """Measure, then call :func:`stablenum.decide`; the decision is the same on all shards.
 
@@ -88,6 +90,7 @@ def judge(
         axis_name: mesh axes along which gradients are sharded.
         unscaled: whether the gradients have already been divided by the loss scale, so that the
             multipliers contain only clipping.
+        fault: what else forbids the step, the same on all shards.
 
     Raises:
         ValueError: the state has the statistics of other rules than those of ``config``; ``axis_name`` or a
@@ -98,7 +101,7 @@ def judge(
     check_made_for(config, state, _first_state(config))
     layouts = _layouts(config, watched, axis_name)
     seen = _observe(config, watched, loss=loss, axis_name=axis_name, scale=scale, layouts=layouts)
-    decision, after = _decide(config, state, seen)
+    decision, after = _decide(config, state, seen._replace(fault=fault))
     decision = _own_part(decision, layouts)
     if scale is not None:
         decision = decision._replace(
@@ -115,6 +118,7 @@ def judge_finiteness(
     *,
     loss: Array | None,
     axis_name: AxisName | None = None,
+    fault: Fault | None = None,
 ) -> tuple[stablenum.Decision, stablenum.GuardState]:
     """Judge only whether gradients are finite, because the guard will get other gradients than these.
 
@@ -127,7 +131,7 @@ def judge_finiteness(
     bare = dataclasses.replace(config, clip=None, spike=None)
     plain = state._replace(clip=(), spike=())
     seen = _observe(bare, watched, loss=loss, axis_name=axis_name, scale=None, measure_extremes=False)
-    decision, after = _decide(bare, plain, seen)
+    decision, after = _decide(bare, plain, seen._replace(fault=fault))
     return decision, after._replace(clip=state.clip, spike=state.spike)
 
 
