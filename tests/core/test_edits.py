@@ -221,6 +221,7 @@ BOUNDED = [
     ("torch", "torch.exp(a * b)", "exp", "torch.clamp(a * b, max=44)"),
     ("torch", "(a - b).exp()", "exp", "torch.clamp(a - b, max=44)"),
     ("torch", "torch.logit(p)", "logit", "torch.clamp(p, min=1e-06, max=0.999999)"),
+    ("torch", "T.logit(p)", "logit", "torch.clamp(p, min=1e-06, max=0.999999)"),
     ("jax", "jnp.log1p(-x)", "log1p", "jnp.clip(-x, min=-0.999999)"),
     ("jax", "jax.scipy.special.erfinv(x)", "erfinv", "jnp.clip(x, min=-0.999999, max=0.999999)"),
 ]
@@ -228,7 +229,7 @@ BOUNDED = [
 
 @pytest.mark.parametrize(("framework", "text", "operation", "after"), BOUNDED)
 def test_an_argument_is_bounded_inside_the_domain(framework, text, operation, after):
-    source = f"import torch, jax.numpy as jnp\ny = {text} + 1\n"
+    source = f"import torch, torch as T, jax.numpy as jnp\ny = {text} + 1\n"
     place = Place("train.py", 2, "", f"y = {text} + 1", (2, 2, 4, 4 + len(text)))
     read = TensorStats(dtype="float32", shape=(3,), size=3, min=0.0, max=99.0, amax=99.0)
     finding = Finding(operation=operation, phase="forward", kind="inf", place=place, inputs=(read,))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import math
 
 from stablenum.diagnosis.edits.edit import Edit, segment
-from stablenum.diagnosis.edits.expressions import called, node_at, span_of
+from stablenum.diagnosis.edits.expressions import called, node_at, parsed, span_of
 from stablenum.diagnosis.replay.argument_remedies import largest_exponent
 from stablenum.diagnosis.replay.findings import Finding
 
@@ -54,7 +53,7 @@ def bounded(finding: Finding, framework: str, source: str) -> list[Edit]:
     if place is None or place.span is None or bounds is None:
         return []
     try:
-        tree = ast.parse(source)
+        tree = parsed(source)
     except SyntaxError:
         return []
     node = node_at(tree, place.span)

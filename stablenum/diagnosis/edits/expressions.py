@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from stablenum.diagnosis.edits.edit import Span, segment
 
-__all__ = ["Called", "ancestors", "called", "node_at", "span_of", "text_of"]
+__all__ = ["Called", "ancestors", "called", "node_at", "parsed", "span_of", "text_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,31 @@ _MODULES = (
     "lax",
     "scipy",
 )
+
+
+class ModuleName(ast.Name):
+    """The name of an imported module, such as the ``T`` of ``import torch as T``."""
+
+
+class _Modules(ast.NodeTransformer):
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.copy_location(ModuleName(node.id, node.ctx), node) if node.id in self._names else node
+
+
+def parsed(source: str) -> ast.Module:
+    """Return the tree of a source, in which the names of imported modules are known as such.
+
+    Raises:
+        SyntaxError: the source is not Python.
+    """
+    tree = ast.parse(source)
+    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names = {alias.asname or alias.name.partition(".")[0] for alias in imports}
+    found: ast.Module = _Modules(names).visit(tree)
+    return found
 
 
 def node_at(tree: ast.AST, span: Span) -> ast.expr | None:
@@ -94,7 +119,7 @@ def called(node: ast.expr) -> Called | None:
     if not isinstance(node.func, ast.Attribute):
         return None
     owner = node.func.value
-    module = _last_name(owner) in _MODULES
+    module = isinstance(owner, ModuleName) or _last_name(owner) in _MODULES
     return Called(node.func.attr, tuple(node.args) if module else (owner, *node.args), keywords)
 
 

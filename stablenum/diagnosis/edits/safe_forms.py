@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from stablenum.diagnosis.edits.edit import Edit, segment
-from stablenum.diagnosis.edits.expressions import Called, ancestors, called, node_at, span_of, text_of
+from stablenum.diagnosis.edits.expressions import Called, ancestors, called, node_at, parsed, span_of, text_of
 from stablenum.diagnosis.edits.written_by_hand import argument_of
 from stablenum.diagnosis.replay.evidence import Verdict
 from stablenum.diagnosis.replay.findings import Finding
@@ -53,7 +53,7 @@ def edits_for(finding: Finding, verdict: Verdict, source: str) -> list[Edit]:
     if place is None or place.span is None or not verdict.code:
         return []
     try:
-        tree = ast.parse(source)
+        tree = parsed(source)
     except SyntaxError:
         return []
     node = node_at(tree, place.span)
