@@ -125,7 +125,7 @@ def test_a_wrong_number_of_tensors_is_rejected(backend, n_tensors):
 
 
 def test_an_observation_needs_only_norms():
-    assert Observation(norms=()) == ((), *[None] * 8)
+    assert Observation(norms=()) == ((), *[None] * 9)
 
 
 @pytest.mark.parametrize("norm", [1e37, 1.6e38, 2.9e38, 3.4e38])
