@@ -51,26 +51,22 @@ def bad_setting(
     Args:
         settings: a group of an optimizer.
         place: how messages name the group.
-        number: returns what the host knows of a value that is no Python number: one in its own memory, or
-            None.
+        number: returns what the host knows of a value that is not of Python's own class ``float``; None for
+            one that is no number, or is in a device's memory.
 
     Example:
         >>> print(bad_setting({"lr": float("nan")}, "param_groups[0]", lambda value: None).place)
         param_groups[0]['lr']
     """
     for name, value in settings.items():
-        kind = value.__class__
-        if kind is float:
-            if value - value == 0.0:  # neither NaN nor inf
-                continue
-            found = value
-        elif kind is int or kind is bool or value is None or name in _NO_SETTINGS:
+        if value is None or value is True or value is False or name in _NO_SETTINGS:
             continue
+        for part in value if isinstance(value, (tuple, list)) else (value,):
+            found = part if part.__class__ is float else number(part)
+            if found is not None and found - found != 0.0:  # NaN or inf
+                break
         else:
-            parts = value if isinstance(value, (tuple, list)) else (value,)
-            numbers = (part if isinstance(part, float) else number(part) for part in parts)
-            bad = (part for part in numbers if part is not None and not math.isfinite(part))
-            found = next(bad, 0.0)
+            continue
         if math.isnan(found) or (math.isinf(found) and setting_is_factor(name)):
             return BadSetting(f"{place}[{name!r}]", found)
     return None

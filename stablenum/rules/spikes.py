@@ -34,6 +34,7 @@ __all__ = [
     "as_spike_rule",
     "forget_norms",
     "joined",
+    "watches_norms",
 ]
 
 Array: TypeAlias = Any
@@ -312,3 +313,8 @@ def joined(rule: SpikeRule, names: Sequence[str]) -> str:
         f"of fewer parameters, so {type(rule).__name__} starts that statistic afresh: none of the next "
         f"{rule.min_samples} steps is skipped for its gradient norm."
     )
+
+
+def watches_norms(rule: SpikeRule | None) -> bool:
+    """Return whether a rule compares the norms of gradients."""
+    return rule is not None and "grad_norm" in rule.watch

@@ -72,7 +72,8 @@ class HostGuard:
 
     def decide(self, seen: Observation) -> tuple[Decision, list[Any]]:
         """Return the decision, and the leaves of the next state, which is not written yet."""
-        if any(part is not None for part in (seen.units, seen.exponents, seen.total, seen.fault)):
+        usual = seen.units is None and seen.exponents is None and seen.total is None and seen.fault is None
+        if not usual:
             decision, after = decide(self.config, map_leaves(lambda v: v[()], self._views), seen, xp=scalars)
             return decision, leaves(after)
         measured = [getattr(seen, name) for name in _MEASURED]

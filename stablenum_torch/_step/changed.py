@@ -47,13 +47,13 @@ def largest_elements(params: Sequence[Tensor], device: torch.device) -> Tensor:
 
 def few_of(params: Sequence[Tensor]) -> list[Tensor]:
     """Return a few of the parameters that are trained, evenly spaced."""
-    trained = [p for p in params if p.requires_grad] or list(params)
+    trained = [p for p in params if p.requires_grad and not p.is_inference()]
     return trained[:: max(1, len(trained) // _FEW)][:_FEW]
 
 
 def writes_to(few: Sequence[Tensor]) -> list[int]:
     """Return how often each of a few parameters was written to. No values are read."""
-    return [0 if p.is_inference() else p._version for p in few]
+    return [p._version for p in few]
 
 
 def have_moved(before: Sequence[int], now: Sequence[int]) -> bool:

@@ -33,6 +33,8 @@ def bad_setting_of(optimizer: Optimizer) -> BadSetting | None:
 
 
 def _number(value: Any) -> float | None:
+    if isinstance(value, (int, float)):
+        return value
     if isinstance(value, Tensor):
         known = value.is_cpu and value.numel() == 1 and not value.is_complex()
         return float(value) if known else None

@@ -29,7 +29,7 @@ from stablenum.guard.readout import Metrics, Names, StepRecord, metrics
 from stablenum.guard.reasons import Reason
 from stablenum.guard.restored import follow_config, learning_rules
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
-from stablenum.rules.spikes import forget_norms, joined
+from stablenum.rules.spikes import forget_norms, joined, watches_norms
 from stablenum.runlog.lines import Rewind
 from stablenum.runlog.writing import LogFile
 from stablenum_torch._devices.groups import Groups
@@ -132,8 +132,8 @@ class Guard:
         self.versions: Versions | None = None
         self._writes: list[int] | None = None  # to parameters, when a loss was given for the step in progress
         self._told_of_steps = False
-        rule = config.spike_rule
-        self._taking_part = TakingPart(2 if rule is None else rule.window)
+        self._watches_norms = watches_norms(config.spike_rule)
+        self._taking_part = TakingPart()
         self._joined_until = 0
         self.bad_setting: BadSetting | None = None
         self.two_steps = TwoSteps(optimizer) if parts_of(optimizer) else None
@@ -205,7 +205,9 @@ class Guard:
             return
         before, now = self._writes, writes_to(self.parameters.few)
         self._writes = None if ends else now
-        if before is not None and len(before) == len(now) and have_moved(before, now):
+        if before is None or before == now or len(before) != len(now):
+            return
+        if have_moved(before, now):
             self._told_of_steps = True
             warn_of_other_steps(self.optimizer)
 
@@ -377,11 +379,6 @@ class Guard:
         known = [flag for flag in found if flag is not None]
         return torch.stack(known).any() if known else None
 
-    @property
-    def _watches_norms(self) -> bool:
-        rule = self.config.spike_rule
-        return rule is not None and "grad_norm" in rule.watch
-
     def _notice_joined(self, params: Sequence[Tensor], joint: Joint | None) -> None:
         """Have the spike rule forget the norms of gradients without parameters that take part from now on.
 
@@ -391,7 +388,8 @@ class Guard:
         if joint is not None and joint.apart:
             return
         now = [p.grad is not None for p in params] if joint is None else [p.requires_grad for p in params]
-        found = self._taking_part.joined(now)
+        rule = self.config.spike_rule
+        found = self._taking_part.joined(now, 0 if rule is None else rule.window)
         if found:
             self._forget_norms([self.parameters.name(i) for i in found])
 
@@ -546,6 +544,7 @@ class Guard:
             copy_into(kept, state)
             self.state, self.parameters, self.config, self._writes = kept, parameters, config, None
             self._joint_known = not initialized()
+            self._watches_norms = watches_norms(config.spike_rule)
 
         finish(replace)
 

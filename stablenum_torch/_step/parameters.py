@@ -58,26 +58,23 @@ class NamesOnDemand(Sequence[str]):
 class TakingPart:
     """Notices parameters that have a gradient for the first time in a while.
 
-    Args:
-        window: how many steps a while is.
-
     Attributes:
         step: the number of steps so far.
     """
 
-    def __init__(self, window: int) -> None:
-        self.window = window
+    def __init__(self) -> None:
         self._now: list[bool] = []
         self._last: dict[int, int] = {}  # by the parameter's index, the last step in which it took part
         self.step = 0
 
-    def joined(self, now: list[bool]) -> list[int]:
+    def joined(self, now: list[bool], window: int) -> list[int]:
         """Return the indices of parameters that take part in this step, and in none of the last ``window``.
 
         In the first step, and where there are more parameters than before, none is returned.
 
         Args:
             now: for each parameter, whether it takes part.
+            window: how many steps a while is.
         """
         self.step += 1
         before, self._now = self._now, now
@@ -87,7 +84,7 @@ class TakingPart:
         for i, (was, takes_part) in enumerate(zip(before, now, strict=True)):
             if was and not takes_part:
                 self._last[i] = self.step - 1
-            elif takes_part and not was and self.step - self._last.get(i, -self.window) > self.window:
+            elif takes_part and not was and self.step - self._last.get(i, -window) > window:
                 found.append(i)
         return found
 

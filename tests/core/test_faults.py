@@ -34,7 +34,8 @@ NAN, INF = float("nan"), float("inf")
 )
 def test_a_setting_that_is_not_finite_is_found(settings, name):
     def number(value):
-        return float(value) if getattr(value, "shape", None) == () else None
+        known = isinstance(value, (int, float)) or getattr(value, "shape", None) == ()
+        return float(value) if known else None
 
     found = bad_setting(settings, "group 0", number)
     assert (found and found.place) == (name and f"group 0[{name!r}]")

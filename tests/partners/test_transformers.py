@@ -126,6 +126,7 @@ def test_a_skipped_step_is_logged_between_two_entries(tmp_path):
     assert [row["step"] for row in log] == [3, 5]
     assert math.isnan(log[0]["loss"])
     assert Reason(log[0]["guard/reason"]) is Reason.NONFINITE_LOSS
+    assert "NONFINITE_LOSS" in str(log[0])  # as the Trainer prints it, and still a number
     assert log[1]["guard/skipped_total"] == 1
     assert math.isfinite(log[1]["loss"])
     assert math.isfinite(trainer.state.log_history[-1]["train_loss"])
