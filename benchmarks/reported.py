@@ -83,23 +83,22 @@ def _of_checkup(report: dict[str, Any]) -> dict[str, Any]:
 
 def _patched(source: str, patch: list[str]) -> str | None:
     """A source with the lines of a patch, as a user would type them; None if a line is not there."""
+    imports = [line[2:] for line in patch if re.match(r"\+ (import|from) ", line)]
+    changes: list[tuple[list[str], list[str]]] = []
+    for line in (line for line in patch if line[2:] not in imports):
+        if line.startswith("- ") and (not changes or changes[-1][1]):
+            changes.append(([], []))
+        changes[-1][line.startswith("+ ")].append(line[2:])
     lines = source.splitlines()
-    old = [line[2:] for line in patch if line.startswith("- ")]
-    new = [line[2:] for line in patch if line.startswith("+ ")]
-    imports = [line for line in new if line.startswith(("import ", "from "))]
-    stripped = [line.strip() for line in lines]
-    at = next(
-        (i for i in range(len(lines)) if stripped[i : i + len(old)] == [line.strip() for line in old]), None
-    )
-    if at is None:
-        return None
-    indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
-    lines[at : at + len(old)] = [indent + line.lstrip() for line in new if line not in imports]
-    first = next(
-        i
-        for i, line in enumerate(stripped)
-        if line.startswith(("import ", "from ")) and "__future__" not in line
-    )
+    for old, new in changes:
+        stripped, wanted = [line.strip() for line in lines], [line.strip() for line in old]
+        at = next((i for i in range(len(lines)) if stripped[i : i + len(old)] == wanted), None)
+        if at is None:
+            return None
+        indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+        lines[at : at + len(old)] = [indent + line for line in new]
+    own = (i for i, line in enumerate(lines) if re.match(r"(import|from) (?!__future__)", line))
+    first = next(own, 0)
     lines[first:first] = imports
     return "\n".join(lines) + "\n"
 

@@ -122,7 +122,7 @@ def _shown(edits: tuple[Edit, ...]) -> tuple[str, ...]:
         lines = tuple(line for line in shown if not line.startswith("+ import "))
         changes.setdefault((edit.file, *edit.span[:2]), []).append(lines)
     parts = list(dict.fromkeys(imports))
-    for shown_lines in changes.values():
+    for _, shown_lines in sorted(changes.items()):
         parts += [line for line in shown_lines[0] if line.startswith("- ")]
         parts += [line for line in shown_lines[-1] if line.startswith("+ ")]
     return tuple(parts)
