@@ -46,6 +46,12 @@ PRECONDITIONS: dict[Symptom, Precondition] = {
         "3 such steps, or 5 new optimizers",
         "note if most steps have the optimizer of the step before, and the loss fell by 90 %",
     ),
+    S.WRONG_GRADIENT: P(
+        "fault; warning if it may be an approximation, or a mean of what is a sum already",
+        "a measured step; 2, and half of all, for a loss that counts twice",
+        "the function hands its input on, is a step function, or gives other numbers when it is called again; "
+        "5 % apart or less",
+    ),
     S.UPHILL_UPDATES: P(
         "warning; fault if complex gradients are not conjugated",
         "3 measured steps",
@@ -76,6 +82,11 @@ PRECONDITIONS: dict[Symptom, Precondition] = {
     ),
     S.SAME_RANDOM_NUMBERS: P("warning", "5 measured steps", "one of them draws others"),
     S.BAD_STATE: P("fault", "a step", ""),
+    S.STILL_STATE: P(
+        "fault for statistics of a copy that is called, else warning",
+        "20 steps",
+        "the name of a copy does not say that it follows; note if the copy is not called in the training",
+    ),
     S.STALE_STATE: P(
         "warning; fault after loading a state",
         "3 measured steps; 2",
