@@ -49,7 +49,7 @@ PRECONDITIONS: dict[Symptom, Precondition] = {
     S.WRONG_GRADIENT: P(
         "fault; warning if it may be an approximation, or a mean of what is a sum already",
         "a measured step; 2, and half of all, for a loss that counts twice",
-        "the function hands its input on, is a step function, or gives other numbers when it is called again; "
+        "the function hands its input on, is a step function, or gives other numbers in another call; "
         "5 % apart or less",
     ),
     S.UPHILL_UPDATES: P(
