@@ -1,5 +1,8 @@
 """Derivatives that a script has written itself: wrong ones are named, what stands in for one is not."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,7 +95,7 @@ WRONG = {
 }
 WRONG_OF_TWO = {
     "exchanged": (lambda xp, x, y: x * xp.exp(y), lambda xp, g, x, y: (g * x * xp.exp(y), g * xp.exp(y))),
-    "one left out": (lambda xp, x, y: x * y, lambda xp, g, x, y: (g * y, 0 * g)),
+    "one doubled": (lambda xp, x, y: x * y, lambda xp, g, x, y: (g * y, 2 * g * x)),
 }
 MEANT = {
     "a straight-through rounding": (lambda xp, x: xp.round(x), lambda xp, g, x: g),
@@ -102,6 +105,8 @@ MEANT = {
     "a reversal": (lambda xp, x: x * 1, lambda xp, g, x: -0.3 * g),
     "a scale": (lambda xp, x: x * 1, lambda xp, g, x: 100 * g),
     "a clipped gradient": (lambda xp, x: x * 1, lambda xp, g, x: xp.clip(g, -1e-3, 1e-3)),
+    "a sign with a scale": (lambda xp, x: xp.sign(x) * abs(x).mean(), lambda xp, g, x: g),
+    "a reversal that reshapes": (lambda xp, x: x.reshape(-1, 8), lambda xp, g, x: -0.5 * g.reshape(x.shape)),
     "a right one": (SWISH, lambda xp, g, x: g * (sig(xp, x) * (1 + x * (1 - sig(xp, x))))),
     "an implicit one": (
         lambda xp, x: _fixed_point(xp, x),
@@ -116,6 +121,10 @@ MEANT_OF_TWO = {
     "a learned step size": (
         lambda xp, x, s: xp.round(x / (abs(s) + 1)) * (abs(s) + 1),
         lambda xp, g, x, s: (g, g * (xp.round(x / (abs(s) + 1)) - x / (abs(s) + 1)) * xp.sign(s)),
+    ),
+    "one that nobody asks for": (
+        lambda xp, x, y: x * xp.exp(y) if xp is jnp else x * y,
+        lambda xp, g, x, y: (g * xp.exp(y), None) if xp is jnp else (g * y, g * x),
     ),
     "right ones": (lambda xp, x, y: x * xp.exp(y), lambda xp, g, x, y: (g * xp.exp(y), g * x * xp.exp(y))),
 }
@@ -247,7 +256,7 @@ class Sign(torch.autograd.Function):
         return 0 * g
 a, b = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
 opt = torch.optim.Adam([*a.parameters(), *b.parameters()], 1e-2)
-for i in range(15):
+for i in range(40):
     x = torch.randn(64, 4)
     loss = (b(Sign.apply(a(x))) - x[:, :1]).square().mean()
     opt.zero_grad()
@@ -270,7 +279,7 @@ def train(p, state, x):
     loss, g = jax.value_and_grad(lambda p: jnp.mean((sign(x @ p["a"]) @ p["b"] - x[:, :1]) ** 2))(p)
     up, state = tx.update(g, state)
     return optax.apply_updates(p, up), state, loss
-for i in range(15):
+for i in range(40):
     p, state, loss = train(p, state, jax.random.normal(jax.random.key(i), (64, 4)))
 """
 
@@ -282,6 +291,53 @@ def test_a_rule_that_makes_a_gradient_exactly_0_is_named(text, tmp_path):
     assert first["symptom"] == "zero_gradient", result.stdout + result.stderr
     assert "sign returns is exactly 0" in first["evidence"][1].lower()
     assert "return" in first["place"]["code"]
+
+
+SAVING = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0]
+torch.manual_seed(0)
+model = nn.Linear(8, 1)
+opt = torch.optim.SGD(model.parameters(), 1e-2)
+kept = {{}}
+def pack(t):
+    kept[len(kept)] = t
+    return len(kept) - 1
+for step in range(12):
+    x = torch.randn(16, 8)
+    {body}
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+print(loss.item())
+"""
+SAVED = {
+    "checkpoint": "loss = checkpoint(lambda x: Square.apply(model(x)).mean(), x, use_reentrant=False)",
+    "hooks": "with torch.autograd.graph.saved_tensors_hooks(pack, kept.pop):\n"
+    "        loss = Square.apply(model(x)).mean()",
+    "a checkup inside": "import stablenum_torch\n"
+    "    stablenum_torch.checkup(model, lambda m, x: Square.apply(m(x)).mean(), x) if step == 1 else None\n"
+    "    loss = Square.apply(model(x)).mean()",
+}
+
+
+@pytest.mark.parametrize("body", SAVED.values(), ids=SAVED)
+def test_a_script_ends_as_it_does_without_a_checkup(body, tmp_path):
+    result, report = checked(SAVING.format(body=body), tmp_path, "--once")
+    plain = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True
+    )
+    assert result.stdout.splitlines()[0] == plain.stdout.strip(), result.stdout + result.stderr
+    assert "wrong_gradient" not in [c["symptom"] for c in report["complaints"]]
 
 
 TRANSPOSED = """

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import dis
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import isfunction
+from itertools import pairwise
+from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["CustomCall", "CustomDerivative", "Difference", "differences"]
+__all__ = [
+    "CustomCall",
+    "CustomDerivative",
+    "Difference",
+    "codes_of",
+    "differences",
+    "is_a_step",
+    "keeps_state",
+]
 
 Array = Any
 
@@ -65,6 +77,45 @@ class CustomDerivative:
     writers: tuple[Place, ...] = ()
 
 
+# Names in the code of a function whose derivative stands in for that of a step, or that keeps state.
+_STANDS_IN = frozenset({
+    "argmax", "argmin", "bernoulli", "bernoulli_", "ceil", "floor", "heaviside", "one_hot", "round", "sgn",
+    "sign", "stop_gradient", "trunc",
+})  # fmt: skip
+_KEEPS_STATE = frozenset({"grad", "main_grad", "generator", "append", "update"})
+
+
+def codes_of(*functions: Any) -> tuple[CodeType, ...]:
+    """Return the code of functions, and of those that they have from outside and call."""
+    found: list[CodeType] = []
+    for function in functions:
+        code = getattr(function, "__code__", None)
+        if code is None:
+            continue
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        named = [function.__globals__.get(name) for name in code.co_names]
+        found += [code, *(one.__code__ for one in (*cells, *named) if isfunction(one))]
+    return tuple(found)
+
+
+def keeps_state(*codes: CodeType) -> bool:
+    """Return whether functions have an effect beside their results, as far as their code shows it."""
+    for code in codes:
+        steps, own = list(dis.get_instructions(code)), code.co_varnames[:1]
+        writes = [a for a, b in pairwise(steps) if b.opname == "STORE_ATTR" and a.argval not in own]
+        if writes or _KEEPS_STATE & frozenset(code.co_names):
+            return True
+        if any(one.opname == "STORE_GLOBAL" for one in steps):
+            return True
+    return False
+
+
+def is_a_step(*codes: CodeType) -> bool:
+    """Return whether functions compute a step, such as a sign, for whose derivative another may stand in."""
+    compared = any(one.opname == "COMPARE_OP" for code in codes for one in dis.get_instructions(code))
+    return compared or any(_STANDS_IN & frozenset(code.co_names) for code in codes)
+
+
 class CustomCall(Protocol):
     """A call of such a function, which can be evaluated again, in float64 if the function can."""
 
@@ -103,9 +154,12 @@ def differences(call: CustomCall, *, xp: Any) -> tuple[tuple[Difference, ...], t
         A difference per input, and the inputs whose derivatives are both exactly 0.
     """
     outputs = call.value(call.inputs)
+    if len(outputs) != 1:  # a training may use some of them only
+        return (), ()
     if not _same(outputs, call.outputs, xp) or any(_passed_on(y, call.inputs, xp) for y in outputs):
         return (), ()
-    cotangents = [_irregular(y, xp) for y in outputs]
+    # Of a loss, the training asks for the derivative itself.
+    cotangents = [_irregular(y, xp) if math.prod(y.shape) > 1 else xp.ones_like(y) for y in outputs]
     written = call.written(cotangents)
     if not all(_finite(g, xp) for g in written):
         return (), ()
@@ -195,7 +249,9 @@ def _same(outputs: Sequence[Array], known: Sequence[Array], xp: Any) -> bool:
 
 
 def _passed_on(output: Array, inputs: Sequence[Array], xp: Any) -> bool:
-    return any(output.shape == x.shape and bool(xp.all(output == x)) for x in inputs)
+    n = math.prod(output.shape)
+    alike = [x for x in inputs if math.prod(x.shape) == n]
+    return any(bool(xp.all(xp.reshape(output, (n,)) == xp.reshape(x, (n,)))) for x in alike)
 
 
 def _irregular(x: Array, xp: Any) -> Array:

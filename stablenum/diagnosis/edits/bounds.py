@@ -30,7 +30,7 @@ _BOUNDS: dict[str, tuple[float | None, float | None]] = {
 }
 _EXPONENTIALS = ("cosh", "exp", "expm1", "sinh")
 # How operations are written that have other names in the source.
-_WRITTEN = {"acosh": ("acosh", "arccosh"), "asin": ("asin", "arcsin"), "exp1": ("exp1", "expi")}
+_WRITTEN = {"acosh": ("acosh", "arccosh"), "asin": ("asin", "arcsin")}
 
 
 def bounded(finding: Finding, framework: str, source: str) -> list[Edit]:
@@ -74,6 +74,8 @@ def bounded(finding: Finding, framework: str, source: str) -> list[Edit]:
 
 
 def _bounds(finding: Finding) -> tuple[float | None, float | None] | None:
+    if finding.operation in ("digamma", "lgamma") and any(s.min < 0 for s in finding.inputs[:1]):
+        return None  # it is defined between negative integers, too
     if finding.operation not in _EXPONENTIALS:
         return _BOUNDS.get(finding.operation)
     most = float(largest_exponent(finding))

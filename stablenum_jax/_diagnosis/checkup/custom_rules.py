@@ -13,7 +13,13 @@ import array_api_compat.numpy as numpy_namespace
 import jax
 import numpy as np
 
-from stablenum.diagnosis.checkup.custom_derivatives import CustomDerivative, differences
+from stablenum.diagnosis.checkup.custom_derivatives import (
+    CustomDerivative,
+    codes_of,
+    differences,
+    is_a_step,
+    keeps_state,
+)
 from stablenum.diagnosis.replay.source_files import is_the_scripts, return_in
 from stablenum.diagnosis.replay.values import Place
 from stablenum.diagnosis.watch.frames import transparent
@@ -46,6 +52,7 @@ class CustomRules:
 
     def __init__(self) -> None:
         self._applied: dict[str, _Application] = {}  # kind of a mark -> what is applied to what it marks
+        self._kinds: dict[Any, str] = {}  # code and line of a function -> the kind of its mark
         self._compared: dict[str, int] = {}
         self.found: list[CustomDerivative] = []
 
@@ -72,14 +79,15 @@ class CustomRules:
         @transparent
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             code = getattr(inspect.unwrap(self.fun), "__code__", None)
-            if code is None or not is_the_scripts(code.co_filename):
+            if code is None or kwargs or not is_the_scripts(code.co_filename):
                 return inner(self, *args, **kwargs)
-            kind = f"{CUSTOM}{len(watched._applied)}"
+            place = users_place()
+            kind = watched._kinds.setdefault((code, place), f"{CUSTOM}{len(watched._kinds)}")
             given = mark(args, kind)
             if all(a is b for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(args), strict=True)):
                 return inner(self, *args, **kwargs)  # outside of a trace
             shapes = jax.tree_util.tree_map_with_path(_kept, args)
-            watched._applied[kind] = _Application(self, shapes, kwargs, users_place())
+            watched._applied[kind] = _Application(self, shapes, {}, place)
             return inner(self, *given, **kwargs)
 
         return call
@@ -117,11 +125,22 @@ def _compared(one: _Application, values: dict[str, Any]) -> tuple[Any, Any]:
     args = jax.tree.map(filled, one.args, is_leaf=lambda x: isinstance(x, _Kept))
     if sum(np.size(x) for x in jax.tree.leaves(args)) > _MOST_ELEMENTS:
         return (), ()
+    rule = getattr(one.function, "bwd", None) or getattr(one.function, "jvp", None)
+    codes = codes_of(*(inspect.unwrap(f) for f in (one.function.fun, rule) if f is not None))
+    if keeps_state(*codes):
+        return (), ()
+    if jax.make_jaxpr(one.function.fun, static_argnums=_static(one.function))(*args).effects:
+        return (), ()  # it prints, or calls back
     with jax.enable_x64(True):
         try:
-            return differences(_Call(one, args, wide=True), xp=numpy_namespace)
+            found = differences(_Call(one, args, wide=True), xp=numpy_namespace)
         except Exception:  # noqa: BLE001 (it takes its inputs in their own format only)
-            return differences(_Call(one, args, wide=False), xp=numpy_namespace)
+            found = differences(_Call(one, args, wide=False), xp=numpy_namespace)
+    return ((), found[1]) if is_a_step(*codes) else found
+
+
+def _static(function: Any) -> tuple[int, ...]:
+    return tuple(getattr(function, "nondiff_argnums", ()))
 
 
 def _unbatched(data: Any, shape: tuple[int, ...]) -> Any:

@@ -179,7 +179,11 @@ class _Watcher:
                     loss, aux = first if has_aux else (first, None)
                     loss = loss if self.unscaled else mark(loss, LOSS)
                     gradients, self.unscaled = mark(gradients, GRADIENT), before
-                    self.sums.note(loss, gradients, args)
+                    numbers = {n % len(args) for n in ((argnums,) if isinstance(argnums, int) else argnums)}
+                    params, others = [
+                        [a for i, a in enumerate(args) if (i in numbers) is own] for own in (True, False)
+                    ]
+                    self.sums.note(loss, gradients, params, others)
                     if value:
                         return ((loss, aux) if has_aux else loss), gradients
                     return (gradients, aux) if has_aux else gradients

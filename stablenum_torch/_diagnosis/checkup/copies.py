@@ -16,6 +16,8 @@ from stablenum_torch._diagnosis.watch.script_recorder import existing_modules
 __all__ = ["Copies"]
 
 Print = tuple[float, float]
+# Other buffers may be counters, queues or tables, which a copy need not have.
+_STATISTICS = ("running_mean", "running_var")
 
 
 class Copies:
@@ -58,7 +60,9 @@ class Copies:
         still = tuple(
             name
             for name in now_of_copy.keys() - weights
-            if now_of_copy[name] == first_of_copy[name] and now[name] != first[name]
+            if name.rpartition(".")[2] in _STATISTICS
+            and now_of_copy[name] == first_of_copy[name]
+            and now[name] != first[name]
         )
         return Copy(
             name=_name_of(other),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -13,7 +14,13 @@ from torch import Tensor
 from torch.autograd.function import Function, _is_setup_context_defined, _SingleLevelFunction
 from torch.utils.checkpoint import CheckpointFunction
 
-from stablenum.diagnosis.checkup.custom_derivatives import CustomDerivative, differences
+from stablenum.diagnosis.checkup.custom_derivatives import (
+    CustomDerivative,
+    codes_of,
+    differences,
+    is_a_step,
+    keeps_state,
+)
 from stablenum.diagnosis.replay.source_files import is_the_scripts, return_in
 from stablenum.diagnosis.replay.values import Place
 from stablenum.diagnosis.watch.frames import transparent
@@ -30,6 +37,8 @@ _MOST_ELEMENTS = 1_000_000
 _MOST_CALLS = 2
 # A function that cannot be evaluated again at all, or only at a cost, raises one of many errors.
 _Errors = Exception
+# Other arguments, such as modules and generators, have a state that a call may change.
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, tuple)
 
 
 class Aside(Protocol):
@@ -66,6 +75,7 @@ class CustomFunctions:
         self._seen: dict[type, int] = {}
         self.found: list[CustomDerivative] = []
         self.cut: list[Place] = []
+        self._before: Any = None
         self.step = 0
         self.written_on: Callable[[Tensor], Place | None] = lambda tensor: None
 
@@ -96,11 +106,15 @@ class CustomFunctions:
                 look(watched.after, kept, result)
             return result
 
+        self._before = vars(_SingleLevelFunction).get("apply")
         _SingleLevelFunction.apply = classmethod(apply)
 
     def uninstall(self) -> None:
         """Watch no longer."""
-        del _SingleLevelFunction.apply
+        if self._before is None:
+            del _SingleLevelFunction.apply
+        else:
+            _SingleLevelFunction.apply = self._before
 
     def is_watched(self, cls: type[Function]) -> bool:
         """Return whether a function is the user's, and has not been looked at often enough."""
@@ -117,6 +131,11 @@ class CustomFunctions:
 
     def before(self, cls: type[Function], args: tuple[Any, ...]) -> _Call | None:
         """Keep what a function is given, which it may write to."""
+        # A checkpoint and the script's own hooks count what is saved.
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            return None
+        if not all(isinstance(a, _PLAIN) for a in args if not isinstance(a, Tensor)):
+            return None
         given = [a for a in args if isinstance(a, Tensor)]
         if torch._C._are_functorch_transforms_active() or not any(map(_is_differentiable, given)):
             return None
@@ -130,8 +149,12 @@ class CustomFunctions:
         call.outputs = call.wide(result)
         node = next((t.grad_fn for t in _tensors(result) if t.grad_fn is not None), None)
         found: tuple[Any, Any] = (), ()
-        with contextlib.suppress(_Errors):
-            found = call.compared()
+        codes = codes_of(call.cls.forward, call.cls.backward)
+        if not keeps_state(*codes):
+            with contextlib.suppress(_Errors), warnings.catch_warnings(record=True):
+                found = call.compared()
+        if is_a_step(*codes):
+            found = (), found[1]
         one = CustomDerivative(
             call.cls.__name__,
             call.place,
@@ -186,7 +209,7 @@ class _Call:
         """Return how the derivatives differ; the generators are left as they were, and nothing is printed."""
         before = rng_state()
         try:
-            with torch.enable_grad(), contextlib.redirect_stdout(io.StringIO()):
+            with torch.enable_grad(), _silence():
                 try:
                     return differences(self, xp=torch_namespace)
                 except _Errors:
@@ -274,6 +297,12 @@ class _Context:
 
     def set_materialize_grads(self, value: bool) -> None:
         """Note nothing."""
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def _is_differentiable(t: Tensor) -> bool:

@@ -136,7 +136,7 @@ class _Watcher:
     def close(self) -> None:
         """Stop measuring."""
         if self.window is not None:
-            self.custom.uninstall()
+            self.session.sheltered(self.custom.uninstall)
             self.session.sheltered(self.window.close)
             self.schedule.end()
             self.window, self.unseen.recording = None, False
