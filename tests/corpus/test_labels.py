@@ -95,7 +95,9 @@ def test_the_tool_in_the_readme_runs() -> None:
 
 
 def test_the_causes_are_those_that_a_diagnosis_can_name() -> None:
-    assert set(CAUSES) | {"nothing_wrong", "other_rank", "unknown"} == {cause.value for cause in Cause}
+    assert set(CAUSES) | {"not_replayed", "nothing_wrong", "other_rank", "unknown"} == {
+        cause.value for cause in Cause
+    }
 
 
 def test_the_symptoms_are_those_that_a_checkup_can_name() -> None:
