@@ -110,7 +110,7 @@ class PassThrough(Optimizer):
         try:
             return getattr(self.inner, name)
         except AttributeError as error:
-            # The first line of the user's own property may have failed, so that its error is told too.
+            # The first line of the user's own property may have failed, so that its error is reported, too.
             raise AttributeError(
                 f"{missing}, nor has what it guards: {error}", name=name, obj=self
             ) from error

@@ -128,7 +128,7 @@ def wrap(
         EpsTooSmallWarning: ``eps`` is 0 in the format of a parameter.
         UserWarning: the fused kernel of this version of torch leaves elements of 16-bit parameters on a CPU
             unmoved; from the first step, if it moves the wrong elements of one, because the gradient has
-            other strides; later, once, if parameters move in a step that passes by the guard.
+            other strides; later, once, if parameters move in a step that goes around the guard.
 
     Example:
         >>> import torch

@@ -2,7 +2,7 @@
 
 A pickle may not only call what ``find_class`` returns: it may also set attributes of it, and the attribute of
 a class stays changed for the whole process. So none of the classes that it names is handed out. Each has a
-stand-in, which is made anew for every file, keeps what it is given, and lets nothing be set.
+stand-in of its own for every file, which keeps what it is given, and lets nothing be set.
 """
 
 from __future__ import annotations
