@@ -81,11 +81,14 @@ def whole(xp, x):
     return xp.max(x, axis=-1, keepdims=True) if xp is jnp else xp.max(x, dim=-1, keepdim=True).values
 
 
-SWISH = lambda xp, x: x * sig(xp, x)  # noqa: E731
+def swish(xp, x):
+    return x * sig(xp, x)
+
+
 WRONG = {
     "twice as large": (lambda xp, x: xp.tanh(x), lambda xp, g, x: 2 * g * (1 - xp.tanh(x) ** 2)),
     "the other way": (lambda xp, x: x**3, lambda xp, g, x: -3 * g * x * x),
-    "a term is missing": (SWISH, lambda xp, g, x: g * sig(xp, x)),
+    "a term is missing": (swish, lambda xp, g, x: g * sig(xp, x)),
     "exactly 0": (lambda xp, x: xp.sin(x), lambda xp, g, x: 0 * g),
     "of a row": (lambda xp, x: x - whole(xp, x) + xp.exp(x), lambda xp, g, x: 0.3 * g + 0 * x),
     "a factor that is forgotten": (
@@ -107,7 +110,7 @@ MEANT = {
     "a clipped gradient": (lambda xp, x: x * 1, lambda xp, g, x: xp.clip(g, -1e-3, 1e-3)),
     "a sign with a scale": (lambda xp, x: xp.sign(x) * abs(x).mean(), lambda xp, g, x: g),
     "a reversal that reshapes": (lambda xp, x: x.reshape(-1, 8), lambda xp, g, x: -0.5 * g.reshape(x.shape)),
-    "a right one": (SWISH, lambda xp, g, x: g * (sig(xp, x) * (1 + x * (1 - sig(xp, x))))),
+    "a right one": (swish, lambda xp, g, x: g * (sig(xp, x) * (1 + x * (1 - sig(xp, x))))),
     "an implicit one": (
         lambda xp, x: _fixed_point(xp, x),
         lambda xp, g, x: g / (1 + 0.5 * xp.sin(_fixed_point(xp, x))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dis
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import isfunction
 from itertools import pairwise
@@ -13,18 +13,14 @@ from typing import Any, NamedTuple, Protocol
 
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = [
-    "CustomCall",
-    "CustomDerivative",
-    "Difference",
-    "codes_of",
-    "differences",
-    "is_a_step",
-    "keeps_state",
-]
+__all__ = ["MOST_CALLS", "MOST_ELEMENTS", "CustomCall", "CustomDerivative", "Difference", "compared"]
 
 Array = Any
 
+# Larger inputs are not evaluated again: each takes about ten evaluations in float64. Chosen, not measured.
+MOST_ELEMENTS = 1_000_000
+# A function is compared so many times, since its derivative may depend on what it is given. Chosen.
+MOST_CALLS = 2
 # Central differences with steps of these parts of the input's size: of float64, and of a function that
 # computes in float32, the error of both is below _AGREE. Chosen, not measured.
 _STEPS = (1e-3, 2.5e-4)
@@ -85,37 +81,6 @@ _STANDS_IN = frozenset({
 _KEEPS_STATE = frozenset({"grad", "main_grad", "generator", "append", "update"})
 
 
-def codes_of(*functions: Any) -> tuple[CodeType, ...]:
-    """Return the code of functions, and of those that they have from outside and call."""
-    found: list[CodeType] = []
-    for function in functions:
-        code = getattr(function, "__code__", None)
-        if code is None:
-            continue
-        cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        named = [function.__globals__.get(name) for name in code.co_names]
-        found += [code, *(one.__code__ for one in (*cells, *named) if isfunction(one))]
-    return tuple(found)
-
-
-def keeps_state(*codes: CodeType) -> bool:
-    """Return whether functions have an effect beside their results, as far as their code shows it."""
-    for code in codes:
-        steps, own = list(dis.get_instructions(code)), code.co_varnames[:1]
-        writes = [a for a, b in pairwise(steps) if b.opname == "STORE_ATTR" and a.argval not in own]
-        if writes or _KEEPS_STATE & frozenset(code.co_names):
-            return True
-        if any(one.opname == "STORE_GLOBAL" for one in steps):
-            return True
-    return False
-
-
-def is_a_step(*codes: CodeType) -> bool:
-    """Return whether functions compute a step, such as a sign, for whose derivative another may stand in."""
-    compared = any(one.opname == "COMPARE_OP" for code in codes for one in dis.get_instructions(code))
-    return compared or any(_STANDS_IN & frozenset(code.co_names) for code in codes)
-
-
 class CustomCall(Protocol):
     """A call of such a function, which can be evaluated again, in float64 if the function can."""
 
@@ -137,21 +102,71 @@ class CustomCall(Protocol):
         """Return what differentiating the function's operations gives; None if they cannot be."""
 
 
-def differences(call: CustomCall, *, xp: Any) -> tuple[tuple[Difference, ...], tuple[int, ...]]:
-    """Compare the derivatives that a script has written with slopes of the function.
+def compared(
+    functions: Sequence[Any], call: Callable[[bool], CustomCall], *, xp: Any
+) -> tuple[tuple[Difference, ...], tuple[int, ...]]:
+    """Compare the derivatives that a script has written with slopes of the function, if its code shows no
+    effect beside its result.
+
+    Of a function with a step in its code only derivatives that are exactly 0 count: others stand in for one.
+
+    Args:
+        functions: the function, and its derivative.
+        call: returns the call, in float64 (True) or in the format of its inputs (False).
+        xp: the array namespace.
+
+    Returns:
+        A difference per input, and the inputs whose derivatives are both exactly 0.
+    """
+    codes = _codes_of(functions)
+    if len(codes) < len(functions) or _keeps_state(codes):
+        return (), ()
+    try:
+        found, flat = _differences(call(True), xp)
+    except Exception:  # noqa: BLE001 (it takes its inputs in their own format only)
+        found, flat = _differences(call(False), xp)
+    return ((), flat) if _is_a_step(codes) else (found, flat)
+
+
+def _codes_of(functions: Sequence[Any]) -> tuple[CodeType, ...]:
+    """Return the code of functions, and of those that they have from outside and call."""
+    found: list[CodeType] = []
+    for function in functions:
+        code = getattr(function, "__code__", None)
+        if code is None:
+            continue
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        named = [function.__globals__.get(name) for name in code.co_names]
+        found += [code, *(one.__code__ for one in (*cells, *named) if isfunction(one))]
+    return tuple(found)
+
+
+def _keeps_state(codes: Sequence[CodeType]) -> bool:
+    """Return whether functions have an effect beside their results, as far as their code shows it."""
+    for code in codes:
+        steps, own = list(dis.get_instructions(code)), code.co_varnames[:1]
+        writes = [a for a, b in pairwise(steps) if b.opname == "STORE_ATTR" and a.argval not in own]
+        if writes or _KEEPS_STATE & frozenset(code.co_names):
+            return True
+        if any(one.opname == "STORE_GLOBAL" for one in steps):
+            return True
+    return False
+
+
+def _is_a_step(codes: Sequence[CodeType]) -> bool:
+    """Return whether functions compute a step, such as a sign, for whose derivative another may stand in."""
+    compared = any(one.opname == "COMPARE_OP" for code in codes for one in dis.get_instructions(code))
+    return compared or any(_STANDS_IN & frozenset(code.co_names) for code in codes)
+
+
+def _differences(call: CustomCall, xp: Any) -> tuple[tuple[Difference, ...], tuple[int, ...]]:
+    """Compare the derivatives of one call.
 
     The reference is ordinary differentiation where central differences confirm it, and central differences
     along the written derivative elsewhere. Nothing is said of a function that gives other numbers when it is
     called again, that is not smooth enough for two step sizes to agree, that hands an input on as it is (it
     exists for its derivative: a reversal, a scale, a clip), or that does not depend on one of its inputs in
     small steps although its derivative does (a rounding, a sign, with a derivative that stands in for it).
-
-    Args:
-        call: the call.
-        xp: the array namespace.
-
-    Returns:
-        A difference per input, and the inputs whose derivatives are both exactly 0.
     """
     outputs = call.value(call.inputs)
     if len(outputs) != 1:  # a training may use some of them only

@@ -10,6 +10,7 @@ from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.wording import places_of
 from stablenum.diagnosis.replay.trace import Step
+from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["RULES"]
 
@@ -87,8 +88,8 @@ def _overwritten(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
             return
 
 
-def _damaged(name: str, step: int, places: Sequence[object]) -> Complaint:
-    known = places_of(*places)  # type: ignore[arg-type]
+def _damaged(name: str, step: int, places: Sequence[Place | None]) -> Complaint:
+    known = places_of(*places)
     return Complaint.of(
         Symptom.WRONG_GRADIENT,
         Level.FAULT,

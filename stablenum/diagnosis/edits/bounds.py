@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from stablenum.diagnosis.edits.edit import Edit, segment
-from stablenum.diagnosis.edits.expressions import called, node_at, parsed, span_of
+from stablenum.diagnosis.edits.expressions import called, expression_at, span_of
 from stablenum.diagnosis.replay.argument_remedies import largest_exponent
 from stablenum.diagnosis.replay.findings import Finding
 
@@ -50,14 +50,10 @@ def bounded(finding: Finding, framework: str, source: str) -> list[Edit]:
         'torch.clamp(x / r, min=-0.999999, max=0.999999)'
     """
     place, bounds = finding.place, _bounds(finding)
-    if place is None or place.span is None or bounds is None:
+    found = expression_at(place, source)
+    if place is None or found is None or bounds is None:
         return []
-    try:
-        tree = parsed(source)
-    except SyntaxError:
-        return []
-    node = node_at(tree, place.span)
-    written = None if node is None else called(node)
+    written = called(found[1])
     names = _WRITTEN.get(finding.operation, (finding.operation,))
     if written is None or written.name not in names or not written.operands:
         return []

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stablenum.diagnosis.edits.edit import Span, segment
+from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["Called", "ancestors", "called", "node_at", "parsed", "span_of", "text_of"]
+__all__ = ["Called", "ancestors", "called", "expression_at", "node_at", "parsed", "span_of", "text_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,18 @@ def parsed(source: str) -> ast.Module:
     names = {alias.asname or alias.name.partition(".")[0] for alias in imports}
     found: ast.Module = _Modules(names).visit(tree)
     return found
+
+
+def expression_at(place: Place | None, source: str) -> tuple[ast.Module, ast.expr] | None:
+    """Return the tree of a source, and its expression at a place; None if the place does not show one."""
+    if place is None or place.span is None:
+        return None
+    try:
+        tree = parsed(source)
+    except SyntaxError:
+        return None
+    node = node_at(tree, place.span)
+    return None if node is None else (tree, node)
 
 
 def node_at(tree: ast.AST, span: Span) -> ast.expr | None:

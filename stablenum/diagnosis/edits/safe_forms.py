@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from stablenum.diagnosis.edits.edit import Edit, segment
-from stablenum.diagnosis.edits.expressions import Called, ancestors, called, node_at, parsed, span_of, text_of
+from stablenum.diagnosis.edits.expressions import Called, ancestors, called, expression_at, span_of, text_of
 from stablenum.diagnosis.edits.written_by_hand import argument_of
 from stablenum.diagnosis.replay.evidence import Verdict
 from stablenum.diagnosis.replay.findings import Finding
@@ -49,16 +49,10 @@ def edits_for(finding: Finding, verdict: Verdict, source: str) -> list[Edit]:
         >>> edits_for(f, verdict, "y = (a * m).sum() / n\\n")[0].after
         'stablenum_torch.numerics.divide((a * m).sum(), n, fill=0.0)'
     """
-    place = finding.place
-    if place is None or place.span is None or not verdict.code:
+    place, at = finding.place, expression_at(finding.place, source)
+    if place is None or at is None or not verdict.code:
         return []
-    try:
-        tree = parsed(source)
-    except SyntaxError:
-        return []
-    node = node_at(tree, place.span)
-    if node is None:
-        return []
+    tree, node = at
     proposed = [*_by_hand(finding, verdict, tree, node, source), *_in_place(finding, verdict, node, source)]
     found: dict[str, Edit] = {}
     for where, text in proposed:

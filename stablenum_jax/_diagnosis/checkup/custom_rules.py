@@ -14,11 +14,10 @@ import jax
 import numpy as np
 
 from stablenum.diagnosis.checkup.custom_derivatives import (
+    MOST_CALLS,
+    MOST_ELEMENTS,
     CustomDerivative,
-    codes_of,
-    differences,
-    is_a_step,
-    keeps_state,
+    compared,
 )
 from stablenum.diagnosis.replay.source_files import is_the_scripts, return_in
 from stablenum.diagnosis.replay.values import Place
@@ -30,10 +29,6 @@ from stablenum_jax._trees.names import path_name
 
 __all__ = ["CustomRules"]
 
-# Larger inputs are not evaluated again: each takes about ten evaluations in float64. Chosen, not measured.
-_MOST_ELEMENTS = 1_000_000
-# A function is compared in so many measured steps, since its rule may depend on what it is given. Chosen.
-_MOST_STEPS = 2
 _KINDS = (jax.custom_vjp, jax.custom_jvp)
 
 
@@ -43,7 +38,6 @@ class _Application:
 
     function: Any
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
     place: Place | None
 
 
@@ -87,8 +81,8 @@ class CustomRules:
             if all(a is b for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(args), strict=True)):
                 return inner(self, *args, **kwargs)  # outside of a trace
             shapes = jax.tree_util.tree_map_with_path(_kept, args)
-            watched._applied[kind] = _Application(self, shapes, {}, place)
-            return inner(self, *given, **kwargs)
+            watched._applied[kind] = _Application(self, shapes, place)
+            return inner(self, *given)
 
         return call
 
@@ -96,14 +90,15 @@ class CustomRules:
         """Compare the rules of the functions that a measured step has applied."""
         for kind in sorted(marked.keys() & self._applied.keys()):
             one = self._applied[kind]
-            if self._compared.get(kind, 0) >= _MOST_STEPS:
+            if self._compared.get(kind, 0) >= MOST_CALLS:
                 continue
             self._compared[kind] = self._compared.get(kind, 0) + 1
             found: tuple[Any, Any] = (), ()
             with contextlib.suppress(Exception):  # it cannot be evaluated again, for one of many reasons
                 found = _compared(one, {name: cell.data for name, cell in marked[kind].items()})
             name = getattr(one.function, "__name__", "a function")
-            self.found.append(CustomDerivative(name, one.place, _rule_of(one.function), step, *found))
+            written = _place_of(_rule_of(one.function))
+            self.found.append(CustomDerivative(name, one.place, written, step, *found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +118,11 @@ def _compared(one: _Application, values: dict[str, Any]) -> tuple[Any, Any]:
         return _unbatched(values[leaf.name], leaf.shape) if isinstance(leaf, _Kept) else leaf
 
     args = jax.tree.map(filled, one.args, is_leaf=lambda x: isinstance(x, _Kept))
-    if sum(np.size(x) for x in jax.tree.leaves(args)) > _MOST_ELEMENTS:
+    if sum(np.size(x) for x in jax.tree.leaves(args)) > MOST_ELEMENTS:
         return (), ()
-    rule = getattr(one.function, "bwd", None) or getattr(one.function, "jvp", None)
-    codes = codes_of(*(inspect.unwrap(f) for f in (one.function.fun, rule) if f is not None))
-    if keeps_state(*codes):
-        return (), ()
-    if jax.make_jaxpr(one.function.fun, static_argnums=_static(one.function))(*args).effects:
-        return (), ()  # it prints, or calls back
+    functions = [inspect.unwrap(f) for f in (one.function.fun, _rule_of(one.function)) if f is not None]
     with jax.enable_x64(True):
-        try:
-            found = differences(_Call(one, args, wide=True), xp=numpy_namespace)
-        except Exception:  # noqa: BLE001 (it takes its inputs in their own format only)
-            found = differences(_Call(one, args, wide=False), xp=numpy_namespace)
-    return ((), found[1]) if is_a_step(*codes) else found
+        return compared(functions, lambda wide: _Call(one.function, args, wide=wide), xp=numpy_namespace)
 
 
 def _static(function: Any) -> tuple[int, ...]:
@@ -157,9 +143,11 @@ def _unbatched(data: Any, shape: tuple[int, ...]) -> Any:
 class _Call:
     """A call that can be evaluated again: see ``CustomCall``."""
 
-    def __init__(self, one: _Application, args: tuple[Any, ...], *, wide: bool) -> None:
-        self._one, self._wide = one, wide
-        static = set(getattr(one.function, "nondiff_argnums", ()))
+    def __init__(self, function: Any, args: tuple[Any, ...], *, wide: bool) -> None:
+        if jax.make_jaxpr(function.fun, static_argnums=_static(function))(*args).effects:
+            raise ValueError("it prints, or calls back")
+        self._function, self._wide = function, wide
+        static = _static(function)
         leaves, self._structure = jax.tree.flatten(args)
         numbers = jax.tree.leaves([jax.tree.map(lambda _, i=i: i, a) for i, a in enumerate(args)])
         self._leaves = leaves
@@ -171,13 +159,13 @@ class _Call:
         if not self._at:
             raise ValueError("nothing to differentiate")
         self.inputs = [np.asarray(leaves[i]).astype(np.float64) for i in self._at]
-        self.outputs = self._wide_outputs(one.function(*args, **one.kwargs))
+        self.outputs = self._wide_outputs(function(*args))
 
     def _run(self, function: Any, inputs: Sequence[Any]) -> list[Any]:
         leaves = list(self._leaves)
         for i, x in zip(self._at, inputs, strict=True):
             leaves[i] = x if self._wide else jax.numpy.asarray(x, self._leaves[i].dtype)
-        result = function(*jax.tree.unflatten(self._structure, leaves), **self._one.kwargs)
+        result = function(*jax.tree.unflatten(self._structure, leaves))
         return [y for y in jax.tree.leaves(result) if is_floating(y)]
 
     @staticmethod
@@ -186,7 +174,7 @@ class _Call:
 
     def value(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs for these inputs."""
-        return self._wide_outputs(self._run(self._one.function.fun, [jax.numpy.asarray(x) for x in inputs]))
+        return self._wide_outputs(self._run(self._function.fun, [jax.numpy.asarray(x) for x in inputs]))
 
     def _pulled_back(self, function: Any, cotangents: Sequence[Any]) -> list[Any]:
         given = [jax.numpy.asarray(x) for x in self.inputs]
@@ -196,20 +184,22 @@ class _Call:
 
     def written(self, cotangents: Sequence[Any]) -> list[Any]:
         """Return what the function's own rule gives."""
-        return self._pulled_back(self._one.function, cotangents)
+        return self._pulled_back(self._function, cotangents)
 
     def ordinary(self, cotangents: Sequence[Any]) -> list[Any] | None:
         """Return what JAX gives for the function without its rule."""
         try:
-            return self._pulled_back(self._one.function.fun, cotangents)
+            return self._pulled_back(self._function.fun, cotangents)
         except Exception:  # noqa: BLE001 (a loop that cannot be differentiated in reverse, a callback)
             return None
 
 
-def _rule_of(function: Any) -> Place | None:
+def _rule_of(function: Any) -> Any:
+    """Return the function that gives the derivative, as the script has written it; None if it has none."""
+    return getattr(function, "bwd", None) or getattr(function, "jvp", None)
+
+
+def _place_of(rule: Any) -> Place | None:
     """Return the line on which a rule is written."""
-    rule = getattr(function, "bwd", None) or getattr(function, "jvp", None)
     code = getattr(inspect.unwrap(rule), "__code__", None) if rule is not None else None
-    if code is None or not is_the_scripts(code.co_filename):
-        return None
-    return return_in(code)
+    return return_in(code) if code is not None and is_the_scripts(code.co_filename) else None

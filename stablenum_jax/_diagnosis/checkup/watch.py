@@ -179,10 +179,10 @@ class _Watcher:
                     loss, aux = first if has_aux else (first, None)
                     loss = loss if self.unscaled else mark(loss, LOSS)
                     gradients, self.unscaled = mark(gradients, GRADIENT), before
-                    numbers = {n % len(args) for n in ((argnums,) if isinstance(argnums, int) else argnums)}
-                    params, others = [
-                        [a for i, a in enumerate(args) if (i in numbers) is own] for own in (True, False)
-                    ]
+                    chosen = _chosen(args, argnums)
+                    params, others = (
+                        [a for i, a in enumerate(args) if (i in chosen) is own] for own in (True, False)
+                    )
                     self.sums.note(loss, gradients, params, others)
                     if value:
                         return ((loss, aux) if has_aux else loss), gradients
@@ -538,7 +538,12 @@ def _digest(data: Any) -> bytes:
     ).digest()  # 128 bits: no two arrays share one
 
 
-def _marked_arguments(args: tuple[Any, ...], argnums: Any) -> list[Any]:
+def _chosen(args: tuple[Any, ...], argnums: Any) -> set[int]:
+    """Return the positions of the arguments that are differentiated."""
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-    wanted = {n % len(args) for n in numbers} if args else set()
-    return [mark(a, PARAMETER) if i in wanted else a for i, a in enumerate(args)]
+    return {n % len(args) for n in numbers} if args else set()
+
+
+def _marked_arguments(args: tuple[Any, ...], argnums: Any) -> list[Any]:
+    chosen = _chosen(args, argnums)
+    return [mark(a, PARAMETER) if i in chosen else a for i, a in enumerate(args)]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stablenum.diagnosis.checkup.course import Copy
+from stablenum_torch._diagnosis.checkup.updates import is_measurable, wide
 from stablenum_torch._diagnosis.watch.script_recorder import existing_modules
 
 __all__ = ["Copies"]
@@ -31,9 +32,10 @@ class Copies:
 
     def begin(self) -> None:
         """Note what all models are before the first step."""
+        known: dict[int, Print] = {}
         for module in existing_modules():
             if next(module.parameters(), None) is not None:
-                self._first[weakref.ref(module)] = _prints(module)
+                self._first[weakref.ref(module)] = _prints(module, known)
 
     def note_call(self, module: nn.Module) -> None:
         """Note that a module is called."""
@@ -105,18 +107,20 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, b) for name, b in module.named_buffers() if b.is_floating_point() and not b.is_meta)
 
 
-def _prints(module: nn.Module) -> dict[str, Print]:
-    """Return two sums over each tensor, which tell whether it has changed."""
+def _prints(module: nn.Module, known: dict[int, Print] | None = None) -> dict[str, Print]:
+    """Return two sums over each tensor, which tell whether it has changed.
+
+    Args:
+        module: the module.
+        known: the sums of tensors that other modules have, by id; those of this one are added.
+    """
+    known = {} if known is None else known
     found = {}
     for name, tensor in _tensors(module):
-        wide = tensor.detach()
-        if wide.is_complex():
-            wide = torch.view_as_real(wide)
-        if wide.is_meta or wide.layout is not torch.strided or not wide.is_floating_point():
-            found[name] = (0.0, 0.0)
-            continue
-        wide = wide.double()
-        found[name] = (float(wide.sum()), float(wide.square().sum()))
+        if id(tensor) not in known:
+            numbers = wide(tensor.detach()) if is_measurable(tensor) else torch.zeros(())
+            known[id(tensor)] = float(numbers.sum()), float(numbers.square().sum())
+        found[name] = known[id(tensor)]
     return found
 
 

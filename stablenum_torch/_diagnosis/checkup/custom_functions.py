@@ -15,26 +15,22 @@ from torch.autograd.function import Function, _is_setup_context_defined, _Single
 from torch.utils.checkpoint import CheckpointFunction
 
 from stablenum.diagnosis.checkup.custom_derivatives import (
+    MOST_CALLS,
+    MOST_ELEMENTS,
     CustomDerivative,
-    codes_of,
-    differences,
-    is_a_step,
-    keeps_state,
+    compared,
 )
 from stablenum.diagnosis.replay.source_files import is_the_scripts, return_in
 from stablenum.diagnosis.replay.values import Place
 from stablenum.diagnosis.watch.frames import transparent
 from stablenum.diagnosis.watch.session import FAILED
 from stablenum_torch._devices.generators import rng_state, set_rng_state
+from stablenum_torch._diagnosis.replay.recorder import require_grad
 from stablenum_torch._diagnosis.replay.source_lines import users_place
 from stablenum_torch._diagnosis.watch.unseen import never_compiled
 
 __all__ = ["Aside", "CustomFunctions"]
 
-# Larger inputs are not evaluated again: each takes about ten evaluations in float64. Chosen, not measured.
-_MOST_ELEMENTS = 1_000_000
-# A function is compared in so many calls, since its derivative may depend on what it is given. Chosen.
-_MOST_CALLS = 2
 # A function that cannot be evaluated again at all, or only at a cost, raises one of many errors.
 _Errors = Exception
 # Other arguments, such as modules and generators, have a state that a call may change.
@@ -121,11 +117,11 @@ class CustomFunctions:
         code = getattr(cls.forward, "__code__", None)
         mine = code is not None and is_the_scripts(code.co_filename)
         alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-        return mine and alone and self._seen.get(cls, 0) < _MOST_CALLS and torch.is_grad_enabled()
+        return mine and alone and self._seen.get(cls, 0) < MOST_CALLS and torch.is_grad_enabled()
 
     def note_checkpoint(self, args: tuple[Any, ...]) -> None:
         """Note a reentrant checkpoint, if none of its inputs needs a gradient."""
-        place = None if any(map(_needs_gradient, args)) else users_place()
+        place = None if require_grad(args, {}) else users_place()
         if place is not None and place not in self.cut:
             self.cut.append(place)
 
@@ -139,7 +135,7 @@ class CustomFunctions:
         given = [a for a in args if isinstance(a, Tensor)]
         if torch._C._are_functorch_transforms_active() or not any(map(_is_differentiable, given)):
             return None
-        if sum(t.numel() for t in given) > _MOST_ELEMENTS:
+        if sum(t.numel() for t in given) > MOST_ELEMENTS:
             return None
         self._seen[cls] = self._seen.get(cls, 0) + 1
         return _Call(cls, args, users_place())
@@ -149,12 +145,8 @@ class CustomFunctions:
         call.outputs = call.wide(result)
         node = next((t.grad_fn for t in _tensors(result) if t.grad_fn is not None), None)
         found: tuple[Any, Any] = (), ()
-        codes = codes_of(call.cls.forward, call.cls.backward)
-        if not keeps_state(*codes):
-            with contextlib.suppress(_Errors), warnings.catch_warnings(record=True):
-                found = call.compared()
-        if is_a_step(*codes):
-            found = (), found[1]
+        with contextlib.suppress(_Errors), warnings.catch_warnings(record=True):
+            found = call.compared()
         one = CustomDerivative(
             call.cls.__name__,
             call.place,
@@ -210,13 +202,14 @@ class _Call:
         before = rng_state()
         try:
             with torch.enable_grad(), _silence():
-                try:
-                    return differences(self, xp=torch_namespace)
-                except _Errors:
-                    self._as_given = True
-                    return differences(self, xp=torch_namespace)
+                functions = (self.cls.forward, self.cls.backward)
+                return compared(functions, self._in, xp=torch_namespace)
         finally:
             set_rng_state(before)
+
+    def _in(self, wide: bool) -> _Call:
+        self._as_given = not wide
+        return self
 
     def wide(self, result: Any) -> list[Tensor]:
         """Return the differentiable outputs in float64."""
@@ -245,7 +238,7 @@ class _Call:
         set_rng_state(self._rng)
         if _is_setup_context_defined(self.cls.setup_context):
             return self.cls.forward(*args)
-        return self.cls.forward(_Context(self.cls, [isinstance(a, Tensor) for a in args]), *args)
+        return self.cls.forward(_Context([isinstance(a, Tensor) for a in args]), *args)
 
     def _given(self, inputs: Sequence[Tensor]) -> list[Any]:
         own = [self.args[i].dtype for i in self.at]
@@ -281,7 +274,7 @@ class _Call:
 class _Context:
     """What a forward pass is given in place of its context; it keeps what the function notes there."""
 
-    def __init__(self, cls: type[Function], needs: Sequence[bool]) -> None:
+    def __init__(self, needs: Sequence[bool]) -> None:
         self.needs_input_grad = tuple(needs)
         self.saved_tensors: tuple[Any, ...] = ()
 
@@ -307,10 +300,6 @@ def _silence() -> Iterator[None]:
 
 def _is_differentiable(t: Tensor) -> bool:
     return t.requires_grad and t.is_floating_point() and t.layout is torch.strided and not t.is_meta
-
-
-def _needs_gradient(thing: Any) -> bool:
-    return isinstance(thing, Tensor) and thing.requires_grad
 
 
 def _tensors(result: Any) -> list[Tensor]:

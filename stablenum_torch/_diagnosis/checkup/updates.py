@@ -13,7 +13,7 @@ from torch import Tensor
 from stablenum.diagnosis.checkup.course import ParameterSeen, measure_update
 from stablenum_torch._diagnosis.audit import value_of
 
-__all__ = ["copies_of", "is_measurable", "parameters_seen", "settings_of"]
+__all__ = ["copies_of", "is_measurable", "parameters_seen", "settings_of", "wide"]
 
 _SETTINGS = ("lr", "weight_decay", "eps", "momentum", "maximize")
 
@@ -54,8 +54,8 @@ def parameters_seen(
             continue
         gradient = torch.zeros_like(p) if p.grad is None else _dense(p.grad)
         value = _value(p, optimizer)
-        wide = [_wide(t.detach()) for t in (before[id(p)], value, gradient)]
-        numbers = measure_update(*wide, xp=torch_namespace).tolist()
+        before_after = [wide(t.detach()) for t in (before[id(p)], value, gradient)]
+        numbers = measure_update(*before_after, xp=torch_namespace).tolist()
         one = ParameterSeen(
             names.get(id(p), ("", f"parameter {i}"))[1],
             tuple(p.shape),
@@ -77,7 +77,7 @@ def _mover_of(p: Tensor, optimizer: torch.optim.Optimizer | None) -> str:
     return "momentum" if len(averages) == 1 and "sq" not in averages[0] else kind
 
 
-def _wide(t: Tensor) -> Tensor:
+def wide(t: Tensor) -> Tensor:
     """Return a tensor in float64; the real and imaginary parts of complex numbers along one more axis."""
     return (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).double()
 
