@@ -92,6 +92,10 @@ MOVING = [
         torch_script("target_net", update=AVERAGE, net=PLAIN_NET), id="torch a target", marks=REPEATS
     ),
     pytest.param(torch_script("reference", net=PLAIN_NET), id="torch a frozen reference"),
+    pytest.param(
+        torch_script("target_net", net=PLAIN_NET).replace("copy.deepcopy(student)", "Net()"),
+        id="torch a random target",
+    ),
     pytest.param(jax_script("ema_params", JAX_AVERAGE + JAX_BUFFERS), id="jax an average with buffers"),
     pytest.param(jax_script("reference"), id="jax a frozen reference", marks=REPEATS),
 ]

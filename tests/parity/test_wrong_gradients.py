@@ -11,7 +11,10 @@ import torch
 
 import stablenum_jax
 import stablenum_torch
+from stablenum.diagnosis.checkup.course import Course, Probe
+from stablenum.diagnosis.checkup.ranking import complaints
 from stablenum.diagnosis.checkup.symptoms import Symptom
+from stablenum.diagnosis.replay.trace import Trace
 from tests.checkups import checked
 from tests.selection import REPEATS
 
@@ -197,6 +200,39 @@ def test_a_function_that_leaves_the_framework_is_compared_by_its_slope(framework
     assert (Symptom.WRONG_GRADIENT in [c.symptom for c in found]) is (factor != 1)
 
 
+class WithSum(torch.autograd.Function):
+    """A function whose second output the training does not use, and whose derivative leaves it out."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp(), 50 * x.sum()
+
+    @staticmethod
+    def backward(ctx, g, of_sum):
+        return g * ctx.saved_tensors[0].exp()
+
+
+def with_sum():
+    """The same in JAX."""
+
+    @jax.custom_vjp
+    def exp(x):
+        return jnp.exp(x), 50 * jnp.sum(x)
+
+    exp.defvjp(lambda x: (exp(x), x), lambda x, g: (g[0] * jnp.exp(x),))
+    return exp
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_a_function_of_which_one_output_is_used_is_not_blamed(framework):
+    if framework == "torch":
+        found = complaints_torch(lambda x: WithSum.apply(x)[0])
+    else:
+        found = complaints_jax(lambda x: with_sum()(x)[0])
+    assert Symptom.WRONG_GRADIENT not in [c.symptom for c in found]
+
+
 class Noise(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -341,6 +377,7 @@ def test_a_script_ends_as_it_does_without_a_checkup(body, tmp_path):
     )
     assert result.stdout.splitlines()[0] == plain.stdout.strip(), result.stdout + result.stderr
     assert "wrong_gradient" not in [c["symptom"] for c in report["complaints"]]
+    assert "watching failed" not in result.stderr
 
 
 TRANSPOSED = """
@@ -392,7 +429,7 @@ DAMAGED = {
     "{loss}; loss.backward(retain_graph=True); loss.backward()": "loss.backward()",
 }
 CHECKPOINTED = """import torch.utils.checkpoint as c
-    part = lambda x: nn.functional.relu_(net[0](x)).exp().mean()
+    part = lambda x: nn.functional.relu_(net[0](x)).square().mean()
     c.checkpoint(part, x, use_reentrant=False).backward()"""
 UNDAMAGED = [
     "{loss}; loss.backward(retain_graph=True); opt.zero_grad(); (loss + out.abs().mean()).backward()",
@@ -414,6 +451,22 @@ def test_what_autograd_does_not_know_of_is_found(text, tmp_path):
     found, said = symptoms(text, tmp_path)
     assert found[0]["symptom"] == "wrong_gradient", said
     assert DAMAGED[text] in found[0]["place"]["code"]
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_what_a_backward_pass_computes_again_is_no_late_write(recomputed):
+    trace = Trace()
+    x, y, g, new, back = (trace.add_value() for _ in range(5))
+    trace.add_step("mul", inputs=[x], outputs=[y])
+    write = {"operation": "relu", "inputs": [x], "outputs": [new], "primitive": "aten.relu_.default"}
+    if not recomputed:
+        trace.add_step(**write)
+    trace.add_step("mean", inputs=[y], outputs=[g], phase="backward")
+    if recomputed:
+        trace.add_step(**write)
+    trace.add_step("mul", inputs=[g, new], outputs=[back], phase="backward", forward=0)
+    found = complaints(Course(framework="torch", probes=[Probe(step=0, trace=trace, signals={}, parameters=())]))
+    assert (Symptom.WRONG_GRADIENT in [c.symptom for c in found]) is not recomputed
 
 
 @pytest.mark.parametrize("text", UNDAMAGED, ids=range(len(UNDAMAGED)))

@@ -58,7 +58,7 @@ class CustomDerivative:
         written: where its derivative is written, if that is known.
         step: in which optimizer step.
         differences: one for each input whose derivative is that of another function.
-        flat: the inputs whose written derivative is exactly 0, as is the function's.
+        flat: the inputs whose written derivative is exactly 0, and the function's too if it is known.
         overwritten: which of the tensors that it saved had other numbers when its derivative read them.
         writers: where they were written.
     """
@@ -116,7 +116,8 @@ def compared(
         xp: the array namespace.
 
     Returns:
-        A difference per input, and the inputs whose derivatives are both exactly 0.
+        A difference per input, and the inputs whose written derivative is exactly 0, as is the function's own if
+        it is known.
     """
     codes = _codes_of(functions)
     if len(codes) < len(functions) or _keeps_state(codes):
@@ -190,8 +191,8 @@ def _differences(call: CustomCall, xp: Any) -> tuple[tuple[Difference, ...], tup
         one = (
             _by_slope(i, own, call, slope, xp) if ordinary is None else _by_elements(i, own, ordinary[i], xp)
         )
-        if one is None:
-            return (), ()
+        if one is None:  # such as a step, across which central differences do not agree
+            return (), tuple(k for k, g in enumerate(written) if not _norm(g, xp))
         if one.written == one.actual == 0.0:
             flat.append(i)
         elif one.actual == 0.0:  # something else stands in for its derivative, perhaps for all of them
