@@ -20,13 +20,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-__all__ = ["look_at"]
+__all__ = ["look_at", "of_explain", "patched", "run"]
 
 # A program takes at most half a minute; the commands watch it, and run it again for a trial.
 _PLAIN, _WATCHED = 180, 900
 
 
-def _run(line: list[str], folder: Path, limit: int) -> tuple[int, str]:
+def run(line: list[str], folder: Path, limit: int) -> tuple[int, str]:
     """The exit status and the output of a command; 124 if it took too long."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
@@ -51,7 +51,7 @@ def _lines(places: list[dict[str, Any] | None]) -> list[int]:
     return [p["line"] for p in places if p is not None and p["file"].endswith("program.py")]
 
 
-def _of_explain(report: dict[str, Any]) -> dict[str, Any]:
+def of_explain(report: dict[str, Any]) -> dict[str, Any]:
     verdict = report.get("verdict") or {}
     findings = (report.get("evidence") or {}).get("findings") or []
     places = [f.get("place") for f in findings[:1]]
@@ -81,7 +81,7 @@ def _of_checkup(report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _patched(source: str, patch: list[str]) -> str | None:
+def patched(source: str, patch: list[str]) -> str | None:
     """A source with the lines of a patch, as a user would type them; None if a line is not there."""
     imports = [line[2:] for line in patch if re.match(r"\+ (import|from) ", line)]
     changes: list[tuple[list[str], list[str]]] = []
@@ -112,22 +112,22 @@ def look_at(folder: Path) -> dict[str, Any]:
         for name in ("program.py", "cured.py"):
             if (folder / name).exists():
                 shutil.copy(folder / name, work / name)
-        for command, read in (("explain", _of_explain), ("checkup", _of_checkup)):
+        for command, read in (("explain", of_explain), ("checkup", _of_checkup)):
             line = [sys.executable, "-m", "stablenum", command, "program.py", "--json", f"{command}.json"]
-            status, said = _run(line, work, _WATCHED)
+            status, said = run(line, work, _WATCHED)
             written = work / f"{command}.json"
             report = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {}
             result[command] = {"exit": status, **read(report)}
             result[command]["said"] = said[-6000:]
-        result["final"] = _final(_run([sys.executable, "program.py"], work, _PLAIN)[1])
+        result["final"] = _final(run([sys.executable, "program.py"], work, _PLAIN)[1])
         if (work / "cured.py").exists():
-            result["final_cured"] = _final(_run([sys.executable, "cured.py"], work, _PLAIN)[1])
+            result["final_cured"] = _final(run([sys.executable, "cured.py"], work, _PLAIN)[1])
         patch = result["explain"]["patch"]
         if patch:
-            source = _patched((work / "program.py").read_text(encoding="utf-8"), patch)
+            source = patched((work / "program.py").read_text(encoding="utf-8"), patch)
             result["patch_applies"] = source is not None
             (work / "patched.py").write_text(source or "", encoding="utf-8")
-            result["final_patched"] = _final(_run([sys.executable, "patched.py"], work, _PLAIN)[1])
+            result["final_patched"] = _final(run([sys.executable, "patched.py"], work, _PLAIN)[1])
     lines = [
         *result["explain"]["lines"],
         *(line for f in result["checkup"]["findings"][:1] for line in f["lines"]),

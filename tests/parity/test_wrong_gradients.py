@@ -465,7 +465,9 @@ def test_what_a_backward_pass_computes_again_is_no_late_write(recomputed):
     if recomputed:
         trace.add_step(**write)
     trace.add_step("mul", inputs=[g, new], outputs=[back], phase="backward", forward=0)
-    found = complaints(Course(framework="torch", probes=[Probe(step=0, trace=trace, signals={}, parameters=())]))
+    found = complaints(
+        Course(framework="torch", probes=[Probe(step=0, trace=trace, signals={}, parameters=())])
+    )
     assert (Symptom.WRONG_GRADIENT in [c.symptom for c in found]) is not recomputed
 
 

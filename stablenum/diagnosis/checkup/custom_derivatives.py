@@ -116,8 +116,8 @@ def compared(
         xp: the array namespace.
 
     Returns:
-        A difference per input, and the inputs whose written derivative is exactly 0, as is the function's own if
-        it is known.
+        A difference per input, and the inputs whose written derivative is exactly 0, as is the function's own
+        if it is known.
     """
     codes = _codes_of(functions)
     if len(codes) < len(functions) or _keeps_state(codes):
