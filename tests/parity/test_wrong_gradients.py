@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +114,7 @@ MEANT = {
     "a clipped gradient": (lambda xp, x: x * 1, lambda xp, g, x: xp.clip(g, -1e-3, 1e-3)),
     "a sign with a scale": (lambda xp, x: xp.sign(x) * abs(x).mean(), lambda xp, g, x: g),
     "a reversal that reshapes": (lambda xp, x: x.reshape(-1, 8), lambda xp, g, x: -0.5 * g.reshape(x.shape)),
+    "a derivative that is clipped": (lambda xp, x: x * x, lambda xp, g, x: xp.clip(2 * g * x, -0.5, 0.5)),
     "a right one": (swish, lambda xp, g, x: g * (sig(xp, x) * (1 + x * (1 - sig(xp, x))))),
     "an implicit one": (
         lambda xp, x: _fixed_point(xp, x),
@@ -231,6 +233,90 @@ def test_a_function_of_which_one_output_is_used_is_not_blamed(framework):
     else:
         found = complaints_jax(lambda x: with_sum()(x)[0])
     assert Symptom.WRONG_GRADIENT not in [c.symptom for c in found]
+
+
+class Forgetful(torch.autograd.Function):
+    """A square whose backward pass takes what it is given for 1."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0]
+
+
+def forgetful():
+    """The same in JAX."""
+
+    @jax.custom_vjp
+    def square(x):
+        return x * x
+
+    square.defvjp(lambda x: (x * x, x), lambda x, g: (2 * x,))
+    return square
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_a_derivative_is_judged_by_what_the_training_asks_of_it(reduction):
+    def loss_fn(model, x):
+        return getattr(Forgetful.apply(model(x) - x[:, :1]), reduction)()
+
+    found = stablenum_torch.checkup(torch.nn.Linear(4, 1), loss_fn, torch.randn(16, 4)).complaints
+    assert (Symptom.WRONG_GRADIENT in [c.symptom for c in found]) is (reduction == "mean")
+
+
+def test_a_derivative_that_may_be_what_the_training_asks_for_is_not_blamed():
+    square = forgetful()
+    params = {"w": jnp.full((4, 1), 0.3)}
+    x = jax.random.normal(jax.random.key(0), (16, 4))
+    found = stablenum_jax.checkup(lambda p, x: square(x @ p["w"] - x[:, :1]).sum(), params, x).complaints
+    assert Symptom.WRONG_GRADIENT not in [c.symptom for c in found]
+
+
+class Reversible(torch.autograd.Function):
+    """A layer that frees what it has saved, and computes it again from its output."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.sinh(x)
+        kept = x.clone()
+        ctx.save_for_backward(kept, y)
+        kept.untyped_storage().resize_(0)
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        kept, y = ctx.saved_tensors
+        kept.untyped_storage().resize_(y.untyped_storage().nbytes())
+        kept.copy_(torch.asinh(y))
+        return g * torch.cosh(kept)
+
+
+def test_a_layer_that_computes_its_input_again_is_not_blamed():
+    assert Symptom.WRONG_GRADIENT not in [c.symptom for c in complaints_torch(Reversible.apply)]
+
+
+class Talking(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        other = threading.Thread(target=print, args=("from elsewhere",))
+        other.start()
+        other.join()
+        sys.stdout.write("from here\n")
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+def test_what_other_threads_print_is_not_lost(capsys):
+    complaints_torch(Talking.apply)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed.count("from elsewhere") > printed.count("from here") > 0
 
 
 class Noise(torch.autograd.Function):

@@ -28,6 +28,8 @@ _STEPS = (1e-3, 2.5e-4)
 _AGREE = 0.02
 # A slope below this part of what the function gives is rounding.
 _ROUNDING = 1e-6
+# Where the training's cotangents are not known, these are tried too: a mean over as many numbers gives such.
+_SMALL = 1e-6
 
 
 class Difference(NamedTuple):
@@ -91,6 +93,10 @@ class CustomCall(Protocol):
     @property
     def outputs(self) -> Sequence[Array]:
         """What it gave in the training."""
+
+    @property
+    def cotangents(self) -> Sequence[Array] | None:
+        """What the training's backward pass gave for the outputs; None if that is not known."""
 
     def value(self, inputs: Sequence[Array]) -> Sequence[Array]:
         """Return the outputs for these inputs."""
@@ -170,27 +176,56 @@ def _differences(call: CustomCall, xp: Any) -> tuple[tuple[Difference, ...], tup
     small steps although its derivative does (a rounding, a sign, with a derivative that stands in for it).
     """
     outputs = call.value(call.inputs)
-    if len(outputs) != 1:  # a training may use some of them only
+    if call.cotangents is None and len(outputs) != 1:  # a training may use some of them only
         return (), ()
     if not _same(outputs, call.outputs, xp) or any(_passed_on(y, call.inputs, xp) for y in outputs):
         return (), ()
-    # Of a loss, the training asks for the derivative itself.
-    cotangents = [_irregular(y, xp) if math.prod(y.shape) > 1 else xp.ones_like(y) for y in outputs]
+    results = [_at(call, cotangents, xp) for cotangents in _cotangents(call, outputs, xp)]
+    flat = set.intersection(*(set(flat) for _, flat in results))
+    by_input = [{one.input: one for one in found} for found, _ in results]
+    known = set.intersection(*map(set, by_input))
+    return tuple(min((of[i] for of in by_input), key=lambda d: d.apart) for i in sorted(known)), tuple(
+        sorted(flat)
+    )
+
+
+def _cotangents(call: CustomCall, outputs: Sequence[Array], xp: Any) -> list[list[Array]]:
+    """Return what the training gave for the outputs, or several that it may give.
+
+    A derivative is wrong in the training if it is wrong for each of these: one that takes its cotangent for 1
+    is right if the outputs are summed, and one that is clipped is right where the cotangents are small.
+    """
+    if call.cotangents is not None:
+        return [list(call.cotangents)]
+    ones = [xp.ones_like(y) for y in outputs]
+    if all(
+        math.prod(y.shape) == 1 for y in outputs
+    ):  # of a loss, the training asks for the derivative itself
+        return [ones]
+    irregular = [_irregular(y, xp) for y in outputs]
+    return [irregular, ones, [_SMALL * v for v in irregular]]
+
+
+def _at(
+    call: CustomCall, cotangents: Sequence[Array], xp: Any
+) -> tuple[tuple[Difference, ...], tuple[int, ...]]:
+    """Compare the derivatives for these cotangents."""
     written = call.written(cotangents)
-    if not all(_finite(g, xp) for g in written):
+    if not all(_finite(g, xp) for g in (*written, *cotangents)) or not any(_norm(v, xp) for v in cotangents):
         return (), ()
 
     def slope(directions: Sequence[Array]) -> float:
         return _slope(call, directions, cotangents, xp)
 
     ordinary = call.ordinary(cotangents)
-    if ordinary is not None and not _confirmed(call, ordinary, slope, xp):
-        ordinary = None
+    confirmed = ordinary is not None and _confirmed(call, ordinary, slope, xp)
     found, flat = [], []
     for i, own in enumerate(written):
-        one = (
-            _by_slope(i, own, call, slope, xp) if ordinary is None else _by_elements(i, own, ordinary[i], xp)
-        )
+        one = None if confirmed else _by_slope(i, own, call, slope, xp)
+        if ordinary is not None and (confirmed or one is not None):
+            # Where central differences do not confirm it, at a kink, a derivative is wrong that is neither.
+            by_elements = _by_elements(i, own, ordinary[i], xp)
+            one = by_elements if one is None else min(one, by_elements, key=lambda d: d.apart)
         if one is None:  # such as a step, across which central differences do not agree
             return (), tuple(k for k, g in enumerate(written) if not _norm(g, xp))
         if one.written == one.actual == 0.0:

@@ -143,6 +143,8 @@ def _unbatched(data: Any, shape: tuple[int, ...]) -> Any:
 class _Call:
     """A call that can be evaluated again: see ``CustomCall``."""
 
+    cotangents = None  # a trace does not show them
+
     def __init__(self, function: Any, args: tuple[Any, ...], *, wide: bool) -> None:
         if jax.make_jaxpr(function.fun, static_argnums=_static(function))(*args).effects:
             raise ValueError("it prints, or calls back")

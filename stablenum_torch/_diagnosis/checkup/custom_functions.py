@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import array_api_compat.torch as torch_namespace
@@ -25,6 +27,7 @@ from stablenum.diagnosis.replay.values import Place
 from stablenum.diagnosis.watch.frames import transparent
 from stablenum.diagnosis.watch.session import FAILED
 from stablenum_torch._devices.generators import rng_state, set_rng_state
+from stablenum_torch._diagnosis.checkup.updates import wide
 from stablenum_torch._diagnosis.replay.recorder import require_grad
 from stablenum_torch._diagnosis.replay.source_lines import users_place
 from stablenum_torch._diagnosis.watch.unseen import never_compiled
@@ -33,6 +36,8 @@ __all__ = ["Aside", "CustomFunctions"]
 
 # A function that cannot be evaluated again at all, or only at a cost, raises one of many errors.
 _Errors = Exception
+# What a backward pass computes again, as reversible layers do, differs by less than this part. Chosen.
+_COMPUTED_AGAIN = 1e-3
 # Other arguments, such as modules and generators, have a state that a call may change.
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, tuple)
 
@@ -141,48 +146,56 @@ class CustomFunctions:
         return _Call(cls, args, users_place())
 
     def after(self, call: _Call, result: Any) -> None:
-        """Compare the derivatives, and watch what the function has saved."""
-        call.outputs = call.wide(result)
+        """Compare the derivatives, and what the function has saved, once the backward pass comes to it."""
         node = next((t.grad_fn for t in _tensors(result) if t.grad_fn is not None), None)
-        found: tuple[Any, Any] = (), ()
-        with contextlib.suppress(_Errors), warnings.catch_warnings(record=True):
-            found = call.compared()
-        one = CustomDerivative(
-            call.cls.__name__,
-            call.place,
-            _return_of(call.cls.backward),
-            self.step,
-            *found,
+        if node is None:
+            return
+        call.note_outputs(result)
+        number, step = len(self.found), self.step
+        self.found.append(
+            CustomDerivative(call.cls.__name__, call.place, _return_of(call.cls.backward), step)
         )
-        self.found.append(one)
-        if node is not None and hasattr(node, "saved_tensors"):
-            self._watch_saved(node, len(self.found) - 1)
+        tensors = (t for t in getattr(node, "saved_tensors", ()) if isinstance(t, Tensor))
+        kept = [t.detach() for t in tensors if t.layout is torch.strided and not _is_freed(t)]
+        saved = kept if sum(t.numel() for t in kept) <= MOST_ELEMENTS else []
+        copies = [t.clone() for t in saved]
+        judged = False
 
-    def _watch_saved(self, node: Any, number: int) -> None:
-        """Compare the tensors that a function has saved with themselves once its derivative is computed."""
-        saved = [t.detach() if isinstance(t, Tensor) else None for t in node.saved_tensors]
-        copies = [None if t is None else t.clone() for t in saved]
-        step = self.step
-
-        def compare(gradients: Any) -> None:
-            if step == self.step:
+        def compare(gradients: Sequence[Tensor | None]) -> None:
+            nonlocal judged
+            if step == self.step and not judged:
+                judged = True
+                self._aside.look(self._judge, number, call, gradients)
                 self._aside.look(self._note_overwritten, number, saved, copies)
 
         node.register_prehook(compare)
 
-    def _note_overwritten(self, number: int, saved: Sequence[Any], copies: Sequence[Any]) -> None:
-        changed = tuple(
-            i
-            for i, (now, then) in enumerate(zip(saved, copies, strict=True))
-            if now is not None and not torch.equal(torch.nan_to_num(now), torch.nan_to_num(then))
-        )
+    def _judge(self, number: int, call: _Call, gradients: Sequence[Tensor | None]) -> None:
+        """Compare the derivatives of a call, whose outputs were given gradients."""
+        call.note_cotangents(gradients)
+        with contextlib.suppress(_Errors), warnings.catch_warnings(record=True):
+            found, flat = call.compared()
+            self.found[number] = replace(self.found[number], differences=found, flat=flat)
+
+    def _note_overwritten(self, number: int, saved: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
+        changed = tuple(i for i, pair in enumerate(zip(saved, copies, strict=True)) if _has_changed(*pair))
         if changed:
-            one = self.found[number]
             writers = [self.written_on(saved[i]) for i in changed]
             known = tuple(dict.fromkeys(w for w in writers if w is not None))
-            self.found[number] = CustomDerivative(
-                one.name, one.place, one.written, one.step, one.differences, one.flat, changed, known
-            )
+            self.found[number] = replace(self.found[number], overwritten=changed, writers=known)
+
+
+def _is_freed(t: Tensor) -> bool:
+    """Return whether a tensor's memory was given back, as reversible layers do; reading it would crash."""
+    return t.numel() > 0 and t.untyped_storage().size() == 0
+
+
+def _has_changed(now: Tensor, then: Tensor) -> bool:
+    """Return whether a tensor has other numbers; not if it was freed, or computed again but for rounding."""
+    if _is_freed(now):
+        return False
+    now, then = (torch.nan_to_num(wide(t)) for t in (now, then))
+    return float((now - then).norm()) > _COMPUTED_AGAIN * float(then.norm())
 
 
 class _Call:
@@ -194,8 +207,24 @@ class _Call:
         self.at = [i for i, a in enumerate(args) if isinstance(a, Tensor) and _is_differentiable(a)]
         self.inputs = [self.args[i].double() for i in self.at]
         self.outputs: list[Tensor] = []
+        self.cotangents: list[Tensor] | None = None
+        self._numeric: list[int] = []  # which outputs are floating-point tensors
         self._as_given = False  # whether the function takes its inputs in their own format only
         self._rng = rng_state()
+
+    def note_outputs(self, result: Any) -> None:
+        """Keep what the training was given."""
+        items = result if isinstance(result, tuple) else (result,)
+        self._numeric = [i for i, t in enumerate(items) if isinstance(t, Tensor) and t.is_floating_point()]
+        self.outputs = self.wide(result)
+
+    def note_cotangents(self, gradients: Sequence[Tensor | None]) -> None:
+        """Keep what the backward pass gives, with zeros for outputs that the loss does not use."""
+        own = [gradients[i] for i in self._numeric]
+        self.cotangents = [
+            torch.zeros_like(y) if g is None else g.detach().double()
+            for g, y in zip(own, self.outputs, strict=True)
+        ]
 
     def compared(self) -> tuple[Any, Any]:
         """Return how the derivatives differ; the generators are left as they were, and nothing is printed."""
@@ -294,8 +323,25 @@ class _Context:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    """Print nothing that this thread writes."""
+    with (
+        contextlib.redirect_stdout(_OtherThreads(sys.stdout)),
+        contextlib.redirect_stderr(_OtherThreads(sys.stderr)),
+    ):
         yield
+
+
+class _OtherThreads:
+    """A stream on which other threads write as before."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        return len(text) if threading.get_ident() == self._thread else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _is_differentiable(t: Tensor) -> bool:
