@@ -238,6 +238,16 @@ def test_an_argument_is_bounded_inside_the_domain(framework, text, operation, af
     assert edit.applied(source) == source.replace(f"({edit.before})", f"({after})")
 
 
+@pytest.mark.parametrize(("operation", "offered"), [("asin", False), ("logit", False), ("log2", True)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_bound_that_a_format_rounds_to_1_is_not_offered(dtype, operation, offered):
+    text = f"torch.{operation}(x)"
+    place = Place("train.py", 1, "", text, (1, 1, 0, len(text)))
+    read = TensorStats(dtype=dtype, shape=(3,), size=3, min=0.0, max=1.0, amax=1.0)
+    finding = Finding(operation=operation, phase="forward", kind="nan", place=place, inputs=(read,))
+    assert bool(bounded(finding, "torch", f"{text}\n")) is offered
+
+
 @pytest.mark.parametrize("text", ["g(x)", "x * y", "torch.exp"])
 def test_what_does_not_show_the_argument_is_left_alone(text):
     place = Place("train.py", 1, "", text, (1, 1, 0, len(text)))

@@ -8,6 +8,7 @@ from stablenum.diagnosis.edits.edit import Edit, segment
 from stablenum.diagnosis.edits.expressions import called, expression_at, span_of
 from stablenum.diagnosis.replay.argument_remedies import largest_exponent
 from stablenum.diagnosis.replay.findings import Finding
+from stablenum.formats import FORMATS
 
 __all__ = ["bounded"]
 
@@ -73,7 +74,10 @@ def _bounds(finding: Finding) -> tuple[float | None, float | None] | None:
     if finding.operation in ("digamma", "lgamma") and any(s.min < 0 for s in finding.inputs[:1]):
         return None  # it is defined between negative integers, too
     if finding.operation not in _EXPONENTIALS:
-        return _BOUNDS.get(finding.operation)
+        bounds = _BOUNDS.get(finding.operation)
+        read = FORMATS.get(finding.inputs[0].dtype) if finding.inputs else None
+        near_one = bounds is not None and any(b is not None and abs(b) > 0.5 for b in bounds)
+        return None if near_one and read is not None and read.eps > _INSIDE else bounds  # it would be 1
     most = float(largest_exponent(finding))
     overflows = bool(finding.inputs) and math.isfinite(finding.inputs[0].amax)
     return ((-most if finding.operation in ("cosh", "sinh") else None), most) if overflows else None
