@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
+_CLOSED_PIPE = 128 + 13  # as a shell reports a program that SIGPIPE has ended
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -30,6 +31,11 @@ def main() -> None:
         _keep_quiet()
     try:
         app(*(running or COMMANDS))(prog_name="stablenum")
+    except SystemExit as end:
+        # Click ends with 1, which means "found", where the reader of a pipe has closed it.
+        if getattr(end.__context__, "errno", None) != errno.EPIPE:
+            raise
+        sys.exit(_CLOSED_PIPE)
     except OSError as error:
         if error.filename is not None or error.errno not in _DISK:
             raise

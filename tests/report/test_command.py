@@ -364,6 +364,13 @@ def test_an_output_that_takes_no_more_is_no_finding(log):
     )  # fmt: skip
 
 
+def test_a_reader_that_has_enough_is_no_finding(log):
+    command = [sys.executable, "-m", "stablenum", "report", str(log)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as done:
+        done.stdout.close()
+        assert (done.wait(), done.stderr.read()) == (141, b"")
+
+
 @pytest.mark.parametrize("where", ["first", "later", "last"])
 def test_a_line_that_is_too_long_is_refused(where, log, monkeypatch):
     monkeypatch.setattr("stablenum.runlog.reading.LONGEST", 10_000)
