@@ -112,17 +112,20 @@ optimizers = st.sampled_from(
 
 @st.composite
 def streams(
-    draw: Any, guards: st.SearchStrategy[GuardConfig] = guards, values: tuple[float, ...] = VALUES
+    draw: Any,
+    guards: st.SearchStrategy[GuardConfig] = guards,
+    values: tuple[float, ...] = VALUES,
+    length: int = STEPS,
 ) -> Stream:
     """A stream with any event on any tensor or the loss at any step."""
     shapes = draw(tensors)
-    steps, targets = st.integers(0, STEPS - 1), st.one_of(st.integers(0, len(shapes) - 1), st.just("loss"))
+    steps, targets = st.integers(0, length - 1), st.one_of(st.integers(0, len(shapes) - 1), st.just("loss"))
     events = st.one_of(
         st.builds(Event, step=steps, tensor=targets, value=st.sampled_from(values), everywhere=st.booleans()),
         st.builds(Event, step=steps, tensor=st.just("all"), factor=st.sampled_from([0.0, 20.0, 1e4, 1e30])),
         st.builds(
-            lambda step, tensor, factor, length: Event(
-                step=step, until=step + length, tensor=tensor, factor=factor
+            lambda step, tensor, factor, lasts: Event(
+                step=step, until=step + lasts, tensor=tensor, factor=factor
             ),
             steps,
             st.one_of(targets, st.just("all")),
@@ -135,12 +138,12 @@ def streams(
     norm = 1e-6 if guard.unit_rule is None else 3e-2
     return Stream(
         name="random",
-        steps=STEPS,
+        steps=length,
         seed=draw(st.integers(0, 1000)),
         tensors=shapes,
         magnitude=draw(st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e4, 1e20])),
         jitter=draw(st.sampled_from([0.0, 0.3])),
-        events=tuple(draw(st.lists(events, max_size=12))),
+        events=tuple(draw(st.lists(events, min_size=length // 50, max_size=12 + length // 20))),
         optimizer=draw(optimizers),
         guard=guard,
         tolerance=Tolerance(norm=norm, params=3e-2, why="half-precision parameters among them"),
@@ -221,3 +224,20 @@ def test_the_check_can_fail() -> None:
     )
     with pytest.raises(AssertionError, match="numpy"):
         check(stream, [BACKENDS["numpy"]])
+
+
+LONG, LIVES = 1000, 50
+
+
+@REPEATS  # 200,000 steps
+@pytest.mark.parametrize("seed", range(4))
+def test_long_streams(seed: int) -> None:
+    """Every decision, reason and scale of torch and JAX is that of the reference, over 1,000 steps each."""
+
+    @hypothesis.seed(seed)
+    @hypothesis.given(stream=streams(st.one_of(guards, rule_guards), NORMAL, LONG))
+    @hypothesis.settings(max_examples=LIVES, phases=[hypothesis.Phase.generate], database=None)
+    def lives(stream: Stream) -> None:
+        check(stream, [BACKENDS[name] for name in ("numpy", "torch", "jax-jit")])
+
+    lives()
