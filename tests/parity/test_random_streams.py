@@ -226,11 +226,12 @@ def test_the_check_can_fail() -> None:
         check(stream, [BACKENDS["numpy"]])
 
 
-LONG, LIVES = 1000, 50
+LONG, LIVES = 1000, 10
 
 
 @REPEATS  # 200,000 steps
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(20))
 def test_long_streams(seed: int) -> None:
     """Every decision, reason and scale of torch and JAX is that of the reference, over 1,000 steps each."""
 
