@@ -127,6 +127,7 @@ def setup(app: Sphinx) -> None:
     tables.write_ulp(results / "ulp.json", generated)
     tables.write_losses(results / "losses.json", generated)
     tables.write_diagnosis(results / "diagnosis.json", generated)
+    tables.write_small_steps(results / "small-steps.json", generated)
     bounds.write_bounds(results / "bounds.json", generated)
     leaderboard.write_leaderboard(HERE.parent / "corpus" / "results", generated)
     partners.write_partners(results / "partners.json", generated)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import array_api_compat.numpy as xp
-from measured import dense, software, table
+from measured import dense, read, software, table, with_software
 
 from stablenum import AdaGC, AutoClip, GuardConfig, LogMaxLossScale, SpikeGuard, ZClip, init_guard, losses
 from stablenum.guard.reasons import EXPLANATIONS, Reason
@@ -20,6 +20,7 @@ __all__ = [
     "write_losses",
     "write_reasons",
     "write_rule_tables",
+    "write_small_steps",
     "write_ulp",
 ]
 
@@ -213,6 +214,29 @@ def write_diagnosis(results: Path, directory: Path) -> None:
     lines += ["", *table(["one explanation", "parameters", "seconds", "operation", "cause"], explained)]
     lines += ["", f"{software(report)}."]
     (directory / "diagnosis-cost.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_small_steps(results: Path, directory: Path) -> None:
+    """Write what ``stablenum explain`` adds to small steps.
+
+    Raises:
+        FileNotFoundError: it has not been measured.
+        KeyError: the file does not have the form that ``benchmarks.watching`` writes.
+    """
+    report = read(results, "small-steps")
+    rows = []
+    for name, row in report["small_steps"].items():
+        framework, optimizer = name.split()
+        rows.append(
+            [
+                f"{LIBRARIES[framework]}, {optimizer}",
+                f"{row['ms']:.2f}",
+                f"{row['explain_ms']:.2f}",
+                f"{row['ratio']:.1f}",
+            ]
+        )
+    lines = table(["a small step", "alone, ms", "under `stablenum explain`, ms", "times as long"], rows)
+    (directory / "small-steps.md").write_text(with_software(lines, report), encoding="utf-8")
 
 
 _STEADY = ("operations", "passes over the parameters", "waits")

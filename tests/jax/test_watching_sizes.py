@@ -22,6 +22,7 @@ from stablenum_jax._diagnosis.watch.trees import Tree
 from tests.jax.watched import assert_healthy, found
 
 FORMATS = ("float16", "bfloat16", "float32", "float8_e5m2")
+SHAPES = ((1,), (), (3, 5), (kept._SMALL,), (kept._SMALL + 1,), (0, 2), (7, 300))
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
@@ -36,6 +37,24 @@ def test_magnitudes_are_exact_and_bad_where_a_number_is(dtype: str, bad: float |
     flags = suspicion(Tree(array), Tree(()), derivative=True)
     assert bool(flags) == (bad is not None)
     assert bool(flags.nan) == (bad is not None and math.isnan(bad))
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf, -math.inf], ids=str)
+def test_arrays_that_are_read_together_are_told_apart(bad: float | None) -> None:
+    random = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        arrays = []
+        for i, dtype in enumerate((*FORMATS, "float64") * len(SHAPES)):
+            plain = random.standard_normal(SHAPES[i % len(SHAPES)])
+            if bad is not None and plain.size and i % 4 == 1:
+                plain.flat[-1] = bad
+            arrays.append(jnp.asarray(1e300 * plain if dtype == "float64" else plain, dtype))
+        found = kept.magnitudes_of(arrays)
+        expected = {
+            i: float(np.abs(np.asarray(a).astype(np.float64)).max()) for i, a in enumerate(arrays) if a.size
+        }
+    assert list(found) == list(expected)
+    assert all(math.isnan(found[i]) if math.isnan(size) else found[i] == size for i, size in expected.items())
 
 
 def test_an_infinity_is_seen_beside_a_nan() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch.nn.modules import module as modules
+from torch.overrides import TorchFunctionMode
 
 from stablenum.diagnosis.watch.plan import Plan
 from stablenum.diagnosis.watch.session import Session
@@ -15,6 +16,7 @@ from stablenum_torch._devices.finiteness import _SMALL, magnitudes
 from stablenum_torch._diagnosis.checkup import watch as checkup
 from stablenum_torch._diagnosis.watch.by_hand import finite, graph_of
 from stablenum_torch._diagnosis.watch.optimizers import largest
+from stablenum_torch._diagnosis.watch.watcher import _Watcher
 from tests.torch.watched import Watching, assert_healthy, ended
 
 FORMATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2)
@@ -116,6 +118,50 @@ def test_a_step_inside_another_counts_once_also_after_one_that_raised(watching: 
     session = watching()
     assert_healthy(session, run)
     assert session.outcome.steps == 6
+
+
+def test_only_numbers_that_a_loss_may_be_are_looked_at(
+    watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[object] = []
+    monkeypatch.setattr(_Watcher, "before_look", lambda self, *args: looked.append(args[0]))
+    watching()
+    weight = torch.ones((), requires_grad=True)
+    model, _ = small(1e-6)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 3)).square().mean().backward()
+    optimizer.step()  # which reads how many steps each parameter has taken
+    assert (torch.tensor(2.0).item(), float(weight.detach()), bool(torch.isnan(weight))) == (2.0, 1.0, False)
+    assert looked == []
+    loss = weight * 2
+    assert (loss.item(), bool(torch.isfinite(loss))) == (2.0, True)
+    assert [thing is loss for thing in looked] == [True, True]
+
+
+def test_modes_and_subclasses_of_the_script_see_no_question_of_ours(watching: Watching) -> None:
+    asked: list[str] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            asked.append(getattr(function, "__name__", ""))
+            return function(*args, **(kwargs or {}))
+
+    class Own(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            asked.append(getattr(function, "__name__", ""))
+            return super().__torch_function__(function, types, args, kwargs)
+
+    def read() -> list[str]:
+        asked.clear()
+        with Mode():
+            torch.ones(()).item()
+        torch.ones(()).as_subclass(Own).item()
+        return list(asked)
+
+    alone = read()
+    watching()
+    assert read() == alone
 
 
 def test_a_graph_is_read_again_when_it_has_changed() -> None:

@@ -229,7 +229,7 @@ class _Watcher:
         if isinstance(optimizer, GuardedOptimizer) and optimizer.scales_loss:
             course.scales.append((course.steps, optimizer.loss_scale))
         first = next((p for p in parameters_of(optimizer) if p.grad is not None), None)
-        if first is not None and not _is_zero(first.grad):
+        if first is not None:  # whether its gradient is 0 is asked before the next backward pass
             self.uncleared.add(id(first))
             self.growing.discard(id(first))
         if self.window is not None:

@@ -68,7 +68,7 @@ class StepFrames:
     def begins_nested(self, frame: FrameType) -> bool:
         """Return whether the step that begins in this frame is a part of another."""
         self._known.add(frame.f_code)
-        outer = frame.f_back
+        outer = frame.f_back if self._nested else None  # no other step has begun and not ended
         while outer is not None and outer.f_code not in self._known:
             outer = outer.f_back
         self._nested[id(frame)] = outer is not None

@@ -18,7 +18,7 @@ from stablenum._support.interrupts import and_restore
 from stablenum.diagnosis.watch.frames import called_from, transparent
 from stablenum.diagnosis.watch.session import FAILED, Session
 
-__all__ = ["Unseen", "outside_graphs"]
+__all__ = ["Unseen", "never_compiled", "outside_graphs"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _eval_frame = torch._C._dynamo.eval_frame
@@ -60,6 +60,11 @@ def _on_unwritten_memory() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+@never_compiled
+def _always(*args: Any, **kwargs: Any) -> bool:
+    return True
 
 
 class Unseen:
@@ -110,10 +115,25 @@ class Unseen:
 
         return and_restore(run, restore)
 
-    def wrap(self, owner: Any, name: str, before: Any, after: Any = None) -> None:
+    def wrap(
+        self,
+        owner: Any,
+        name: str,
+        before: Any,
+        after: Any = None,
+        *,
+        concerns: Callable[..., bool] = _always,
+    ) -> None:
         """Replace a function by one that first passes its arguments to ``before``, except in a look.
 
         What ``before`` returns is passed to ``after``, together with the function's result.
+
+        Args:
+            owner: has the function.
+            name: the function's name.
+            before, after: run in a look.
+            concerns: asked first, without the cost of a look: whether a call with these arguments is for
+                ``before`` at all.
         """
         inner = getattr(owner, name)
         is_python = hasattr(inner, "__code__")
@@ -126,7 +146,7 @@ class Unseen:
                 return inner(*args, **kwargs)
             if _on_unwritten_memory():
                 return inner(*args, **kwargs)
-            kept = self.look(before, *args, **kwargs)
+            kept = self.look(before, *args, **kwargs) if concerns(*args, **kwargs) else FAILED
             if is_python or self.recording:
                 result = inner(*args, **kwargs)
             else:

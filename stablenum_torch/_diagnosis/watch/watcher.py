@@ -47,7 +47,7 @@ from stablenum_torch._diagnosis.watch.poisoned import Buffers
 from stablenum_torch._diagnosis.watch.rates import Rates
 from stablenum_torch._diagnosis.watch.script_errors import bad_in_frames, is_about_a_closure, is_about_numbers
 from stablenum_torch._diagnosis.watch.script_recorder import Window, names_by_id, names_in_modules
-from stablenum_torch._diagnosis.watch.unseen import Unseen, outside_graphs
+from stablenum_torch._diagnosis.watch.unseen import Unseen, never_compiled, outside_graphs
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["watch"]
@@ -69,9 +69,9 @@ def watch(session: Session) -> None:
     watcher.wrap(GuardedOptimizer, "scale", watcher.before_scale)
     # A script that checks its loss and stops never reaches the backward pass.
     for name in ("item", "__float__", "isnan", "isfinite", "isinf"):
-        watcher.wrap(torch.Tensor, name, watcher.before_look)
+        watcher.wrap(torch.Tensor, name, watcher.before_look, concerns=watcher.may_be_a_loss)
     for name in ("isnan", "isfinite", "isinf"):
-        watcher.wrap(torch, name, watcher.before_look)
+        watcher.wrap(torch, name, watcher.before_look, concerns=watcher.may_be_a_loss)
     session.on_error.append(watcher.on_error)
     session.on_verdict.append(watcher.note_sent)
     watcher.open_window()
@@ -420,6 +420,15 @@ class _Watcher:
             self.guarded.expect_skip(scaler, lambda: self.described("loss", [], bad), known=True)
         elif bad:
             self.session.found(*self.described("loss", [], bad))
+
+    @never_compiled
+    def may_be_a_loss(self, tensor: Any = None, *args: Any, **kwargs: Any) -> bool:
+        """Return whether the script may read a loss. An optimizer reads its own numbers at every step: plain
+        tensors without a graph, which can be seen without a look where no mode of the script would notice."""
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        if not plain or torch._C._len_torch_function_stack() or self.by_hand:
+            return True
+        return tensor.grad_fn is not None
 
     def before_look(self, *args: Any, **kwargs: Any) -> None:
         """Check a tensor only if training could minimise it: a single number with a gradient."""
