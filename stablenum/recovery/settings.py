@@ -116,6 +116,10 @@ class RecoveryPolicy:
         audit: whether parameters and moments are measured at each snapshot. Symptoms are negative second
             moments, those that no gradients make, and a parameter whose norm more than doubles and grows by
             more than 10 times its largest change so far.
+        buffer_threshold: after each step, how many times its largest change of about the last ``window`` steps
+            a buffer must change by, above 0, to be a symptom, where it also more than doubles. Running
+            statistics are judged by layer, as one; other buffers of floating-point numbers by themselves, if
+            they have 2 to 65,536 elements. None for never.
         responses: what the attempts at one fault do, in order; at least one.
         budget: how many rewinds the whole run may make, at least 1. Restarts do not refill it.
         forget_after: steps after a symptom's step from which on a further symptom is another fault.
@@ -138,6 +142,7 @@ class RecoveryPolicy:
     runaway_threshold: float = 6.0
     window: int = 128
     audit: bool = True
+    buffer_threshold: float | None = 10.0
     responses: tuple[Response, ...] = _RESPONSES
     budget: int = 10
     forget_after: int = 300
@@ -152,6 +157,8 @@ class RecoveryPolicy:
             check_field(self, "skips_in_a_row", whole=True, at_least=1)
         if self.runaway_steps is not None:
             check_field(self, "runaway_steps", whole=True, at_least=3)
+        if self.buffer_threshold is not None:
+            check_field(self, "buffer_threshold", above=0.0)
         check_flag("RecoveryPolicy.audit", self.audit)
         self._check_responses()
 
@@ -177,6 +184,7 @@ class RecoverySettings(TypedDict, total=False):
     runaway_threshold: float
     window: int
     audit: bool
+    buffer_threshold: float | None
     responses: tuple[Response, ...]
     budget: int
     forget_after: int

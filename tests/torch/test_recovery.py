@@ -124,8 +124,8 @@ def test_a_batch_that_only_running_statistics_keep_is_found(change: Callable[[to
         60, hurt=hurt, at=50, policy=dataclasses.replace(QUICK, runaway_steps=None)
     ).events
     names = ("running statistics of 1",)
-    assert (event.symptom.code, event.symptom.names) == (SymptomCode.RUNAWAY_PARAMETER, names)
-    assert event.symptom.step == 50
+    assert (event.symptom.code, event.symptom.names) == (SymptomCode.RUNAWAY_BUFFER, names)
+    assert (event.symptom.origin, event.symptom.step) == (50, 50)
     assert training.model[1].running_var.max() < 100.0  # type: ignore[index, union-attr, operator]
 
 
