@@ -107,7 +107,9 @@ def run(setting: Setting, seed: int, planted: str | None = None, at: int = 0) ->
     y = torch.tensor(digits.target)
 
     def batch_at(n: int) -> tuple[Tensor, Tensor]:
-        rows = torch.randint(len(x), (setting.batch,), generator=torch.Generator().manual_seed(1000 * seed + n))
+        rows = torch.randint(
+            len(x), (setting.batch,), generator=torch.Generator().manual_seed(1000 * seed + n)
+        )
         inputs = x[rows]
         if planted is not None and n == at - 1:
             inputs = PLANTED[planted](inputs, setting.unit)

@@ -1,7 +1,7 @@
 """Buffers, such as running statistics, that jump in one step although they are finite.
 
-A normalization divides the scale of a batch out again, so that a batch on another scale leaves no trace in loss
-and gradients. Its running statistics keep the batch: with a momentum of a, one whose values are c times as
+A normalization divides the scale of a batch out again, so that a batch on another scale leaves no trace in
+loss and gradients. Its running statistics keep the batch: with a momentum of a, one whose values are c times as
 large makes the mean square that they keep 1 - a + a * c**2 times as large.
 
 Each buffer is measured after each step and compared with itself: in a step that is a symptom it more than
@@ -27,7 +27,9 @@ _FADED = 0.1
 _ENOUGH_CHANGES = 20
 # As for losses: at least 1 % of the first values. A branch that gave 0 at first may begin at any time.
 _LEAST = 0.01
-_LARGEST = 2**16  # elements; the channels of normalizations are far fewer, copies of weights and caches far more
+_LARGEST = (
+    2**16
+)  # elements; the channels of normalizations are far fewer, copies of weights and caches far more
 
 
 class Part(Enum):

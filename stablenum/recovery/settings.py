@@ -116,10 +116,10 @@ class RecoveryPolicy:
         audit: whether parameters and moments are measured at each snapshot. Symptoms are negative second
             moments, those that no gradients make, and a parameter whose norm more than doubles and grows by
             more than 10 times its largest change so far.
-        buffer_threshold: after each step, how many times its largest change of about the last ``window`` steps
-            a buffer must change by, above 0, to be a symptom, where it also more than doubles. Running
-            statistics are judged by layer, as one; other buffers of floating-point numbers by themselves, if
-            they have 2 to 65,536 elements. None for never.
+        buffer_threshold: a buffer that more than doubles in a step, by more than so many times its largest
+            change of about the last ``window`` steps, is a symptom; above 0, None for never. The running
+            statistics of a layer are judged together, other buffers of 2 to 65,536 floating-point numbers by
+            themselves.
         responses: what the attempts at one fault do, in order; at least one.
         budget: how many rewinds the whole run may make, at least 1. Restarts do not refill it.
         forget_after: steps after a symptom's step from which on a further symptom is another fault.

@@ -167,7 +167,9 @@ class Watch:
             return []
         origin, names = found
         several = len(names) > 1
-        detail = _JUMPED.format(f"{len(names)} buffers" if several else "a buffer", "they" if several else "it")
+        detail = _JUMPED.format(
+            f"{len(names)} buffers" if several else "a buffer", "they" if several else "it"
+        )
         return [Symptom(SymptomCode.RUNAWAY_BUFFER, step, origin, detail, tuple(names))]
 
     def _place(self, rows: Sequence[StepRecord], step: int) -> None:

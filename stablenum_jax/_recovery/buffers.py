@@ -46,7 +46,9 @@ class BufferSizes:
     def note(self, step: int, state: PyTree) -> None:
         """Measure after a step; the device is not waited for."""
         leaves, structure = jax.tree.flatten(state)
-        if self._structure is None or structure != self._structure:  # to find the names again takes longer than the norms
+        if (
+            self._structure is None or structure != self._structure
+        ):  # to find the names again takes longer than the norms
             self._structure, self._places = structure, _places(state, leaves)
         measured = [
             _Measured(together, norms([leaves[place.index] for place in together]))

@@ -67,7 +67,9 @@ def _places(modules: Mapping[str, nn.Module]) -> Iterator[_Place]:
                 if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))
                     part = _STATISTICS.get(key, Part.WHOLE)
-                    yield _Place(layer if part is not Part.WHOLE else f"{layer}.{key}".lstrip("."), part, module, key)
+                    yield _Place(
+                        layer if part is not Part.WHOLE else f"{layer}.{key}".lstrip("."), part, module, key
+                    )
 
 
 def _values(place: _Place) -> Tensor | None:

@@ -300,7 +300,8 @@ def test_a_log_is_given_each_rewind_and_its_reason() -> None:
     assert (rewind.symptom, rewind.first, rewind.last) == ("nonfinite_state", 40, 74)
     assert rows == 40  # the state has been put back
     assert rewind.seen == "a parameter is not finite (weight)"
-    assert str(event) == f"step 75: {rewind.seen}, likely since step {event.symptom.origin}. {rewind.done.replace(': ', ': back to step 40, ')}"
+    done = rewind.done.replace(": ", ": back to step 40, ")
+    assert str(event) == f"step 75: {rewind.seen}, likely since step {event.symptom.origin}. {done}"
 
 
 def test_a_log_is_given_steps_by_their_numbers_in_the_record() -> None:
