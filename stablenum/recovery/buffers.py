@@ -1,8 +1,8 @@
 """Buffers, such as running statistics, that jump in one step although they are finite.
 
 A normalization divides the scale of a batch out again, so that a batch on another scale leaves no trace in
-loss and gradients. Its running statistics keep the batch: with a momentum of a, one whose values are c times as
-large makes the mean square that they keep 1 - a + a * c**2 times as large.
+loss and gradients. Its running statistics keep the batch: with a momentum of a, one whose values are c times
+as large makes the mean square that they keep 1 - a + a * c**2 times as large.
 
 Each buffer is measured after each step and compared with itself: in a step that is a symptom it more than
 doubles, against the largest size that it lately had, and changes by many times its largest change lately.

@@ -25,7 +25,7 @@ class _Place(NamedTuple):
     name: str  # of the buffer, or of the layer whose running statistics it belongs to
     part: Part
     elements: int
-    index: int
+    leaf: int
 
 
 class _Measured(NamedTuple):
@@ -46,12 +46,11 @@ class BufferSizes:
     def note(self, step: int, state: PyTree) -> None:
         """Measure after a step; the device is not waited for."""
         leaves, structure = jax.tree.flatten(state)
-        if (
-            self._structure is None or structure != self._structure
-        ):  # to find the names again takes longer than the norms
+        # To find the names takes longer than the norms. A structure cannot be compared with None.
+        if self._structure is None or structure != self._structure:
             self._structure, self._places = structure, _places(state, leaves)
         measured = [
-            _Measured(together, norms([leaves[place.index] for place in together]))
+            _Measured(together, norms([leaves[place.leaf] for place in together]))
             for together in self._places
         ]
         self._noted.append((step, measured))

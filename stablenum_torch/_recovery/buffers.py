@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,27 +36,42 @@ class BufferSizes:
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = modules
         self._places: list[_Place] = []
-        self._noted: list[tuple[int, list[tuple[_Place, int]], list[Tensor]]] = []
+        self._noted: list[tuple[int, list[_Measured]]] = []
 
     @torch.no_grad()
     def note(self, step: int) -> None:
         """Measure after a step; the device is not waited for."""
         if not self._noted:  # a walk over all modules takes longer than the norms
             self._places = list(_places(self._modules))
-        values = [(place, _values(place)) for place in self._places]
-        judged = [(place, tensor) for place, tensor in values if tensor is not None]
-        tensors = [tensor for _, tensor in judged]
-        norms = list(torch._foreach_norm(tensors)) if tensors else []
-        self._noted.append((step, [(place, tensor.numel()) for place, tensor in judged], norms))
+        alike: dict[Any, list[tuple[_Place, Tensor]]] = {}
+        for place in self._places:
+            values = _values(place)
+            if values is not None:
+                alike.setdefault((values.device, values.dtype), []).append((place, values))
+        self._noted.append((step, [_measured(pairs) for pairs in alike.values()]))
 
     def noted(self) -> list[Noted]:
-        """Return what was measured since the last call; the host waits once for each device."""
+        """Return what was measured since the last call."""
         noted, self._noted = self._noted, []
-        read = iter(_read([norm for _, _, norms in noted for norm in norms]))
-        return [
-            Noted(step, sizes((place.name, place.part, count, next(read)) for place, count in judged))
-            for step, judged, _ in noted
-        ]
+        return [Noted(step, sizes(_norms(measured))) for step, measured in noted]
+
+
+class _Measured(NamedTuple):
+    """The norms of some buffers, still on their device."""
+
+    places: list[tuple[_Place, int]]  # with the number of elements
+    norms: Tensor
+
+
+def _measured(pairs: Sequence[tuple[_Place, Tensor]]) -> _Measured:
+    norms = torch.stack(torch._foreach_norm([values for _, values in pairs]))
+    return _Measured([(place, values.numel()) for place, values in pairs], norms)
+
+
+def _norms(measured: Sequence[_Measured]) -> Iterator[tuple[str, Part, int, float]]:
+    for places, norms in measured:
+        for (place, elements), norm in zip(places, norms.tolist(), strict=True):
+            yield place.name, place.part, elements, norm
 
 
 def _places(modules: Mapping[str, nn.Module]) -> Iterator[_Place]:
@@ -67,9 +82,8 @@ def _places(modules: Mapping[str, nn.Module]) -> Iterator[_Place]:
                 if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))
                     part = _STATISTICS.get(key, Part.WHOLE)
-                    yield _Place(
-                        layer if part is not Part.WHOLE else f"{layer}.{key}".lstrip("."), part, module, key
-                    )
+                    whole_name = f"{layer}.{key}".lstrip(".")
+                    yield _Place(whole_name if part is Part.WHOLE else layer, part, module, key)
 
 
 def _values(place: _Place) -> Tensor | None:
@@ -81,16 +95,3 @@ def _values(place: _Place) -> Tensor | None:
     if values.is_meta or not is_judged(values.shape, place.part):
         return None
     return values if values.dtype in _NORMED else values.float()
-
-
-def _read(norms: Sequence[Tensor]) -> list[float]:
-    """Return norms as floats; the host waits once for each device."""
-    of_device: dict[torch.device, list[int]] = {}
-    for i, norm in enumerate(norms):
-        of_device.setdefault(norm.device, []).append(i)
-    found = [0.0] * len(norms)
-    for indices in of_device.values():
-        read = torch.stack([norms[i].double() for i in indices]).tolist()
-        for i, value in zip(indices, read, strict=True):
-            found[i] = value
-    return found

@@ -694,6 +694,27 @@ def test_a_jump_is_answered_and_names_the_parameter() -> None:
     assert "a norm more than doubled" in str(event)
 
 
+def test_a_buffer_that_jumps_is_answered_and_the_step_is_named() -> None:
+    def spoil(training: Training) -> None:
+        training.buffer *= 1e3
+
+    def drifting(spoil: Hurt) -> Hurt:
+        def hurt(training: Training, step: int) -> None:
+            training.buffer *= 1.001
+            spoil(training, step)
+
+        return hurt
+
+    _, loop = run(hurt=drifting(once(97, spoil)))
+    (event,) = loop.events
+    assert (event.symptom.code, event.symptom.names) == (SymptomCode.RUNAWAY_BUFFER, ("buffer",))
+    assert (event.symptom.origin, event.symptom.step) == (97, 100)
+    assert "a buffer more than doubled in one step" in str(event)
+    assert "likely since step 97." in str(event)
+    blind = RecoveryPolicy(**_fields(POLICY) | {"buffer_threshold": None})
+    assert run(hurt=drifting(once(97, spoil)), policy=blind)[1].events == []
+
+
 # --- the plan ------------------------------------------------------------------------------------
 
 
