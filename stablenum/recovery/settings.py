@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from stablenum._support.pickled_fields import pickled_by_name
 from stablenum._support.settings_checks import check_callable, check_field, check_flag
 from stablenum.errors import bad_field, bad_type
 from stablenum.guard.recorder import CAPACITY
@@ -83,6 +84,7 @@ _RESPONSES = (
 )
 
 
+@pickled_by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPolicy:
     """When to go back, how far, and how often.
@@ -116,13 +118,13 @@ class RecoveryPolicy:
         audit: whether parameters and moments are measured at each snapshot. Symptoms are negative second
             moments, those that no gradients make, and a parameter whose norm more than doubles and grows by
             more than 10 times its largest change so far.
+        responses: what the attempts at one fault do, in order; at least one.
+        budget: how many rewinds the whole run may make, at least 1. Restarts do not refill it.
+        forget_after: steps after a symptom's step from which on a further symptom is another fault.
         buffer_threshold: a buffer that more than doubles in a step, by more than so many times its largest
             change of about the last ``window`` steps, is a symptom; above 0, None for never. The running
             statistics of a layer are judged together, other buffers of 2 to 65,536 floating-point numbers by
             themselves.
-        responses: what the attempts at one fault do, in order; at least one.
-        budget: how many rewinds the whole run may make, at least 1. Restarts do not refill it.
-        forget_after: steps after a symptom's step from which on a further symptom is another fault.
 
     Raises:
         ValueError: a field is out of its range.
@@ -142,10 +144,10 @@ class RecoveryPolicy:
     runaway_threshold: float = 6.0
     window: int = 128
     audit: bool = True
-    buffer_threshold: float | None = 10.0
     responses: tuple[Response, ...] = _RESPONSES
     budget: int = 10
     forget_after: int = 300
+    buffer_threshold: float | None = 10.0  # last: pickles of 0.1.0 have the values in this order
 
     def __post_init__(self) -> None:
         for name, low in (("every", 1), ("keep", 1), ("good_after", 0), ("window", 8), ("budget", 1)):
@@ -184,10 +186,10 @@ class RecoverySettings(TypedDict, total=False):
     runaway_threshold: float
     window: int
     audit: bool
-    buffer_threshold: float | None
     responses: tuple[Response, ...]
     budget: int
     forget_after: int
+    buffer_threshold: float | None
 
 
 def make_policy(policy: RecoveryPolicy | None, overrides: RecoverySettings) -> RecoveryPolicy:

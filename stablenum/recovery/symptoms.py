@@ -226,7 +226,7 @@ class Watch:
             level.load_state_dict(plain[name])
         self._parameters.load_state_dict(plain["parameters"])
         if self._buffers is not None:
-            self._buffers.load_state_dict(plain["buffers"])
+            self._buffers.load_state_dict(plain.get("buffers", {}))  # snapshots of 0.1.0 have none
         self._skips, self._seen = list(plain["skips"]), plain["seen"]
         self._newest = None if plain["newest"] is None else (plain["newest"][0], plain["newest"][1])
         self._steps = dict(plain["steps"])
