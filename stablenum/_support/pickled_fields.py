@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 __all__ = ["pickled_by_name"]
@@ -40,7 +40,10 @@ def _fields_of(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
-def _restore(value: Any, known: Mapping[str, Any]) -> None:
+def _restore(value: Any, state: Mapping[str, Any] | Sequence[Any]) -> None:
+    # A pickle from before the class held its fields by name has their values, in the order of the fields.
+    names = [field.name for field in dataclasses.fields(value)]
+    known = state if isinstance(state, Mapping) else dict(zip(names, state, strict=False))
     for field in dataclasses.fields(value):
         make = field.default_factory
         found = known.get(field.name, field.default if make is dataclasses.MISSING else make())

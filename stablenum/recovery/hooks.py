@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from stablenum.guard.readout import StepRecord
+from stablenum.recovery.buffers import Noted
 from stablenum.recovery.logged import Why
 from stablenum.recovery.parameters import Measures
 from stablenum.recovery.positions import Generators
@@ -72,6 +73,12 @@ class Hooks(Protocol):
 
     def measures(self) -> Mapping[str, Measures]:
         """Return what is measured of each parameter that is trained, by name."""
+
+    def note_buffers(self, step: int) -> None:
+        """Measure the buffers after a step, without a wait."""
+
+    def noted_buffers(self) -> list[Noted]:
+        """Return what was measured of the buffers since the last call."""
 
     def possible(self, response: Response) -> Response:
         """Return a response without what the training has no place for; that is logged, once."""

@@ -41,7 +41,8 @@ class RecoveryEvent:
 
     def __str__(self) -> str:
         return (
-            f"step {self.symptom.step}: {shown_symptom(self.symptom)}. "
+            f"step {self.symptom.step}: {shown_symptom(self.symptom)}, likely since step "
+            f"{self.symptom.origin}. "
             f"Attempt {self.attempt}: back to step {self.to_step}, {tried(self)}"
         )
 

@@ -149,6 +149,8 @@ class RecoveryLoop:
         self._handed_out = False
         self.step += 1
         self._pairing.count(self.step, self._hooks.counts())
+        if self.policy.buffer_threshold is not None:
+            self._hooks.note_buffers(self.step)
         last = self.step == steps
         if self._easing is not None and self.step >= self._easing.until:
             self._ease(None)
@@ -170,6 +172,7 @@ class RecoveryLoop:
         rows = self._hooks.rows()
         self._pairing.look(rows, self.step)
         found = self._watch.read(rows, self.step)
+        found += self._watch.look_at_buffers(self._hooks.noted_buffers(), self.step)
         findings = self._hooks.findings()
         if audit and not findings:
             findings += self._watch.look(self._hooks.measures())
@@ -244,6 +247,7 @@ class RecoveryLoop:
         """Put the state back; where there is a reason, it is in the log before anything follows."""
         before = [] if why is None else self._hooks.rows()
         self._hooks.restore(snapshot.state)
+        self._hooks.noted_buffers()  # of steps that were not made
         if why is not None:
             self._hooks.log(why, before)
 

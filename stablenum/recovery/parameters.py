@@ -10,8 +10,6 @@ same gradients have ``|m| <= (1 - b1) / sqrt((1 - b2) (1 - b1**2 / b2)) sqrt(v)`
 
 A parameter whose norm more than doubles between two looks, by far more than it ever changed before, has been
 overwritten, or the learning rate is wrong by orders. A normalization behind it can keep that out of the loss.
-The running statistics of a layer are looked at in the same way: a batch on another scale leaves no trace in
-the loss behind a normalization, and makes the mean square that these statistics keep jump.
 """
 
 from __future__ import annotations
@@ -32,11 +30,10 @@ _ENOUGH_CHANGES = 2  # a parameter that begins at 0, and a rate that warms up, g
 
 
 class Measures(NamedTuple):
-    """What is measured of a parameter, or of the running statistics of a layer.
+    """What is measured of a parameter.
 
     Attributes:
-        norm: its Euclidean norm; of running statistics the root of the sum of mean**2 + variance over the
-            channels. Infinite if a square overflows.
+        norm: its Euclidean norm. Infinite if a square overflows.
         lowest: the lowest of its moments that are never negative in a sound state; 0 if there are none.
         second: the largest second moment; 0 if there is none.
         ratio: the largest abs(m) / sqrt(v), of elements whose v is well above the smallest normal number of

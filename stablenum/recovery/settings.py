@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from stablenum._support.pickled_fields import pickled_by_name
 from stablenum._support.settings_checks import check_callable, check_field, check_flag
 from stablenum.errors import bad_field, bad_type
 from stablenum.guard.recorder import CAPACITY
@@ -83,6 +84,7 @@ _RESPONSES = (
 )
 
 
+@pickled_by_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPolicy:
     """When to go back, how far, and how often.
@@ -119,6 +121,10 @@ class RecoveryPolicy:
         responses: what the attempts at one fault do, in order; at least one.
         budget: how many rewinds the whole run may make, at least 1. Restarts do not refill it.
         forget_after: steps after a symptom's step from which on a further symptom is another fault.
+        buffer_threshold: a buffer that more than doubles in a step, by more than so many times its largest
+            change of about the last ``window`` steps, is a symptom; above 0, None for never. The running
+            statistics of a layer are judged together, other buffers of 2 to 65,536 floating-point numbers by
+            themselves.
 
     Raises:
         ValueError: a field is out of its range.
@@ -141,6 +147,7 @@ class RecoveryPolicy:
     responses: tuple[Response, ...] = _RESPONSES
     budget: int = 10
     forget_after: int = 300
+    buffer_threshold: float | None = 10.0  # last: pickles of 0.1.0 have the values in this order
 
     def __post_init__(self) -> None:
         for name, low in (("every", 1), ("keep", 1), ("good_after", 0), ("window", 8), ("budget", 1)):
@@ -152,6 +159,8 @@ class RecoveryPolicy:
             check_field(self, "skips_in_a_row", whole=True, at_least=1)
         if self.runaway_steps is not None:
             check_field(self, "runaway_steps", whole=True, at_least=3)
+        if self.buffer_threshold is not None:
+            check_field(self, "buffer_threshold", above=0.0)
         check_flag("RecoveryPolicy.audit", self.audit)
         self._check_responses()
 
@@ -180,6 +189,7 @@ class RecoverySettings(TypedDict, total=False):
     responses: tuple[Response, ...]
     budget: int
     forget_after: int
+    buffer_threshold: float | None
 
 
 def make_policy(policy: RecoveryPolicy | None, overrides: RecoverySettings) -> RecoveryPolicy:

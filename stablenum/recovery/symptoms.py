@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from stablenum.guard.readout import StepRecord
 from stablenum.guard.reasons import NO_PARAMETER
+from stablenum.recovery.buffers import BufferWatch, Noted
 from stablenum.recovery.levels import Level
 from stablenum.recovery.parameters import Measures, ParameterWatch
 from stablenum.recovery.settings import RecoveryPolicy
@@ -25,6 +26,7 @@ class SymptomCode(StrEnum):
     NONFINITE_STATE = "nonfinite_state"
     POISONED_MOMENTS = "poisoned_moments"
     RUNAWAY_PARAMETER = "runaway_parameter"
+    RUNAWAY_BUFFER = "runaway_buffer"
     SKIPS_IN_A_ROW = "skips_in_a_row"
     NONFINITE_EVALUATION = "nonfinite_evaluation"
     RUNAWAY_LOSS = "runaway_loss"
@@ -98,8 +100,11 @@ _WRONG = {
 }
 
 
+_JUMPED = "{} more than doubled in one step, by far more than {} changed before"
+
+
 class Watch:
-    """Finds symptoms in the guard's record, and in what is measured of the parameters.
+    """Finds symptoms in the guard's record, and in what is measured of the parameters and buffers.
 
     A row is judged when the next one is there, because only that one says whether the loss scale came down.
 
@@ -114,6 +119,8 @@ class Watch:
         self._grad_norm = Level(policy.window, steps, policy.runaway_threshold, _RUNAWAY_NORM)
         self._skips: list[int] = []
         self._parameters = ParameterWatch()
+        threshold = policy.buffer_threshold
+        self._buffers = None if threshold is None else BufferWatch(threshold, policy.window)
         # Rows have numbers in the guard's count, which is not the run's.
         self._seen = -1  # the newest row that was judged
         self._newest: tuple[int, int] | None = None  # the newest row that was read, and after which step
@@ -152,6 +159,18 @@ class Watch:
             for wrong, (code, one, several) in _WRONG.items()
             if (names := found[wrong])
         ]
+
+    def look_at_buffers(self, noted: Iterable[Noted], step: int) -> list[Symptom]:
+        """Take in what was measured of the buffers after each step since the last time."""
+        found = None if self._buffers is None else self._buffers.look(noted)
+        if found is None:
+            return []
+        origin, names = found
+        several = len(names) > 1
+        detail = _JUMPED.format(
+            f"{len(names)} buffers" if several else "a buffer", "they" if several else "it"
+        )
+        return [Symptom(SymptomCode.RUNAWAY_BUFFER, step, origin, detail, tuple(names))]
 
     def _place(self, rows: Sequence[StepRecord], step: int) -> None:
         """Spread the new rows evenly over the steps since the last time that there was one."""
@@ -196,6 +215,7 @@ class Watch:
         """Return plain values for JSON, which :meth:`load_state_dict` takes."""
         levels = {name: level.state_dict() for name, level in self._levels()}
         levels["parameters"] = self._parameters.state_dict()
+        levels["buffers"] = {} if self._buffers is None else self._buffers.state_dict()
         newest = None if self._newest is None else list(self._newest)
         rows = {"seen": self._seen, "newest": newest, "steps": [list(pair) for pair in self._steps.items()]}
         return levels | rows | {"skips": list(self._skips)}
@@ -205,6 +225,8 @@ class Watch:
         for name, level in self._levels():
             level.load_state_dict(plain[name])
         self._parameters.load_state_dict(plain["parameters"])
+        if self._buffers is not None:
+            self._buffers.load_state_dict(plain.get("buffers", {}))  # snapshots of 0.1.0 have none
         self._skips, self._seen = list(plain["skips"]), plain["seen"]
         self._newest = None if plain["newest"] is None else (plain["newest"][0], plain["newest"][1])
         self._steps = dict(plain["steps"])

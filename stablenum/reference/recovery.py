@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from stablenum.guard.readout import StepRecord
+from stablenum.recovery.buffers import Noted
 from stablenum.recovery.hooks import Easing
 from stablenum.recovery.logged import Why
 from stablenum.recovery.parameters import Measures
@@ -88,6 +89,13 @@ class Hooks:
         names = guarded.names or [str(i) for i in range(len(guarded._params))]
         entries = zip(names, guarded._params, guarded.opt_state, strict=True)
         return {name: Measures(_norm(p), *_second_moments(state)) for name, p, state in entries}
+
+    def note_buffers(self, step: int) -> None:
+        """Do nothing: the reference has parameters and moments alone."""
+
+    def noted_buffers(self) -> list[Noted]:
+        """Return nothing, for the same reason."""
+        return []
 
     def possible(self, response: Response) -> Response:
         """Return it; what is not specified here is an error in :meth:`ease`."""

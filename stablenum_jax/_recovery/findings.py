@@ -21,7 +21,7 @@ from stablenum_jax._trees.leaves import is_floating, wide_dtype
 from stablenum_jax._trees.names import Path, known_names, path_name
 from stablenum_jax._trees.state import find_guard, is_guard
 
-__all__ = ["Findings"]
+__all__ = ["Findings", "buffers_in", "devices_of", "norms"]
 
 Array: TypeAlias = jax.Array
 PyTree: TypeAlias = Any
@@ -56,12 +56,8 @@ class Findings:
         return [Finding(SymptomCode.NONFINITE_STATE, f"{are} not finite", _shown(bad, state))]
 
     def measures(self, state: PyTree) -> dict[str, Measures]:
-        """Return what is measured of each parameter and each layer's running statistics; no moments if the
-        optimizer is not known."""
-        found = {name: Measures(norm) for (name, _), norm in _counted(_norms, _trained(state))}
-        found |= {
-            name: Measures(norm) for (name, _), norm in _counted(_root_mean_squares, _statistics(state))
-        }
+        """Return what is measured of each parameter; no moments if the optimizer is not known."""
+        found = {name: Measures(norm) for (name, _), norm in _counted(norms, _trained(state))}
         for (name, _), lowest in _counted(_lowest, _never_negative(state)):
             known = found.get(name, Measures(0.0))
             found[name] = known._replace(lowest=min(known.lowest, lowest))
@@ -95,18 +91,12 @@ def _trained(state: PyTree) -> list[tuple[str, Any]]:
     return [(name if len(of) == 1 else path, leaf) for name, of in found.items() for path, leaf in of]
 
 
-def _statistics(state: PyTree) -> list[tuple[str, tuple[Any, Any]]]:
-    """Return the running mean, if there is one, and variance of each layer, as flax names them."""
+def buffers_in(state: PyTree) -> list[tuple[str, Array]]:
+    """Return the floating-point arrays that are neither parameters, nor averages of them, nor an optimizer's,
+    by name."""
     parameters = _parameters(state)
-    held = {path_name(path): leaf for path, leaf in _outside_optimizers(state)}
-    kept = [path for path in held if path.rpartition(".")[2] == "var" and not _divided(path, parameters)[1]]
-    return [
-        (
-            f"running statistics of {_short(path, parameters).removesuffix('.var')}",
-            (held.get(path.removesuffix("var") + "mean"), held[path]),
-        )
-        for path in kept
-    ]
+    held = [(path_name(path), leaf) for path, leaf in _outside_optimizers(state)]
+    return [(_short(path, parameters), leaf) for path, leaf in held if not _divided(path, parameters)[1]]
 
 
 def _outside_optimizers(state: PyTree) -> list[tuple[Path, Any]]:
@@ -161,14 +151,14 @@ def _counted(count: Any, keyed: Sequence[tuple[_Key, Any]]) -> list[tuple[tuple[
     """
     on: dict[Any, list[tuple[_Key, Any]]] = {}
     for key, leaf in keyed:
-        on.setdefault(_devices(leaf), []).append((key, leaf))
+        on.setdefault(devices_of(leaf), []).append((key, leaf))
     started = [(pairs, count([leaf for _, leaf in pairs])) for pairs in on.values()]
     return [
         pair for pairs, counts in started for pair in zip(pairs, np.asarray(counts).tolist(), strict=True)
     ]
 
 
-def _devices(leaf: Any) -> frozenset[Any]:
+def devices_of(leaf: Any) -> frozenset[Any]:
     first = jax.tree.leaves(leaf)[0]
     return frozenset(first.sharding.device_set) if isinstance(first, jax.Array) else frozenset()
 
@@ -184,18 +174,8 @@ def _nan(leaves: list[Array]) -> Array:
 
 
 @jax.jit
-def _norms(leaves: list[Array]) -> Array:
+def norms(leaves: list[Array]) -> Array:
     return jnp.stack([jnp.linalg.norm(jnp.abs(_wide(leaf)).ravel()).astype(jnp.float32) for leaf in leaves])
-
-
-@jax.jit
-def _root_mean_squares(pairs: list[tuple[Array | None, Array]]) -> Array:
-    """Return the root of the sum of mean**2 + variance, of each pair."""
-    squares = [
-        jnp.sum(jnp.maximum(_wide(v), 0)) + (0 if m is None else jnp.sum(jnp.square(_wide(m))))
-        for m, v in pairs
-    ]
-    return jnp.sqrt(jnp.stack([s.astype(jnp.float32) for s in squares]))
 
 
 @jax.jit

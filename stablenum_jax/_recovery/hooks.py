@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 import stablenum
 from stablenum.checkpoints.finiteness import listed
+from stablenum.recovery.buffers import Noted
 from stablenum.recovery.hooks import Easing
 from stablenum.recovery.logged import Why
 from stablenum.recovery.parameters import Measures
@@ -20,6 +21,7 @@ from stablenum.recovery.settings import Response
 from stablenum.recovery.snapshots import Snapshot
 from stablenum.recovery.spilled import Spilled
 from stablenum.recovery.symptoms import Finding, Symptom, SymptomCode
+from stablenum_jax._recovery.buffers import BufferSizes
 from stablenum_jax._recovery.captured import Captured
 from stablenum_jax._recovery.easing import eased_state, possible
 from stablenum_jax._recovery.findings import Findings
@@ -64,6 +66,7 @@ class JaxHooks:
         self.state = state
         self._on_ease, self._log = on_ease, run_log
         self._findings = Findings(state)
+        self._buffers = BufferSizes()
         self._last_step: Any = find_guard(state).guard.step  # an array: the guard's count at the last check
         self._easing: Easing | None = None
         self._told: set[str] = set()
@@ -157,6 +160,15 @@ class JaxHooks:
     def measures(self) -> dict[str, Measures]:
         """Return what is measured of each parameter."""
         return self._findings.measures(self.state)
+
+    def note_buffers(self, step: int) -> None:
+        """Measure the buffers after a step, without a wait."""
+        if not find_guard(self.state).guard.step.is_deleted():  # otherwise the next check says so
+            self._buffers.note(step, self.state)
+
+    def noted_buffers(self) -> list[Noted]:
+        """Return what was measured of the buffers since the last call."""
+        return self._buffers.noted()
 
     def possible(self, response: Response) -> Response:
         """Return a response without what the state has no place for."""

@@ -34,7 +34,8 @@ class Recovery:
     """A training that goes back to its last good state when it has been hurt.
 
     The loop takes its batches from :meth:`batches` and keeps its state in :attr:`state`. Between two steps,
-    the recovery reads the guard's record and looks for numbers in the state that are not finite (every
+    the recovery measures the arrays that are neither parameters nor an optimizer's, such as running
+    statistics, reads the guard's record and looks for numbers in the state that are not finite (every
     ``check_every`` steps), and copies the state into host memory (every ``every`` steps), without a wait. On
     a symptom it puts an older state back, leaves the batches out that were used since, and goes on from
     there; :class:`stablenum.RecoveryPolicy` says when, how far and how often.

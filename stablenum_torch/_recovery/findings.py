@@ -33,6 +33,9 @@ class Search:
         model: the model.
         optimizer: its optimizer, guarded or not.
         others: other things with a state, by name, of which modules are searched too.
+
+    Attributes:
+        modules: the modules that are searched, by what is put in front of the names in them.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class Search:
     ) -> None:
         self._model, self._optimizer = inside(model), optimizer
         modules = {name: inside(m) for name, m in (others or {}).items() if isinstance(m, nn.Module)}
-        self._modules = {"": self._model} | {f"{name}.": module for name, module in modules.items()}
+        self.modules = {"": self._model} | {f"{name}.": module for name, module in modules.items()}
         trained = {id(p) for p in parameters_of(optimizer)}
         untrained = {name: t for name, t in self._held().items() if id(t) not in trained}
         self._left_out = frozenset(nonfinite(untrained))
@@ -56,34 +59,18 @@ class Search:
 
     @torch.no_grad()
     def measures(self) -> dict[str, Measures]:
-        """Return what is measured of each parameter and each layer's running statistics, of this rank's part;
-        one wait for each device."""
+        """Return what is measured of each parameter, of this rank's part; one wait for each device."""
         state, found = unwrapped(self._optimizer).state, {}
         for name, p in self._named_parameters().items():
             values = _values(p)
             if values is not None:
                 norm = torch.linalg.vector_norm(values.float() if values.itemsize < 4 else values).double()
                 found[name] = torch.stack([norm, *_moments(state.get(p, {}), norm)])
-        for layer, squares in self._mean_squares().items():
-            norm = squares.sqrt()
-            found[f"running statistics of {layer}"] = torch.stack([norm, *torch.zeros_like(norm).expand(3)])
         return {name: Measures(*measured) for name, measured in _read(found).items()}
 
     def _held(self) -> dict[str, Tensor]:
         """Return the parameters and buffers of all modules."""
-        return {p + name: t for p, module in self._modules.items() for name, t in tensors_of(module).items()}
-
-    def _mean_squares(self) -> dict[str, Tensor]:
-        """Return the sum of mean**2 + variance over the channels, by the layer that keeps them."""
-        held, found = self._held(), {}
-        for name, tensor in held.items():
-            layer, _, own = name.rpartition(".")
-            variance = _values(tensor) if own == "running_var" else None
-            if variance is not None:
-                mean = _values(held.get(name.removesuffix("var") + "mean", variance.new_zeros(1)))
-                found[layer] = variance.double().clamp(min=0).sum()
-                found[layer] += 0 if mean is None else mean.double().square().sum()
-        return found
+        return {p + name: t for p, module in self.modules.items() for name, t in tensors_of(module).items()}
 
     def _tensors(self) -> dict[str, Tensor]:
         found = {name: t for name, t in self._held().items() if name not in self._left_out}

@@ -10,6 +10,7 @@ from torch import nn
 
 from stablenum.checkpoints.finiteness import listed
 from stablenum.guard.readout import StepRecord, history
+from stablenum.recovery.buffers import Noted
 from stablenum.recovery.hooks import Easing
 from stablenum.recovery.logged import Why
 from stablenum.recovery.parameters import Measures
@@ -17,6 +18,7 @@ from stablenum.recovery.positions import Generators
 from stablenum.recovery.settings import Response
 from stablenum.recovery.snapshots import Snapshot
 from stablenum.recovery.symptoms import Finding, Symptom
+from stablenum_torch._recovery.buffers import BufferSizes
 from stablenum_torch._recovery.easing import Eased
 from stablenum_torch._recovery.findings import Search
 from stablenum_torch._recovery.random_states import ProcessGenerators
@@ -51,6 +53,7 @@ class TorchHooks:
         self._opt, self._ranks = opt, ranks
         self._state, self._eased = RunState(model, opt, others), Eased(opt)
         self._search = Search(model, opt, others)
+        self._buffers = BufferSizes(self._search.modules)
         self._spilled = None if folder is None else spilled(folder, ranks, opt)
 
     def check_beginning(self) -> None:
@@ -88,6 +91,12 @@ class TorchHooks:
 
     def measures(self) -> dict[str, Measures]:
         return self._search.measures()
+
+    def note_buffers(self, step: int) -> None:
+        self._buffers.note(step)
+
+    def noted_buffers(self) -> list[Noted]:
+        return self._buffers.noted()
 
     def possible(self, response: Response) -> Response:
         return self._eased.possible(response)

@@ -33,6 +33,7 @@ __all__ = ["Recovery"]
 class Recovery:
     """Runs the steps of a training, and goes back to its last good state when it has been hurt.
 
+    Buffers are measured after each step: a finite batch on another scale shows in running statistics alone.
     Snapshots of the whole state are kept in host memory: the model with all buffers, the optimizer and its
     guard, schedulers, what is in ``extra``, the random generators of torch, NumPy and Python, and the place
     in the data. When a symptom is seen, the run goes back to a snapshot from before its likely origin, leaves
@@ -98,8 +99,8 @@ class Recovery:
         ...         spoiled = True
         ...         opt.state[model.weight]["exp_avg_sq"][0, 1] = float("nan")
         >>> print(recovery.events[0])
-        step 15: 2 tensors of the state are not finite (weight, exp_avg_sq of weight). Attempt 1: back to
-        step 10, batch 2 of epoch 1 to batch 2 of epoch 14 left out
+        step 15: 2 tensors of the state are not finite (weight, exp_avg_sq of weight), likely since step 11.
+        Attempt 1: back to step 10, batch 2 of epoch 1 to batch 2 of epoch 14 left out
         >>> bool(model.weight.isfinite().all())
         True
     """

@@ -575,9 +575,9 @@ class Guard:
         if lost:
             warn(
                 "The optimizer's state was loaded without the guard's. These rules start from scratch: "
-                f"{', '.join(lost)}. If the run had no guard before, nothing is lost. Otherwise save "
-                "opt.guard_state_dict() too, and call opt.load_guard_state_dict(): what "
-                "torch.distributed.checkpoint and FSDP.optim_state_dict keep belongs to parameters alone.",
+                f"{', '.join(lost)}. If the run had no guard before, nothing is lost. Otherwise save all "
+                "that opt.state_dict() returns; or opt.guard_state_dict() too, and call "
+                "opt.load_guard_state_dict().",
                 StatisticsNotLoadedWarning,
             )
 

@@ -22,14 +22,13 @@ from stablenum_torch._devices.generators import Beginnings
 from stablenum_torch._devices.groups import Groups, restored_group, saved_group
 from stablenum_torch._devices.uncompiled import uncompiled, uncompiled_before_2_12
 from stablenum_torch._step.buffers import KeptBuffers
+from stablenum_torch._step.carried import KEY, carrying, make_room, taken
 from stablenum_torch._step.checks import check_state_dict, state_dict_of, two_loss_scales
 from stablenum_torch._step.guard import Guard
 from stablenum_torch._step.schedulers import remember
 from stablenum_torch._step.two_steps import PARTS, TwoSteps
 
 __all__ = ["PassThrough", "put_in_place_of_scaler", "take_lost_rules"]
-
-_KEY = "stablenum"  # the guard's key in a state dict, next to torch's "state" and "param_groups"
 
 _ALONE = Groups()
 
@@ -85,6 +84,7 @@ class PassThrough(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.inner = state["inner"]
+        make_room(self.inner)
         self._guard = Guard(
             self.inner,
             state["config"],
@@ -256,22 +256,14 @@ class PassThrough(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the inner optimizer's state dict, with the guard's under the key ``"stablenum"``.
 
-        A plain torch optimizer can load it, too.
-
-        ``torch.distributed.checkpoint.state_dict`` and ``FSDP.optim_state_dict`` keep only what belongs to
-        parameters. Save ``opt.guard_state_dict()`` beside what they return, and load it with
-        :meth:`load_guard_state_dict`::
-
-            state = {"optim": get_optimizer_state_dict(model, opt), "guard": opt.guard_state_dict()}
-            torch.distributed.checkpoint.save(state, checkpoint_id=folder)
-
-            torch.distributed.checkpoint.load(state, checkpoint_id=folder)
-            set_optimizer_state_dict(model, opt, state["optim"])
-            opt.load_guard_state_dict(state["guard"])
+        A plain torch optimizer can load it, too. The first parameter group has the guard's state once more,
+        as text under the same key: ``torch.distributed.checkpoint.state_dict`` keeps only what is in groups
+        or belongs to a parameter.
         """
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
-        state = self.inner.state_dict() | {_KEY: self.guard_state_dict()}
+        guard = self.guard_state_dict()
+        state = carrying(self.inner.state_dict(), guard) | {KEY: guard}
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state)
             state = state if replaced is None else replaced
@@ -294,7 +286,9 @@ class PassThrough(Optimizer):
             replaced = pre_hook(self, state)
             state = state if replaced is None else dict(replaced)
         check_state_dict(state)
-        guard = self._guard.parsed(state.pop(_KEY)) if _KEY in state else None
+        state, carried = taken(state)
+        missing = KEY not in state and carried is None
+        guard = None if missing else self._guard.parsed(state.pop(KEY, carried))
         self._load_both(state, guard)
         self._guard.left_out = guard is None
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
@@ -302,7 +296,11 @@ class PassThrough(Optimizer):
 
     def _load_both(self, state: dict[str, Any], guard: GuardState | None) -> None:
         """Load the inner optimizer's state and the guard's: both or, after an interrupt, neither."""
-        load = functools.partial(self.inner.load_state_dict, state)
+
+        def load() -> None:
+            self.inner.load_state_dict(state)
+            make_room(self.inner)
+
         if guard is None:
             load()
         else:

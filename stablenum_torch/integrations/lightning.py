@@ -49,8 +49,8 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
     In manual optimization, where Lightning ignores interval and frequency, each scheduler is held, except
     ``ReduceLROnPlateau``; one that you step per epoch stands still if the epoch's last step is skipped.
     An optimizer that is guarded already keeps its settings. Every ``log_every_n_steps`` steps the guard's
-    numbers are logged. Checkpoints contain the guard's state, except those of ``FSDPStrategy`` and
-    ``ModelParallelStrategy``. With ``strategy="ddp"`` the ranks decide together without further settings.
+    numbers are logged. Checkpoints contain the guard's state. With ``strategy="ddp"`` the ranks decide
+    together without further settings.
 
     - ``precision="16-mixed"`` needs ``loss_scale="dynamic"`` (or another scale) here: the guard's scale then
       replaces Lightning's. With other precisions ``loss_scale`` must be None in automatic optimization,
@@ -140,8 +140,6 @@ class GuardCallback(_lightning.Callback):  # type: ignore[name-defined]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Say once that the guard starts afresh if the checkpoint that was loaded was made without one."""
-        if isinstance(trainer.strategy, _strategies_that_keep_parameters_alone()):
-            return  # a guard's state may have been lost: the first step warns
         lost = [take_lost_rules(optimizer) for optimizer in self.optimizers]
         if any(rules is not None for rules in lost):
             _logger.warning(_starts_afresh([rule for rules in lost for rule in rules or ()]))
@@ -235,12 +233,6 @@ class _GuardsAsScaler:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         pass
-
-
-def _strategies_that_keep_parameters_alone() -> tuple[type, ...]:
-    """Return the strategies whose checkpoints have of an optimizer only what belongs to its parameters."""
-    strategies = _lightning.strategies
-    return strategies.FSDPStrategy, strategies.ModelParallelStrategy
 
 
 def _starts_afresh(rules: list[str]) -> str:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablenum import Reason, RecoveryEvent, RecoveryPolicy, RecoveryStopped
+from stablenum.recovery.buffers import Noted
 from stablenum.recovery.hooks import Easing
 from stablenum.recovery.ledger import Ledger
 from stablenum.recovery.logged import Why
@@ -50,6 +51,8 @@ class Training:
         self.saved: dict[int, Snapshot] = {}
         self.moments_poisoned = False
         self.second_moment = 1.0
+        self.buffer = 1.0
+        self.noted: list[Noted] = []
 
     def train(self, target: float) -> None:
         gradient = (self.weight - target) + 0.01 * random.gauss(0, 1)
@@ -85,7 +88,7 @@ class Training:
         self.weight, self.momentum, self.record, generator = copy.deepcopy(state)
         random.setstate(generator)
         self.moments_poisoned = False
-        self.second_moment = 1.0
+        self.second_moment = self.buffer = 1.0
 
     def log(self, why: Why, before: Any) -> None:
         self.logged.append((why.rewind(before, self.rows()), len(self.rows())))
@@ -104,6 +107,13 @@ class Training:
     def measures(self) -> dict[str, Measures]:
         lowest = -1.0 if self.moments_poisoned else 0.0
         return {"weight": Measures(abs(self.weight), lowest, self.second_moment)}
+
+    def note_buffers(self, step: int) -> None:
+        self.noted.append(Noted(step, {"buffer": self.buffer}))
+
+    def noted_buffers(self) -> list[Noted]:
+        noted, self.noted = self.noted, []
+        return noted
 
     def possible(self, response: Response) -> Response:
         return response
@@ -290,7 +300,8 @@ def test_a_log_is_given_each_rewind_and_its_reason() -> None:
     assert (rewind.symptom, rewind.first, rewind.last) == ("nonfinite_state", 40, 74)
     assert rows == 40  # the state has been put back
     assert rewind.seen == "a parameter is not finite (weight)"
-    assert str(event) == f"step 75: {rewind.seen}. {rewind.done.replace(': ', ': back to step 40, ')}"
+    done = rewind.done.replace(": ", ": back to step 40, ")
+    assert str(event) == f"step 75: {rewind.seen}, likely since step {event.symptom.origin}. {done}"
 
 
 def test_a_log_is_given_steps_by_their_numbers_in_the_record() -> None:
@@ -683,6 +694,27 @@ def test_a_jump_is_answered_and_names_the_parameter() -> None:
     assert "a norm more than doubled" in str(event)
 
 
+def test_a_buffer_that_jumps_is_answered_and_the_step_is_named() -> None:
+    def spoil(training: Training) -> None:
+        training.buffer *= 1e3
+
+    def drifting(spoil: Hurt) -> Hurt:
+        def hurt(training: Training, step: int) -> None:
+            training.buffer *= 1.001
+            spoil(training, step)
+
+        return hurt
+
+    _, loop = run(hurt=drifting(once(97, spoil)))
+    (event,) = loop.events
+    assert (event.symptom.code, event.symptom.names) == (SymptomCode.RUNAWAY_BUFFER, ("buffer",))
+    assert (event.symptom.origin, event.symptom.step) == (97, 100)
+    assert "a buffer more than doubled in one step" in str(event)
+    assert "likely since step 97." in str(event)
+    blind = RecoveryPolicy(**_fields(POLICY) | {"buffer_threshold": None})
+    assert run(hurt=drifting(once(97, spoil)), policy=blind)[1].events == []
+
+
 # --- the plan ------------------------------------------------------------------------------------
 
 
@@ -845,7 +877,7 @@ def test_the_origin_of_a_report_is_a_step(origin: Any) -> None:
 def test_events_say_which_batches_were_left_out(first: Any, last: Any, text: str) -> None:
     symptom = Symptom(SymptomCode.REPORTED, 9, 8, "grey")
     event = RecoveryEvent(symptom=symptom, attempt=1, to_step=3, response=Response(), left_out=(first, last))
-    assert str(event) == f"step 9: grey. Attempt 1: back to step 3, {text}"
+    assert str(event) == f"step 9: grey, likely since step 8. Attempt 1: back to step 3, {text}"
 
 
 def test_a_snapshot_that_was_found_good_is_so_after_a_restart(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_batch_that_only_running_statistics_keep_takes_the_run_back(change: An
         state, _ = train_step(recovery.state, (inputs, targets))
         recovery.state = {**state, "batch_stats": {"norm": new}}
     event = only(recovery)
-    assert (event.symptom.code, event.symptom.step) == (SymptomCode.RUNAWAY_PARAMETER, 50)
+    assert (event.symptom.code, event.symptom.origin) == (SymptomCode.RUNAWAY_BUFFER, 50)
     assert event.symptom.names == ("running statistics of batch_stats.norm",)
     assert recovery.state["batch_stats"]["norm"]["var"].max() < 10.0
 

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-import stablenum
-import stablenum_torch
 from benchmarks.partners.judge import judge, same_bits
 from benchmarks.partners.outcome import Fault
 from benchmarks.partners.torch_parts import whole_state
@@ -24,6 +21,7 @@ from benchmarks.partners.torch_trainers import LOOPS
 from stablenum import ClipByGlobalNorm
 from stablenum.runlog.reading import read_run
 from stablenum_torch.integrations.lightning import GuardCallback
+from tests.partners.lightning_fsdp_program import NAN, SPIKE
 from tests.partners.lightning_modules import BAD, WARNINGS, data, fit, gan, module_of, trainer_of, without
 
 pytestmark = WARNINGS
@@ -225,19 +223,6 @@ def test_a_checkpoint_made_without_a_guard_says_that_the_guard_starts_afresh(tmp
     assert callback.optimizers[0].history()[0]["step"] == 0
 
 
-@pytest.mark.parametrize("strategy", [pl.strategies.FSDPStrategy, pl.strategies.ModelParallelStrategy])
-def test_a_strategy_that_drops_the_guards_state_keeps_the_warning_that_something_may_be_lost(strategy):
-    params = [torch.nn.Parameter(torch.ones(2))]
-    plain = torch.optim.AdamW(params)
-    callback = GuardCallback()
-    callback.optimizers = [stablenum_torch.wrap(torch.optim.AdamW(params), spike="skip")]
-    callback.optimizers[0].load_state_dict(plain.state_dict())
-    callback.on_train_start(SimpleNamespace(strategy=strategy()), None)
-    params[0].grad = torch.ones(2)
-    with pytest.warns(stablenum.StatisticsNotLoadedWarning, match="SpikeGuard"):
-        callback.optimizers[0].step()
-
-
 def test_a_second_fit_guards_the_new_optimizers():
     callback = GuardCallback()
     trainer, module = trainer_of(callback, gradient_clip_val=1.0), module_of()
@@ -258,13 +243,26 @@ def test_a_run_that_fails_gives_the_trainer_its_settings_back():
     assert trainer.gradient_clip_val == 1.0
 
 
+def of_ranks(program: str, folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """What each of two ranks wrote that a program of ``tests.partners`` has Lightning start."""
+    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "ignore", "-m", f"tests.partners.{program}", str(folder), *arguments]
+    ended = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.mark.slow(reason="two processes import Lightning")
+@pytest.mark.parametrize("form", ["full", "sharded"])
+def test_checkpoints_of_model_parallel_trainings_carry_the_guards_state(tmp_path, form):
+    for rank, found in enumerate(of_ranks("lightning_fsdp_program", tmp_path, form)):
+        assert found["broken"] == found["unbroken"], rank
+        assert found["unbroken"]["skipped"] == [SPIKE, NAN], "found by what was learnt before the break"
+
+
 @pytest.mark.slow(reason="two processes import Lightning")
 def test_ranks_that_lightning_starts_skip_together(tmp_path):
-    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, "-W", "ignore", "-m", "tests.partners.lightning_ranks_program", str(tmp_path)]
-    ended = subprocess.run(program, env=env, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    ranks = of_ranks("lightning_ranks_program", tmp_path)
     for rank in ranks:  # the gradients are finite, so that only rank 1's loss is a reason to skip
         assert [row["applied"] for row in rank["history"]] == [i != BAD for i in range(6)]
         row = rank["history"][BAD]

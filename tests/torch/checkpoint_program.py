@@ -1,7 +1,8 @@
 """One of four ranks that test_checkpoints_on_meshes.py starts: trains, saves, and resumes on other meshes.
 
 Gradients are computed by a backward pass ("trained"), or given ("given"). Given ones have the same bits
-however they are distributed, so that everything after them can be compared to the bit.
+however they are distributed, so that everything after them can be compared to the bit. State dicts are saved
+as they are, or flattened ("given, flat").
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import stablenum_torch as st
 from stablenum import AdaGC, ClipByGlobalNorm, DynamicLossScale, GuardConfig, SpikeGuard
 
 WORLD, ROWS = 4, 8
-KINDS = ("trained", "given")
+KINDS = ("trained", "given", "given, flat")
 BREAK, STEPS = 6, 11  # saved after so many steps, of so many
 NAN, SPIKE = (3, 8), 7  # steps with a NaN in a gradient, and with a large gradient
 CONFIG = GuardConfig(
@@ -95,21 +96,26 @@ def give(run: Run, step: int) -> None:
         p.grad = distribute_tensor(grad, p.device_mesh, p.placements) if hasattr(p, "device_mesh") else grad
 
 
-def saved(run: Run) -> dict[str, Any]:
+def options_of(kind: str) -> states.StateDictOptions:
+    return states.StateDictOptions(flatten_optimizer_state_dict=kind.endswith("flat"))
+
+
+def saved(run: Run, kind: str) -> dict[str, Any]:
     """What a checkpoint holds; loading writes into it."""
-    return {
-        "model": states.get_model_state_dict(run.model),
-        "optim": states.get_optimizer_state_dict(run.model, run.opt),
-        "guard": run.opt.guard_state_dict(),
-    }
+    model, optim = states.get_state_dict(run.model, run.opt, options=options_of(kind))
+    return {"model": model, "optim": optim}
 
 
-def load(run: Run, folder: str, group: dist.ProcessGroup | None = None) -> None:
-    state = saved(run)
-    checkpoint.load(state, checkpoint_id=folder, process_group=group)
-    states.set_model_state_dict(run.model, state["model"])
-    states.set_optimizer_state_dict(run.model, run.opt, state["optim"])
-    run.opt.load_guard_state_dict(state["guard"])  # last: the line above may step the optimizer
+def load(run: Run, kind: str, folder: str, group: dist.ProcessGroup | None = None) -> None:
+    state = saved(run, kind)
+    checkpoint.load(state, checkpoint_id=f"{folder}/{kind}", process_group=group)
+    states.set_state_dict(
+        run.model,
+        run.opt,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optim"],
+        options=options_of(kind),
+    )
 
 
 def ending(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -129,12 +135,12 @@ def main(rank: int, store: str, folder: str) -> None:
     for kind in KINDS:
         run = start(four)
         before = train(run, kind, range(BREAK))
-        checkpoint.save(saved(run), checkpoint_id=f"{folder}/{kind}")
+        checkpoint.save(saved(run, kind), checkpoint_id=f"{folder}/{kind}")
         found[f"{kind}, unbroken"] = ending(run, before + train(run, kind, range(BREAK, STEPS)))
         for name, mesh in (("fsdp2 on 4", four), ("fsdp2 on 2", two), ("hsdp on 2 x 2", square)):
             if mesh.get_coordinate() is not None:
                 run = start(mesh)
-                load(run, f"{folder}/{kind}", mesh.get_group() if mesh is two else None)
+                load(run, kind, folder, mesh.get_group() if mesh is two else None)
                 found[f"{kind}, {name}"] = ending(run, before + train(run, kind, range(BREAK, STEPS)))
             dist.barrier()
     dist.barrier()  # not after the output, which is longer than a pipe and is read rank by rank

@@ -58,16 +58,17 @@ def resumed(ranks: list[dict[str, Any]], folder: Path, kind: str, mesh: str) -> 
     if mesh != "one process":
         return [found for rank in ranks if (found := rank.get(f"{kind}, {mesh}"))]
     run = start()
-    load(run, str(folder / kind))
+    load(run, kind, str(folder))
     before = ranks[0][f"{kind}, unbroken"]["rows"][:BREAK]
     found = ending(run, before + train(run, kind, range(BREAK, STEPS)))
     return [json.loads(json.dumps(found))]
 
 
+@pytest.mark.parametrize("kind", ["given", "given, flat"])
 @pytest.mark.parametrize("mesh", MESHES)
-def test_training_on_another_mesh_goes_on_to_the_bit(ranks, folder, mesh):
-    wanted = ranks[0]["given, unbroken"]
-    found = resumed(ranks, folder, "given", mesh)
+def test_training_on_another_mesh_goes_on_to_the_bit(ranks, folder, mesh, kind):
+    wanted = ranks[0][f"{kind}, unbroken"]
+    found = resumed(ranks, folder, kind, mesh)
     assert len(wanted["guard"]["recorder"]) == STEPS
     assert len(found) == {"fsdp2 on 2": 2, "one process": 1}.get(mesh, WORLD)
     for one in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch.distributed import checkpoint as distributed
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
+    get_state_dict,
     set_optimizer_state_dict,
+    set_state_dict,
 )
 
 from stablenum import (
@@ -164,11 +167,76 @@ def test_a_distributed_checkpoint_resumes_exactly_with_the_guards_own_state_besi
     assert torch.equal(net.weight, other.weight)
 
 
+FORMS = {"plain": {}, "flat": {"flatten_optimizer_state_dict": True}, "full": {"full_state_dict": True}}
+
+
+# Torch cannot load a full state dict of SGD without momentum, whose parameters have no state.
+@pytest.mark.parametrize(
+    ("inner", "form"),
+    [*((torch.optim.AdamW, form) for form in FORMS), *((torch.optim.SGD, f) for f in FORMS if f != "full")],
+)
+def test_state_dicts_of_torch_distributed_checkpoint_carry_the_guards_state(inner: Any, form: str) -> None:
+    """Two groups, as where biases do not decay, and a step that only learnt statistics skip."""
+    options = StateDictOptions(**FORMS[form])  # type: ignore[arg-type]
+
+    def start(seed: int) -> tuple[torch.nn.Module, Any]:
+        torch.manual_seed(seed)
+        net = torch.nn.Linear(3, 2)
+        groups = [{"params": [net.weight]}, {"params": [net.bias], "weight_decay": 0.0}]
+        return net, wrap(inner(groups, lr=1e-2), GuardConfig(**LEARNING), names=net)
+
+    def train(net: torch.nn.Module, opt: Any, steps: range) -> list[dict[str, Any]]:
+        for step in steps:
+            x = torch.randn(4, 3, generator=torch.Generator().manual_seed(step))
+            opt.zero_grad()
+            opt.backward(net(1e3 * x if step == spike else x).square().mean())
+            opt.step()
+        return [row for row in opt.history() if row["step"] in steps]
+
+    judged = SpikeGuard().min_samples  # steps before the first verdict
+    break_at, spike, end = judged - 10, judged + 5, judged + 15
+    net, opt = start(0)
+    train(net, opt, range(break_at))
+    model, saved = copy.deepcopy(get_state_dict(net, opt, options=options))
+    wanted = train(net, opt, range(break_at, end))
+    assert [row["step"] for row in wanted if not row["applied"]] == [spike]
+    other, resumed = start(1)
+    set_state_dict(other, resumed, model_state_dict=model, optim_state_dict=saved, options=options)
+    assert train(other, resumed, range(break_at, end)) == wanted
+    assert resumed.guard_state_dict() == opt.guard_state_dict()
+    assert torch.equal(net.weight, other.weight)
+
+
+def test_an_optimizer_without_a_guard_loads_what_one_with_a_guard_has_saved() -> None:
+    net, opt = _trained(3, **LEARNING)
+    plain = torch.optim.AdamW(net.parameters(), fused=True)
+    set_optimizer_state_dict(net, plain, get_optimizer_state_dict(net, opt))
+    assert torch.equal(plain.state[net.weight]["exp_avg"], opt.state[net.weight]["exp_avg"])
+    _train_once(net, wrap(plain, names=net))
+    again = wrap(plain, names=net)  # what the plain optimizer carries is no longer the state of a guard
+    again.load_state_dict(plain.state_dict())
+    assert again.guard_state_dict()["state"]["step"] == 0
+
+
+def test_what_a_group_carries_is_checked_before_anything_changes() -> None:
+    _, opt = _trained(3, **LEARNING)
+    saved = opt.state_dict()
+    del saved["stablenum"]
+    saved["param_groups"][0]["stablenum"] = "not JSON"
+    before = opt.state_dict()
+    with pytest.raises(ValueError, match=r"param_groups'\]\[0\]\['stablenum'\] must be .* got 'not JSON'"):
+        opt.load_state_dict(saved)
+    assert opt.state_dict()["stablenum"] == before["stablenum"]
+
+
 @pytest.mark.parametrize("flat", [False, True])
 def test_a_distributed_checkpoint_without_the_guards_state_is_reported_once(flat: bool) -> None:
-    net, opt = _trained(3, **LEARNING)
+    net = _trained(0)[0]
+    plain = torch.optim.AdamW(net.parameters(), fused=True)
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
-    saved = get_optimizer_state_dict(net, opt, options=options)
+    saved = get_optimizer_state_dict(net, plain, options=options)
+    if flat:  # torch reads each entry that a group has
+        saved["param_groups.weight.stablenum"] = None
     other, resumed = _trained(0, **LEARNING)
     set_optimizer_state_dict(other, resumed, saved, options=options)
     said = r"scratch: ZClip, SpikeGuard, DynamicLossScale\..*nothing is lost"
@@ -184,7 +252,8 @@ def test_a_warning_points_at_the_line_of_the_user(use: str) -> None:
         torch.optim.lr_scheduler.ConstantLR(opt)  # it wraps `step`
     saved, half = _trained(1)[1].state_dict(), torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
     if use.startswith("step"):
-        opt.load_state_dict({key: saved[key] for key in ("state", "param_groups")})
+        groups = [{**group, "stablenum": None} for group in saved["param_groups"]]
+        opt.load_state_dict({"state": saved["state"], "param_groups": groups})
     acts = {
         "load": lambda: opt.load_state_dict(saved),
         "wrap": lambda: wrap(torch.optim.Adam([half], eps=1e-8)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 import math
@@ -323,12 +322,12 @@ def test_distributed_checkpointing_creates_state_and_changes_nothing_else(loss_s
     saved = get_optimizer_state_dict(model, opt)
     assert opt.guard_state_dict() == before, "a step with zero gradients and lr 0 is not evidence"
     assert saved["state"].keys() == peer["state"].keys() == {"weight", "bias"}
-    assert saved["param_groups"] == peer["param_groups"]
+    own = [{key: v for key, v in group.items() if key != "stablenum"} for group in saved["param_groups"]]
+    assert own == peer["param_groups"]
     set_optimizer_state_dict(model, opt, saved)
+    assert opt.guard_state_dict() == before
     model(torch.ones(1, 3)).sum().backward()
-    lost = pytest.warns(stablenum.StatisticsNotLoadedWarning, match="opt.guard_state_dict")
-    with lost if loss_scale else contextlib.nullcontext():
-        opt.step()
+    opt.step()
     assert opt.last["step"] == 0
 
 

@@ -124,9 +124,47 @@ def test_a_batch_that_only_running_statistics_keep_is_found(change: Callable[[to
         60, hurt=hurt, at=50, policy=dataclasses.replace(QUICK, runaway_steps=None)
     ).events
     names = ("running statistics of 1",)
-    assert (event.symptom.code, event.symptom.names) == (SymptomCode.RUNAWAY_PARAMETER, names)
-    assert event.symptom.step == 50
+    assert (event.symptom.code, event.symptom.names) == (SymptomCode.RUNAWAY_BUFFER, names)
+    assert (event.symptom.origin, event.symptom.step) == (50, 50)
     assert training.model[1].running_var.max() < 100.0  # type: ignore[index, union-attr, operator]
+
+
+class Buffered(nn.Module):
+    """A layer with the buffers that models have: what changes in each of its calls is healthy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
+        self.register_buffer("mask", torch.full((4, 4), -math.inf).triu(1))
+        self.register_buffer("cosines", torch.ones(2, 3))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("average", torch.zeros(6))
+        self.register_buffer("narrow", torch.ones(6, dtype=torch.float16))
+        self.register_buffer("index", torch.arange(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.count += 1
+            self.average.lerp_(x.mean(0), 0.1)
+            self.narrow.lerp_(x.mean(0).half(), 0.1)
+            length = 2 + int(self.count) % 7  # as a rotary table that grows with the text
+            self.cosines = torch.outer(torch.arange(float(length)), torch.tensor([1.0, 0.1, 0.01])).cos()
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("at", [None, 47])
+def test_buffers_of_all_kinds_are_watched_and_healthy_ones_are_silent(at: int | None) -> None:
+    model = nn.Sequential(Buffered(), nn.Linear(6, 1))
+    opt = st.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), names=model)
+    recovery = st.Recovery(model, opt, dataclasses.replace(QUICK, runaway_steps=None), data=numbered())
+    for x, y in recovery.batches(70):
+        opt.zero_grad()
+        opt.backward((model(x) - y).square().mean())
+        opt.step()
+        if recovery.step + 1 == at and not recovery.events:
+            model[0].average.mul_(1e4)  # type: ignore[operator, union-attr]
+    seen = [(e.symptom.code, e.symptom.names, e.symptom.origin) for e in recovery.events]
+    assert seen == ([] if at is None else [(SymptomCode.RUNAWAY_BUFFER, ("0.average",), at)])
 
 
 def bad_rows(first: int, last: int, factor: float) -> Callable[[], Any]:

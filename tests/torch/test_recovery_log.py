@@ -76,7 +76,9 @@ def test_a_rewind_is_in_the_log_with_its_reason(path, monkeypatch, late):
     assert (rewind.symptom, rewind.first, rewind.last) == ("nonfinite_state", 70, 74)
     assert rewind.seen == "1 tensor of the state is not finite (1.running_var)"
     assert rewind.done == "Attempt 1: the same data again"
-    assert str(event) == f"step 75: {rewind.seen}. Attempt 1: back to step 70, the same data again"
+    since = event.symptom.origin
+    done = "Attempt 1: back to step 70, the same data again"
+    assert str(event) == f"step 75: {rewind.seen}, likely since step {since}. {done}"
 
 
 def test_the_report_says_why_a_run_went_back(path):
