@@ -139,7 +139,9 @@ PRECONDITIONS: dict[Symptom, Precondition] = {
         "all items of the batch are the same; note if the loss fell by 90 %",
     ),
     S.NOT_FINITE: P("fault", "a measured step", ""),
-    S.LOSS_NOT_FINITE: P("fault", "a loss", "note if the last loss is finite"),
+    S.LOSS_NOT_FINITE: P(
+        "fault", "a loss", "note if the last loss is finite, or under a guard the one before it"
+    ),
     S.LOSS_DIVERGES: P("fault; warning for an objective without a lower bound", "10 losses", ""),
     S.LOSS_OSCILLATES: P("warning", "10 losses", "the loss fell by 30 %, or its course is not known"),
     S.LOSS_CONSTANT: P(

@@ -167,6 +167,22 @@ CAN_BLOW_UP = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("losses", "guarded", "level"),
+    [
+        ([3.0, 2.0, float("nan"), 1.0], False, Level.NOTE),
+        ([3.0, 2.0, 1.0, float("nan")], False, Level.FAULT),
+        ([3.0, 2.0, 1.0, float("nan")], True, Level.NOTE),  # what follows a skip may not be measured
+        ([3.0, 2.0, float("nan"), float("inf")], True, Level.FAULT),
+        ([float("nan")], True, Level.FAULT),
+    ],
+)
+def test_a_bad_batch_that_is_skipped_is_no_fault(losses, guarded, level):
+    seen = [Loss(step, value) for step, value in enumerate(losses)]
+    found = complaints(Course(framework="jax", losses=seen, guarded=guarded))
+    assert [(c.symptom, c.level) for c in found] == [(Symptom.LOSS_NOT_FINITE, level)]
+
+
 def test_facts_come_before_what_rests_on_a_threshold():
     found = ranked([complaint(Symptom.WRONG_AXIS), complaint(Symptom.RATE_ZERO), complaint(Symptom.DETACHED)])
     assert found[0].symptom is Symptom.RATE_ZERO

@@ -62,11 +62,12 @@ def _unbounded(course: Course) -> str:
 
 def _loss(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     bad = [loss for loss in course.losses if not math.isfinite(loss.value)]
+    last = [loss.value for loss in course.losses[-2 if course.guarded else -1 :]]
     if bad:
         yield Complaint.of(
             Symptom.LOSS_NOT_FINITE,
-            # A script may cope with a bad batch.
-            Level.NOTE if math.isfinite(course.losses[-1].value) else Level.FAULT,
+            # A script may cope with a bad batch, and a guard does: what follows may not have been measured.
+            Level.NOTE if any(math.isfinite(v) for v in last) else Level.FAULT,
             f"it is {bad[0].value} in step {bad[0].step}, and not finite in {len(bad)} of "
             f"{len(course.losses)} steps",
             since=bad[0].step,
