@@ -77,7 +77,7 @@ def with_finite_slopes(
 
     def sloped(*args: Any) -> Tree:
         floats, put = _parted(function(*jax.lax.stop_gradient(args)))
-        return put(with_tangents(floats, args, rule))  # type: ignore[no-any-return]
+        return put(with_tangents(floats, args, rule))
 
     return sloped
 
@@ -149,7 +149,7 @@ def undefined_beyond(factor: Array, norm: Array, joint: Array, scale: Array) -> 
         shrinks = factor * scale < 1 - 2.0**-20  # 1, but for rounding
         # A rule for single tensors may shrink a tiny one for the sake of the joint norm.
         beyond = shrinks & ((norm > _MOST) | (joint > _MOST) | ((joint > 0) & (joint < _LEAST)))
-        return tangents[0] * jnp.where(beyond, jnp.nan, 1.0).astype(factor.dtype)  # type: ignore[no-any-return]
+        return tangents[0] * jnp.where(beyond, jnp.nan, 1.0).astype(factor.dtype)
 
     return with_tangents(jax.lax.stop_gradient(factor), (factor, norm, joint, scale), rule)
 

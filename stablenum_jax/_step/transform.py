@@ -195,7 +195,7 @@ class _Guard:
             guard=stablenum.init_guard(self.config, len(paths), xp=jnp),
             names_id=jnp.asarray(number, jnp.int32),
         )
-        return beside(params, state)  # type: ignore[no-any-return]
+        return beside(params, state)
 
     def update(
         self, updates: PyTree, state: GuardOptState, params: PyTree = None, *, value: Any = None, **extra: Any

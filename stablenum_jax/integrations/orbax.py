@@ -224,7 +224,7 @@ def _with_guard(rest: PyTree, guard: PyTree) -> PyTree:
 
 def _loaded(item: PyTree, plain: Mapping[str, Any]) -> PyTree:
     """Return ``item`` with the saved guard."""
-    return load_guard_state_dict(item, plain)  # type: ignore[no-any-return]
+    return load_guard_state_dict(item, plain)
 
 
 __dir__ = present(globals())

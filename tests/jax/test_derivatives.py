@@ -174,7 +174,7 @@ def test_the_derivative_is_that_of_optax(name: str) -> None:
     rules, peer = PEERS[name]
     # The derivative of optax's norm of zeros is NaN, and its clip by norm has no 1e-6 in the divisor.
     ours = slope(trained(functools.partial(guarded, rules), still=False))
-    theirs = slope(trained(lambda rate: peer(optax.sgd(rate, momentum=0.9)), still=False))
+    theirs = slope(trained(lambda rate: peer(optax.sgd(rate, momentum=0.9)), by_update, still=False))
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
