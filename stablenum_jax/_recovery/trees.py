@@ -17,6 +17,7 @@ import numpy as np
 from stablenum.errors import CheckpointError
 from stablenum_jax._step.readout import guard_state_dict, load_guard_state_dict
 from stablenum_jax._trees.names import Path, path_name
+from stablenum_jax._trees.places import placed_like
 from stablenum_jax._trees.state import is_guard
 
 __all__ = ["as_dicts", "check_like", "is_array", "is_key", "leaves_of", "put_into"]
@@ -158,7 +159,7 @@ def _restored_guard(name: str, like: Any, saved: Any) -> Any:
         loaded = load_guard_state_dict(like, saved)
     except ValueError as error:
         raise CheckpointError(f"the guard's state {name} does not fit: {error}") from error
-    return jax.tree.map(lambda new, old: new if new is old else _on_device(new, old), loaded, like)
+    return jax.tree.map(placed_like, loaded, like)
 
 
 def _restored_key(name: str, like: Any, saved: Any) -> Any:
@@ -167,7 +168,7 @@ def _restored_key(name: str, like: Any, saved: Any) -> Any:
     key = jax.random.wrap_key_data(jnp.asarray(saved[_KEY_DATA]), impl=saved[_KEY_IMPL])
     if key.dtype != like.dtype or key.shape != like.shape:
         raise CheckpointError(f"{name} is {key.dtype}{key.shape} there and {like.dtype}{like.shape} here")
-    return _on_device(key, like)
+    return placed_like(key, like)
 
 
 def _check_fit(name: str, like: Any, saved: Any) -> None:
@@ -182,17 +183,10 @@ def _check_fit(name: str, like: Any, saved: Any) -> None:
 def _placed(saved: Any, like: Any) -> Any:
     """Return an array of the kind and dtype of ``like``, where it is."""
     if isinstance(saved, jax.Array):  # restored by Orbax, in its place
-        return saved.astype(like.dtype)
+        return placed_like(saved.astype(like.dtype), like)
     with np.errstate(over="ignore"):  # what becomes inf is found when all values are looked at
         array = np.array(saved, dtype=like.dtype)
     if isinstance(like, (np.ndarray, np.generic)):
         return array[()] if isinstance(like, np.generic) else array
     weak = getattr(like, "weak_type", False) and not array.shape
-    return _on_device(jnp.asarray(array.item()) if weak else jnp.array(array), like)
-
-
-def _on_device(new: jax.Array, like: Any) -> jax.Array:
-    # An array on one device is left uncommitted, so that it can be used beside arrays of any mesh.
-    sharding = getattr(like, "sharding", None)
-    alone = sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding)
-    return new if alone else jax.device_put(new, sharding)
+    return placed_like(jnp.asarray(array.item()) if weak else jnp.array(array), like)

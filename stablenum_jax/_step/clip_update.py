@@ -12,9 +12,10 @@ import optax
 from jax import lax
 
 import stablenum
-from stablenum.norms.wide import recorded
+from stablenum.norms.wide import Wide, recorded
 from stablenum_jax._step.apply import times
-from stablenum_jax._step.measure import ordinary_norms, saturating_float32
+from stablenum_jax._step.derivatives import undefined_beyond, with_finite_slopes
+from stablenum_jax._step.measure import norm_tangent, ordinary_norms, saturating_float32
 from stablenum_jax._step.over_axes import AxisName, norms_over_axes
 from stablenum_jax._trees.leaves import is_measurable, real_parts
 from stablenum_jax._trees.names import Path
@@ -52,11 +53,10 @@ def clip_updates(
         return updates
     rms = jnp.stack([_rms(leaf) for leaf in leaves.values()])
     if axis_name is not None:
-        # All shards of a leaf have the same size. The values are divided first, so that the joint norm does
-        # not overflow.
-        parts = saturating_float32(rms) / jnp.sqrt(jnp.float32(lax.psum(1, axis_name)))
-        rms = recorded(norms_over_axes(ordinary_norms(parts), axis_name), xp=jnp)
-    factors = rule.update_factors(rms, rate, xp=jnp)  # two, to be applied one after the other
+        rms = with_finite_slopes(functools.partial(_joined, axis_name=axis_name))(rms)
+    # Two, to be applied one after the other.
+    factors = with_finite_slopes(functools.partial(rule.update_factors, xp=jnp))(rms, rate)
+    factors = (undefined_beyond(factors[0], rms, rms, jnp.ones_like(rms)), factors[1])
     place = {path: i for i, path in enumerate(leaves)}
 
     def change(path: Path, leaf: Any) -> Any:
@@ -115,6 +115,14 @@ def _injected(opt_state: PyTree, *, partial: bool = False) -> list[tuple[Any, bo
     return found
 
 
+def _joined(rms: Array, *, axis_name: AxisName) -> Array:
+    # All shards of a leaf have the same size. The values are divided first, so that the joint norm does not
+    # overflow.
+    parts = saturating_float32(rms) / jnp.sqrt(jnp.float32(lax.psum(1, axis_name)))
+    return recorded(norms_over_axes(ordinary_norms(parts), axis_name), xp=jnp)
+
+
+@jax.custom_jvp
 def _rms(update: Array) -> Array:
     """Return the root mean square, () float32 or, of a float64 update, float64: not finite if and only if an
     element is not.
@@ -132,6 +140,14 @@ def _rms(update: Array) -> Array:
     large = jnp.where(jnp.isfinite(shrunk), large, shrunk)
     rms = jnp.where(jnp.isfinite(plain), plain / count, large)
     return rms if rms.dtype == jnp.float64 else rms.astype(jnp.float32)
+
+
+@_rms.defjvp
+def _(args: Any, tangents: Any) -> tuple[Array, Array]:
+    ((update,), (change,)) = args, tangents
+    rms = _rms(update)
+    norm = Wide(rms, jnp.zeros_like(rms, jnp.int32))
+    return rms, norm_tangent(norm, update, change / update.size).astype(rms.dtype)
 
 
 def _sums_of_squares(part: Array, factor: float) -> tuple[Array, Array]:

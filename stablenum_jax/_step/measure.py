@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from stablenum.errors import bad_type
 from stablenum.formats import FLOAT32_MAX
@@ -24,8 +25,10 @@ from stablenum_jax._trees.leaves import real_parts
 __all__ = [
     "SMALL",
     "leaf_norms",
+    "norm_tangent",
     "ordinary_norms",
     "power_of_two",
+    "replicated",
     "saturating_float32",
     "scalar_loss",
     "split",
@@ -90,6 +93,39 @@ def ordinary_norms(norms: Array) -> Wide:
     # Unlike a bare constant, these zeros vary over the same mesh axes as the norms.
     zero = jnp.zeros((), jnp.int32)
     return Wide(norms, jnp.where(jnp.isnan(norms), zero, zero))
+
+
+def norm_tangent(norm: Wide, x: Any, tangent: Any, axes: tuple[int, ...] | None = None) -> Array:
+    """Return the tangent of the value of a norm, () float32, or of the norms of units, (u,).
+
+    It is the product of the tangent and ``x / norm``, which is 0 where the norm is 0, not finite or beyond
+    float32's range.
+
+    Args:
+        norm: the norm or norms.
+        x: what they were computed from.
+        tangent: the tangent of ``x``.
+        axes: the axes that a unit extends over; None for all.
+    """
+    axes = tuple(range(jnp.ndim(x))) if axes is None else axes
+    by_unit = [1 if axis in axes else n for axis, n in enumerate(jnp.shape(x))]
+    regular = (norm.value > 0) & jnp.isfinite(norm.value) & (norm.power == 0)
+    divisor = jnp.where(regular, norm.value, 1.0).reshape(by_unit)
+
+    def part_of(part: Array, change: Array) -> Array:
+        direction = jnp.where(regular.reshape(by_unit), part / divisor.astype(part.dtype), 0)
+        return jnp.sum(direction * change, axis=axes)
+
+    parts = map(part_of, real_parts(jnp.asarray(x)), real_parts(tangent))
+    total = replicated(functools.reduce(jnp.add, parts)).reshape(jnp.shape(norm.value))
+    return total.astype(jnp.float32)
+
+
+def replicated(x: Array) -> Array:
+    """Return ``x`` on all devices: on a mesh with explicit axes, gradients and weights may be sharded
+    differently, and few arrays that are sharded can be reshaped."""
+    sharding = jax.typeof(x).sharding
+    return x if not any(sharding.spec) else jax.sharding.reshard(x, P(*[None] * x.ndim))
 
 
 def saturating_float32(x: Any) -> Array:

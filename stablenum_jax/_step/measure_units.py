@@ -12,11 +12,17 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec as P
 
 from stablenum.norms.wide import STEP, Wide, join, recorded
 from stablenum.rules.clipping import Units
-from stablenum_jax._step.measure import SMALL, ordinary_norms, power_of_two, split, with_room
+from stablenum_jax._step.measure import (
+    SMALL,
+    ordinary_norms,
+    power_of_two,
+    replicated,
+    split,
+    with_room,
+)
 from stablenum_jax._trees.leaves import real_parts
 
 __all__ = ["leaf_and_unit_norms"]
@@ -99,14 +105,7 @@ def leaf_and_unit_norms(
 def _squares(parts: list[Array], axes: Axes) -> Array:
     """Return (u,) sums of squares, in the precision of ``parts``."""
     squares = functools.reduce(jnp.add, [jnp.sum(part * part, axis=axes) for part in parts])
-    return _replicated(squares).ravel()
-
-
-def _replicated(x: Array) -> Array:
-    """Return ``x`` on all devices: on a mesh with explicit axes, gradients and weights may be sharded
-    differently, and few arrays that are sharded can be reshaped."""
-    sharding = jax.typeof(x).sharding
-    return x if not any(sharding.spec) else jax.sharding.reshard(x, P(*[None] * x.ndim))
+    return replicated(squares).ravel()
 
 
 def _scaled(parts: list[Array], axes: Axes, squares: Array) -> Wide:
@@ -114,7 +113,7 @@ def _scaled(parts: list[Array], axes: Axes, squares: Array) -> Wide:
     largest = functools.reduce(
         jnp.maximum, [jnp.max(jnp.abs(part), axis=axes, keepdims=True) for part in parts]
     )
-    largest = _replicated(largest)
+    largest = replicated(largest)
     scale, inverse = power_of_two(largest)
     scale = scale.ravel()
     scale, powers = with_room(scale)

@@ -17,16 +17,17 @@ import stablenum
 from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
 from stablenum.guard.observation import Fault
 from stablenum.guard.restored import check_made_for, follow_config, foreign_scale
-from stablenum.norms.exact_sums import add, norms
+from stablenum.norms.exact_sums import norms
 from stablenum.norms.wide import Wide, times_scale
 from stablenum.rules.clipping import Units
-from stablenum_jax._step.measure import leaf_norms
+from stablenum_jax._step.derivatives import undefined_beyond, with_finite_slopes, with_tangents
+from stablenum_jax._step.measure import leaf_norms, norm_tangent
 from stablenum_jax._step.measure_elements import Elements, elements, largest_element
 from stablenum_jax._step.measure_exactly import leaf_sums
 from stablenum_jax._step.measure_units import leaf_and_unit_norms
 from stablenum_jax._step.over_axes import AxisName, check_bound, is_first_copy, names_of
 from stablenum_jax._step.specs import check_axes, whole_shape
-from stablenum_jax._step.together import Measured, over_devices
+from stablenum_jax._step.together import Measured, exact_total, over_devices
 from stablenum_jax._step.together_units import UnitLayout, own_factors, unit_layouts
 from stablenum_jax._trees.names import Path, path_name
 
@@ -162,6 +163,22 @@ def _own_part(decision: stablenum.Decision, layouts: Sequence[UnitLayout | None]
 def _decide(
     config: stablenum.GuardConfig, state: stablenum.GuardState, seen: stablenum.Observation
 ) -> tuple[stablenum.Decision, stablenum.GuardState]:
+    decision, after = with_finite_slopes(functools.partial(_decided, config))(state, seen)
+
+    def sloped(factor: Array, norm: Array) -> Array:
+        return undefined_beyond(factor, norm, decision.grad_norm, state.loss_scale.scale)
+
+    norm = seen.norms if config.per_tensor else decision.grad_norm
+    units = seen.units.norms if seen.units else ()
+    return decision._replace(
+        multiplier=sloped(decision.multiplier, norm),
+        unit_multipliers=tuple(map(sloped, decision.unit_multipliers, units)),
+    ), after
+
+
+def _decided(
+    config: stablenum.GuardConfig, state: stablenum.GuardState, seen: stablenum.Observation
+) -> tuple[stablenum.Decision, stablenum.GuardState]:
     # XLA must not know that a number is a constant, as the norm of a constant gradient is: it reorders
     # products of constants, and then a product that the core keeps in range overflows.
     state, seen = lax.optimization_barrier((state, seen))
@@ -199,11 +216,11 @@ def _observe(
     if axis_name is not None:
         seen = over_devices(config, seen, watched.gradients, axis_name, specs=watched.specs, layouts=layouts)
     elif seen.sums is not None:
-        seen = seen._replace(total=norms(add(seen.sums, xp=jnp), xp=jnp))
+        seen = seen._replace(total=exact_total(seen.norms, seen.sums))
     elements = seen.elements or Elements(*[jnp.zeros((), jnp.float32)] * 3)
     amax = elements.largest
     if scale is not None:
-        seen = _scaled(seen, scale)
+        seen = with_finite_slopes(_scaled)(seen, scale)
         amax = jnp.minimum(amax * scale, FLOAT32_MAX)
     return stablenum.Observation(
         norms=seen.norms.value,
@@ -224,7 +241,53 @@ def _norms(
     layouts: Sequence[UnitLayout | None],
     axis_name: AxisName | None,
 ) -> Measured:
-    """Measure the norms of all gradients, and those of units if a rule needs them."""
+    """Measure the norms of all gradients, and those of units if a rule needs them.
+
+    The derivative of each is that of the root of a sum of squares, however it was computed.
+    """
+    gradients, weights, others = lax.stop_gradient((watched.gradients, watched.weights, watched.others))
+    still = watched._replace(gradients=gradients, weights=weights, others=others)
+    seen = _measured_norms(config, still, layouts, axis_name)
+    axes = [None if layout is None else layout.axes for layout in layouts]
+    units = seen.units or Units((), (), ())
+
+    def rule(norms: Any, args: Any, tangents: Any) -> Any:
+        gradients, weights, power, exponents = args
+        changes, weight_changes, *_ = tangents
+        whole, parts, of_weights = norms
+        each = _tangents(whole, power, gradients, changes, [None] * len(gradients))
+        return (
+            jnp.stack(each) if each else whole,
+            _tangents(parts, exponents, gradients, changes, axes),
+            _tangents(of_weights, map(jnp.zeros_like, exponents), weights, weight_changes, axes),
+        )
+
+    values = seen.norms.value, units.norms, units.weights
+    given = watched.gradients, watched.weights, seen.norms.power, units.exponents
+    whole, parts, of_weights = with_tangents(values, given, rule)
+    return seen._replace(
+        norms=Wide(whole, seen.norms.power), units=seen.units and Units(parts, of_weights, units.exponents)
+    )
+
+
+def _tangents(
+    norms: Any, powers: Any, xs: Sequence[Any], changes: Sequence[Any], axes: Sequence[Any]
+) -> tuple[Array, ...]:
+    """Return the tangents of the norms of tensors, or of the units of each."""
+    return tuple(
+        norm_tangent(Wide(norm, power), x, change, axis)
+        if x is not None and jnp.size(x) and jnp.size(norm)
+        else jnp.zeros_like(norm)
+        for norm, power, x, change, axis in zip(norms, powers, xs, changes, axes, strict=False)
+    )
+
+
+def _measured_norms(
+    config: stablenum.GuardConfig,
+    watched: Watched,
+    layouts: Sequence[UnitLayout | None],
+    axis_name: AxisName | None,
+) -> Measured:
     n = len(watched.gradients)
     exact = config.exact_norms and n > 0
     leaves: Sequence[Any] = [*watched.gradients, *watched.others]
@@ -279,12 +342,16 @@ def _with_units(
 def _elements(
     config: stablenum.GuardConfig, watched: Watched, axis_name: AxisName | None, scale: Array | None
 ) -> Elements:
-    """Measure what loss-scale rules need of the elements."""
+    """Measure what loss-scale rules need of the elements.
+
+    They choose one of several powers of two, and that is divided out again: all derivatives are 0.
+    """
+    gradients, scale = lax.stop_gradient((watched.gradients, scale))
     if "tiny" not in config.needs:
         zero = jnp.zeros((), jnp.float32)
-        return Elements(largest_element(watched.gradients), zero, zero)
+        return Elements(largest_element(gradients), zero, zero)
     return elements(
-        watched.gradients,
+        gradients,
         SMALLEST_FLOAT16 if scale is None else SMALLEST_FLOAT16 / scale,
         counted=None if axis_name is None else is_first_copy(watched.gradients, axis_name, watched.specs),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,14 +16,16 @@ from stablenum.formats import NO_LOSS
 from stablenum.guard.finiteness import worst_index
 from stablenum.guard.ranks import Ranks
 from stablenum.guard.recorder import recorded_loss
-from stablenum.norms.exact_sums import COLUMNS, Sums, add, as_columns, counted_once, from_columns, norms
+from stablenum.norms.exact_sums import COLUMNS, Sums, add, as_columns, counted_once, from_columns
+from stablenum.norms.exact_sums import norms as exact_norms
 from stablenum.norms.wide import Wide, join
 from stablenum.rules.clipping import Units
+from stablenum_jax._step.derivatives import refuse_derivative, with_finite_slopes
 from stablenum_jax._step.measure_elements import Elements
 from stablenum_jax._step.over_axes import AxisName, contributions, gathered, is_first_copy, joint_columns
 from stablenum_jax._step.together_units import UnitLayout, joined_units, units_row
 
-__all__ = ["Measured", "over_devices"]
+__all__ = ["Measured", "exact_total", "over_devices"]
 
 Array: TypeAlias = jax.Array
 
@@ -51,6 +54,22 @@ class Measured(NamedTuple):
     total: Wide | None = None
 
 
+_EXACT_OVER_AXES = (
+    "exact_norms=True cannot be differentiated over the mesh axes of axis_name with a rule for single "
+    "tensors (ClipByNorm, AdaGC, or a rule after AdaptiveGradClip): their norms are joined as whole numbers. "
+    "Inside jax.grad and jax.jvp, write guard(exact_norms=False)."
+)
+
+
+def exact_total(norms: Wide, sums: Sums) -> Wide:
+    """Return the joint norm from exact sums of squares, with the derivative of the one from norms."""
+
+    def exact(_: Wide, sums: Sums) -> Wide:
+        return exact_norms(add(sums, xp=jnp), xp=jnp)
+
+    return with_finite_slopes(exact, like=lambda norms, _: join(norms, xp=jnp))(norms, sums)
+
+
 def over_devices(
     config: stablenum.GuardConfig,
     seen: Measured,
@@ -76,6 +95,21 @@ def over_devices(
         specs: the gradients' specs; () if they are not known.
         layouts: how the units of each gradient lie, if a rule needs them.
     """
+    joined = functools.partial(
+        _over_devices, config, leaves=leaves, axis_name=axis_name, specs=specs, layouts=layouts
+    )
+    return with_finite_slopes(joined)(seen)
+
+
+def _over_devices(
+    config: stablenum.GuardConfig,
+    seen: Measured,
+    *,
+    leaves: Sequence[Any],
+    axis_name: AxisName,
+    specs: Sequence[PartitionSpec],
+    layouts: Sequence[UnitLayout | None],
+) -> Measured:
     each = config.needs_single_norms
     parts = Wide(seen.norms.value * contributions(leaves, axis_name, specs), seen.norms.power)
     row = {"own": _own(seen, parts)}
@@ -90,7 +124,7 @@ def over_devices(
     if of_units is not None:
         row["units"] = of_units
     rows = _gathered(row, axis_name)
-    joint = _joint(rows, zeros=jnp.zeros(parts.value.shape, jnp.float32))
+    joint = _joint(rows, seen.norms, zeros=jnp.zeros(parts.value.shape, jnp.float32))
     if seen.units is None or of_units is None:
         return joint._replace(units=seen.units)  # whole, and the same on all devices
     return joint._replace(units=joined_units(rows["units"], seen.units, layouts, axis_name))
@@ -117,8 +151,12 @@ def _gathered(row: dict[str, Array], axis_name: AxisName) -> dict[str, Array]:
     return dict(zip(row, jnp.split(rows, ends[:-1], axis=1), strict=True))
 
 
-def _joint(rows: dict[str, Array], *, zeros: Array) -> Measured:
-    """Return what the devices measured together. The norms are 0 where no rule needs those of parameters."""
+def _joint(rows: dict[str, Array], own: Wide, *, zeros: Array) -> Measured:
+    """Return what the devices measured together. The norms are 0 where no rule needs those of parameters.
+
+    Raises:
+        TypeError: differentiated, where there is no derivative; ``own`` are the norms of this device.
+    """
     norm, power, worst, loss, bad = rows["own"].T
     joint = Measured(
         norms=Wide(zeros, zeros.astype(jnp.int32)),
@@ -133,6 +171,7 @@ def _joint(rows: dict[str, Array], *, zeros: Array) -> Measured:
         columns = rows["sums"].reshape(rows["sums"].shape[0], -1, COLUMNS)
         sums = add(from_columns(columns, xp=jnp), xp=jnp)
         one_row = sums.window.shape[0] != zeros.shape[0]  # the sum over all parameters
-        joint = joint._replace(total=norms(add(sums, xp=jnp), xp=jnp))
-        joint = joint if one_row else joint._replace(norms=norms(sums, xp=jnp))
+        joint = joint._replace(total=exact_total(Wide(norm, power.astype(jnp.int32)), sums))
+        if not one_row:
+            joint = joint._replace(norms=refuse_derivative(exact_norms(sums, xp=jnp), own, _EXACT_OVER_AXES))
     return joint

@@ -30,6 +30,7 @@ from stablenum_jax._trees.leaves import (
 )
 from stablenum_jax._trees.models import parameters, watched_parameters
 from stablenum_jax._trees.names import names_id_of, path_name, register_names
+from stablenum_jax._trees.places import beside
 from stablenum_jax._trees.settings import register_settings
 from stablenum_jax._trees.state import GuardOptState, has_guard, told_of_another_state
 
@@ -190,10 +191,11 @@ class _Guard:
             self.config.unit_rule.included(names)  # raises if a pattern matches nothing
         number = register_names(names)
         register_settings(number, self.config)
-        return GuardOptState(
+        state = GuardOptState(
             guard=stablenum.init_guard(self.config, len(paths), xp=jnp),
             names_id=jnp.asarray(number, jnp.int32),
         )
+        return beside(params, state)
 
     def update(
         self, updates: PyTree, state: GuardOptState, params: PyTree = None, *, value: Any = None, **extra: Any
@@ -224,9 +226,9 @@ class _Guard:
             axis_name=self.axis_name,
             unscaled=mode.unscaled,
         )
-        updates = self._apply(updates, watched, decision)
-        state = GuardOptState(after, names_id_of(leaves, state.names_id))
-        return zeros_unless(decision.apply, updates), state
+        # Selected first: the derivative of the product has the gradients as a factor.
+        updates = self._apply(zeros_unless(decision.apply, updates), watched, decision)
+        return updates, GuardOptState(after, names_id_of(leaves, state.names_id))
 
     def _apply(self, updates: PyTree, watched: Watched, decision: stablenum.Decision) -> PyTree:
         return apply_multiplier(self.config, updates, watched.paths, decision, watched.shapes)
@@ -278,7 +280,8 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
     plain_update = PlainUpdate(skips=True)
 
     def init(params: PyTree) -> PyTree:
-        state = inner.init(parameters(params))
+        params = parameters(params)
+        state = inner.init(params)
         guards = [has_guard(part) for part in state]
         if guards[0] != 1 or sum(guards) != 1:
             raise ValueError(
@@ -286,7 +289,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
                 f"{sum(guards)} guard(s), in the transformations {[i for i, n in enumerate(guards) if n]}. "
                 "Write chain(stablenum_jax.guard(), optimizer), without another guard inside the optimizer."
             )
-        return state
+        return beside(params, state)
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         params = parameters(params, updates)

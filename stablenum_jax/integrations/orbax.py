@@ -15,6 +15,7 @@ from stablenum._support.one_line import one_line
 from stablenum._support.partners import imported
 from stablenum._support.public_names import present
 from stablenum_jax._step.readout import guard_state_dict, load_guard_state_dict
+from stablenum_jax._trees.places import placed_like
 from stablenum_jax._trees.state import find_guard, has_guard, is_guard
 
 imported(__name__, {"orbax.checkpoint": "orbax-checkpoint"}, "0.12.8")
@@ -67,7 +68,8 @@ class GuardedCheckpointHandler(ocp.AsyncCheckpointHandler):
         """
         guard = self._restored_guard(directory, args.item)
         rest = ocp.args.StandardRestore(_named(_without_guard(args.item)))
-        return _with_guard(self._rest.restore(directory, args=rest), guard)
+        restored = _with_guard(self._rest.restore(directory, args=rest), guard)
+        return jax.tree.map(placed_like, restored, args.item)
 
     def _restored_guard(self, directory: Any, item: PyTree) -> PyTree:
         """Return ``item`` with the saved guard."""
@@ -221,15 +223,8 @@ def _with_guard(rest: PyTree, guard: PyTree) -> PyTree:
 
 
 def _loaded(item: PyTree, plain: Mapping[str, Any]) -> PyTree:
-    """Return ``item`` with the saved guard, laid out over the same devices as its own."""
-    return jax.tree.map(_placed, load_guard_state_dict(item, plain), item)
-
-
-def _placed(new: Any, old: Any) -> Any:
-    # An array on one device is left uncommitted, so that it can be used beside arrays of any mesh.
-    sharding = getattr(old, "sharding", None)
-    alone = sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding)
-    return new if new is old or alone else jax.device_put(new, sharding)
+    """Return ``item`` with the saved guard."""
+    return load_guard_state_dict(item, plain)
 
 
 __dir__ = present(globals())

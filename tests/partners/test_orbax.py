@@ -240,10 +240,39 @@ decided = [[(r["applied"], r["reason"]) for r in stablenum_jax.history(s)] for s
 assert decided[0] == decided[1] and len(decided[0]) == 5, decided
 """
 
+UNCOMMITTED = """
+import sys
+import jax, jax.numpy as jnp, optax
+import orbax.checkpoint as ocp
+from jax.sharding import NamedSharding, PartitionSpec as P
+import stablenum_jax
+from stablenum_jax.integrations.orbax import GuardedRestore, GuardedSave
 
-def test_a_state_saved_on_one_mesh_loads_onto_another(tmp_path: Path) -> None:
+mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+params = {"w": jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P("x")))}
+tx = optax.chain(stablenum_jax.guard(clip=1.0), optax.adamw(1e-2))
+first = {"params": params, "opt_state": tx.init(params), "key": jax.random.key(0)}
+as_shapes = jax.tree.map(
+    lambda x: x if stablenum_jax.typing.GuardOptState is type(x)
+    else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+    first, is_leaf=lambda x: type(x) is stablenum_jax.typing.GuardOptState)
+assert not all(x.committed for x in jax.tree.leaves(first))  # the count of AdamW
+
+with ocp.CheckpointManager(sys.argv[1]) as manager:
+    manager.save(0, args=GuardedSave(first))
+    manager.wait_until_finished()
+    for like in (first, as_shapes):
+        found = manager.restore(0, args=GuardedRestore(like))
+        for new, old in zip(jax.tree.leaves(found), jax.tree.leaves(first), strict=True):
+            assert new.committed == old.committed, (new, old)
+        stablenum_jax.step(tx, found["params"], found["opt_state"], found["params"])
+"""
+
+
+@pytest.mark.parametrize("program", [MESHES, UNCOMMITTED], ids=["another mesh", "uncommitted"])
+def test_a_state_saved_on_a_mesh_loads_onto_a_mesh(tmp_path: Path, program: str) -> None:
     flags = "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'\n"
-    command = [sys.executable, "-c", flags + MESHES, str(tmp_path)]
+    command = [sys.executable, "-c", flags + program, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
 
