@@ -27,6 +27,7 @@ from jax.sharding import PartitionSpec
 
 import stablenum
 from stablenum._support.user_warnings import warn
+from stablenum_jax._step import skip_watch
 from stablenum_jax._step.apply import (
     grads_or_negative_zeros,
     multiply_leaves,
@@ -131,6 +132,7 @@ def decide_and_update(
     With ``reuse_grads``, updates may be written over the gradients, which saves memory where the gradients
     are intermediate results of the program that this is part of.
     """
+    skip_watch.begin()
     call = _Call(without_unsupported_value(tx).update, grads, extra, add)
     plan = _plan(call, params, opt_state, loss, reuse_grads=reuse_grads)
     attempt = functools.partial(_attempt, call, plan)
