@@ -47,6 +47,21 @@ def test_a_sound_step_passes_under_debug_nans(rules: str, value: Any) -> None:
     np.testing.assert_equal(seen["loss"], np.nan if value is None else value)
 
 
+@pytest.mark.parametrize("rule", ["SpikeGuard", "MeanStdSpikeGuard", "AutoClip", "ZClip"])
+@pytest.mark.parametrize("mode", ["step", "jit"])
+def test_sound_steps_pass_under_debug_infs(mode: str, rule: str) -> None:
+    made = getattr(stablenum, rule)()
+    with jax.debug_infs(True):
+        guard = sj.guard(spike=made) if "Spike" in rule else sj.guard(clip=made)
+        tx = optax.chain(guard, optax.adam(0.1))
+        step = functools.partial(sj.step, tx)
+        step = jax.jit(step) if mode == "jit" else step
+        params, opt_state = PARAMS, tx.init(PARAMS)
+        for _ in range(3):
+            params, opt_state = step(params, opt_state, PARAMS, value=1.0)
+    assert sj.metrics(opt_state)["applied"]
+
+
 def test_the_traced_loss_that_was_not_given_is_nan() -> None:
     tx = optax.chain(sj.guard(), optax.sgd(0.1))
     opt_state = sj.step(tx, PARAMS, tx.init(PARAMS), PARAMS)[1]
