@@ -30,6 +30,7 @@ from stablenum._support.user_warnings import warn
 from stablenum_jax._step import skip_watch
 from stablenum_jax._step.apply import (
     grads_or_negative_zeros,
+    in_promotable_dtype,
     multiply_leaves,
     negative_zeros,
     negative_zeros_unless,
@@ -247,7 +248,10 @@ def _attempt(call: _Call, plan: _Plan, params: PyTree, opt_state: PyTree) -> tup
     after = _like("opt_state", opt_state, after)
     if plan.update_rule is not None:
         updates = clip_updates(plan.update_rule, updates, after, axis_name=plan.axis_name)
-    target = updates if call.add is None else _like("params", params, call.add(params, updates))
+    if call.add is None:
+        target = in_promotable_dtype(updates, call.grads)
+    else:
+        target = _like("params", params, call.add(params, updates))
     if isinstance(plan.mode, Deferred):
         skipped = _skip(call, plan, params, _without_window(opt_state), target)
         target, after = _undo_if_skipped(plan.before, (target, after), skipped)

@@ -141,6 +141,27 @@ def test_leaves_of_8_bits(rules: str, dtype: Any) -> None:
     assert sj.metrics(opt_state)["worst"] == (1, "w")
 
 
+@pytest.mark.parametrize("mode", ["eager", "jit"])
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+def test_updates_of_8_bits_can_be_added_under_a_loss_scale(dtype: Any, mode: str) -> None:
+    params = {**PARAMS, "w": jnp.full((2, 2), 2.0).astype(dtype)}
+    tx = sj.guard(optax.sgd(1.0), loss_scale=8.0)
+
+    def step(grads: Any) -> Any:
+        updates, opt_state = tx.update(grads, tx.init(params), params)
+        return optax.apply_updates(params, updates), updates, opt_state
+
+    step = jax.jit(step) if mode == "jit" else step
+    grads = jax.tree.map(lambda x: jnp.full_like(x, 4.0), params)
+    after, updates, _ = step(grads)
+    assert jax.tree.map(lambda x: x.dtype, updates) == jax.tree.map(lambda x: x.dtype, params)
+    assert (after["w"].astype(jnp.float32) == 1.5).all()
+    kept, updates, opt_state = step({**grads, "w": jnp.full((2, 2), jnp.nan).astype(dtype)})
+    assert updates["w"].dtype == dtype
+    assert not sj.metrics(opt_state)["applied"]
+    assert_same_bits(kept, params)
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("form", ["step", "guard"])
 @pytest.mark.parametrize("rule", [1.0, stablenum.AdaGC(), stablenum.AdaptiveGradClip(clipping=10.0)])
