@@ -37,9 +37,9 @@ from stablenum_jax._step.apply import (
 )
 from stablenum_jax._step.clip_update import clip_updates
 from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode, in_mode
-from stablenum_jax._step.observe import Watched, judge, judge_finiteness
+from stablenum_jax._step.faults import fault_of_parameters, fault_of_settings
+from stablenum_jax._step.observe import Judged, Watched, judge, judge_finiteness
 from stablenum_jax._step.over_axes import AxisName
-from stablenum_jax._step.settings import fault_of_settings
 from stablenum_jax._step.unscaled import warn_if_unscaled
 from stablenum_jax._step.warnings import GuardPlacementWarning
 from stablenum_jax._trees.leaves import check_gradients, is_floating, is_measurable
@@ -97,8 +97,10 @@ class _Plan(NamedTuple):
         config, axis_name: the guard's.
         mode: what the guard inside has to do during the update.
         decision: whether the update runs.
+        judged: the decision in full, in direct mode; None otherwise.
         before: the guard's state before the step.
         after: the guard's state after a skip and, in direct mode, after any step.
+        paths: the paths of the parameters that the guard watches.
         unscale: whether the gradients are divided by the loss scale before the update.
         update_rule: clips the whole update, None if there is nothing to clip here.
         reuse_grads: whether updates may be written over the gradients.
@@ -109,8 +111,10 @@ class _Plan(NamedTuple):
     axis_name: AxisName | None
     mode: Direct | Deferred
     decision: stablenum.Decision
+    judged: Judged | None
     before: GuardOptState
     after: GuardOptState
+    paths: tuple[Path, ...]
     unscale: bool
     update_rule: stablenum.ClipUpdateRMS | None
     reuse_grads: bool
@@ -142,13 +146,17 @@ def decide_and_update(
     shapes = jax.eval_shape(attempt, params, opt_state)[0] if add is None else None
     # The no-op must be the false branch, and the update and the addition must both be in the other one: only
     # then does XLA alias donated buffers through the conditional and fuse the multiplier.
-    target, opt_state = lax.cond(
+    (target, opt_state), after = lax.cond(
         plan.decision.apply,
-        attempt,
-        lambda params, opt_state: _skip(call, plan, params, opt_state, shapes),
+        lambda params, opt_state: (attempt(params, opt_state), plan.after.guard),
+        lambda params, opt_state: (
+            _skip(call, plan, params, opt_state, shapes),
+            _explained(plan, params),
+        ),
         params,
         opt_state,
     )
+    plan = plan._replace(after=plan.after._replace(guard=after))
     target, opt_state = _finish(plan, target, opt_state)
     return target, opt_state, plan.config
 
@@ -183,12 +191,14 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
     config, watched, scaled = seen.config, _watched(call.grads, seen), seen.config.loss_scale is not None
     direct = seen.source is not None and seen.weights is not None
     mode: Direct | Deferred
+    judged = None
     fault = fault_of_settings(opt_state)
     if direct:
         _check_none_bypasses(config, watched)
-        decision, after = judge(
+        judged = judge(
             config, own.guard, watched, loss=loss, axis_name=seen.axis_name, unscaled=unscaled, fault=fault
         )
+        decision, after, _ = judged
         mode = Direct(decision)
     else:
         decision, after = judge_finiteness(
@@ -203,8 +213,10 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
         axis_name=seen.axis_name,
         mode=mode,
         decision=decision,
+        judged=judged,
         before=own,
         after=GuardOptState(after, names_id_of(seen.paths, own.names_id)),
+        paths=seen.paths,
         unscale=not direct and scaled and not unscaled,
         # The outermost caller sees the whole update, and clips it once.
         update_rule=config.update_rule if outer is None else None,
@@ -272,6 +284,17 @@ def _skip(
     else:
         target = negative_zeros(updates, call.grads)
     return target, replace_guard(opt_state, plan.after)
+
+
+def _explained(plan: _Plan, params: PyTree) -> stablenum.GuardState:
+    """Return the guard's state after a skip, which says so if the optimizer has made a parameter NaN or inf.
+
+    Devices that decide together would have to look together, and do not.
+    """
+    if plan.judged is None or plan.axis_name is not None or params is None:
+        return plan.after.guard
+    fault = fault_of_parameters(params, plan.paths, plan.before.guard.recorder, plan.decision.reason)
+    return plan.after.guard if fault is None else plan.judged.after_fault(fault)
 
 
 def _finish(plan: _Plan, target: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:

@@ -230,7 +230,7 @@ class _Guard:
             warn_if_unscaled(self.config)
             check_gradients(updates, params, "updates", shapes=False)
             mode = Deferred(unscaled=False, loss=scalar_loss(value))
-        decision, after = judge(
+        decision, after, _ = judge(
             self.config,
             state.guard,
             watched,
