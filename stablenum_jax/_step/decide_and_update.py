@@ -36,8 +36,17 @@ from stablenum_jax._step.apply import (
     negative_zeros_unless,
 )
 from stablenum_jax._step.clip_update import clip_updates
-from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode, in_mode
+from stablenum_jax._step.driver_mode import (
+    Capture,
+    Deferred,
+    Direct,
+    GuardReached,
+    Passing,
+    current_mode,
+    in_mode,
+)
 from stablenum_jax._step.faults import fault_of_parameters, fault_of_settings
+from stablenum_jax._step.inner_settings import certainly_nonfinite
 from stablenum_jax._step.observe import Judged, Watched, judge, judge_finiteness
 from stablenum_jax._step.over_axes import AxisName
 from stablenum_jax._step.unscaled import warn_if_unscaled
@@ -192,8 +201,8 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
     direct = seen.source is not None and seen.weights is not None
     mode: Direct | Deferred
     judged = None
-    fault = fault_of_settings(opt_state)
     if direct:
+        fault = fault_of_settings(opt_state, _spoils_all(call, params, opt_state))
         _check_none_bypasses(config, watched)
         judged = judge(
             config, own.guard, watched, loss=loss, axis_name=seen.axis_name, unscaled=unscaled, fault=fault
@@ -201,6 +210,7 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
         decision, after, _ = judged
         mode = Direct(decision)
     else:
+        fault = fault_of_settings(opt_state)
         decision, after = judge_finiteness(
             config, own.guard, watched, loss=loss, axis_name=seen.axis_name, fault=fault
         )
@@ -223,6 +233,20 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
         reuse_grads=reuse_grads and call.add is None and direct,
         warn=outer is None and seen.source is None,
     )
+
+
+def _spoils_all(call: _Call, params: PyTree, opt_state: PyTree) -> Any:
+    """Return whether constants or schedules inside make the whole update NaN or inf: False, or () bool."""
+
+    leaves, structure = jax.tree.flatten((call.grads, params, call.extra))
+    given = {i: leaf for i, leaf in enumerate(leaves) if is_floating(leaf)}
+
+    def update(given: dict[int, Any], opt_state: PyTree) -> PyTree:
+        grads, params, extra = jax.tree.unflatten(structure, [given.get(i, x) for i, x in enumerate(leaves)])
+        with in_mode(Passing()):
+            return call.update(grads, opt_state, params, **extra)[0]
+
+    return certainly_nonfinite(update, given, opt_state)
 
 
 def _check_loss_has_its_name(call: _Call, plan: _Plan, params: PyTree, opt_state: PyTree) -> None:

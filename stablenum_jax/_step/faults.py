@@ -22,10 +22,12 @@ __all__ = ["fault_of_parameters", "fault_of_settings"]
 PyTree: TypeAlias = Any
 
 
-def fault_of_settings(opt_state: PyTree) -> Fault | None:
-    """Return the fault of settings that are not finite; None if the state has no settings.
+def fault_of_settings(opt_state: PyTree, inside: Any = False) -> Fault | None:
+    """Return the fault of settings that are not finite; None where none can be.
 
-    The value of a schedule is not in the state until its update has run.
+    Args:
+        opt_state: the state, with the settings of ``optax.inject_hyperparams`` in it.
+        inside: whether settings inside the optimizer make the whole update NaN or inf: a bool, or () bool.
     """
     bad = [
         jnp.isnan(value) | (jnp.isinf(value) if setting_is_factor(name) else False)
@@ -33,6 +35,7 @@ def fault_of_settings(opt_state: PyTree) -> Fault | None:
         if injects_hyperparams(node)
         for name, value in _settings(node)
     ]
+    bad += [] if inside is False else [jnp.asarray(inside)]
     if not bad:
         return None
     found = jnp.stack(bad).any()

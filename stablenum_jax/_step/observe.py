@@ -17,6 +17,7 @@ import stablenum
 from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
 from stablenum.guard.decide import select
 from stablenum.guard.observation import Fault
+from stablenum.guard.recorder import record_fault
 from stablenum.guard.restored import check_made_for, follow_config, foreign_scale
 from stablenum.norms.exact_sums import add, norms
 from stablenum.norms.wide import Wide, times_scale
@@ -125,8 +126,11 @@ def judge(
         )
 
     def after_fault(found: Fault) -> stablenum.GuardState:
-        first = found if fault is None else select(fault.reason == 0, found, fault, xp=jnp)
-        return _decide(config, state, seen._replace(fault=first))[1]
+        if fault is not None:
+            found = select(fault.reason == 0, found, fault, xp=jnp)
+        if config.loss_scale is None:  # nothing but the record depends on the fault
+            return after._replace(recorder=record_fault(after.recorder, *found, xp=jnp))
+        return _decide(config, state, seen._replace(fault=found))[1]
 
     return Judged(decision, after, after_fault)
 

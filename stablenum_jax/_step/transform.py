@@ -15,7 +15,7 @@ from stablenum._support.settings_checks import check_flag
 from stablenum.guard.config import Settings, make_config
 from stablenum_jax._step.apply import apply_multiplier, zeros_unless
 from stablenum_jax._step.decide_and_update import without_unsupported_value
-from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode
+from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, Passing, current_mode
 from stablenum_jax._step.eager import guarded_update
 from stablenum_jax._step.measure import scalar_loss
 from stablenum_jax._step.observe import Watched, judge
@@ -223,6 +223,8 @@ class _Guard:
         mode = current_mode()
         if isinstance(mode, Capture):
             raise GuardReached(self.config, self.axis_name, watched)
+        if isinstance(mode, Passing):
+            return updates, state
         if isinstance(mode, Direct):
             return self._apply(updates, watched, mode.decision), state
         if mode is None:
@@ -304,7 +306,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         params = parameters(params, updates)
-        if isinstance(current_mode(), (Capture, Direct)):
+        if isinstance(current_mode(), (Capture, Passing, Direct)):
             return inner.update(updates, state, params, **extra)  # the driver around it does the rest
         if current_mode() is None:
             plain_update.check()

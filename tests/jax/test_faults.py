@@ -151,3 +151,87 @@ def test_a_halt_names_the_parameter_too():
     with pytest.raises(NonFiniteError, match="First parameter that is not finite: b") as caught:
         stablenum_jax.metrics(state)
     assert caught.value.metrics["reason"] is Reason.NONFINITE_UPDATE
+
+
+def _until_three(count):
+    return jnp.where(count >= 3, jnp.nan, 0.1)
+
+
+# Constants and schedules inside of optimizers: nothing but the program of the update knows them.
+INSIDE = {
+    "sgd, lr nan": lambda: optax.sgd(math.nan),
+    "sgd, lr inf": lambda: optax.sgd(math.inf),
+    "sgd, momentum nan": lambda: optax.sgd(0.1, momentum=math.nan),
+    "adam, b1 nan": lambda: optax.adam(0.1, b1=math.nan),
+    "adam, eps nan": lambda: optax.adam(0.1, eps=math.nan),
+    "adamw, weight decay inf": lambda: optax.adamw(0.1, weight_decay=math.inf),
+    "lion, lr nan": lambda: optax.lion(math.nan),
+    "rmsprop, lr nan": lambda: optax.rmsprop(math.nan),
+    "radam, lr nan": lambda: optax.radam(math.nan),
+    "adafactor, lr nan": lambda: optax.adafactor(math.nan),
+    "a part": lambda: optax.partition(
+        {"good": optax.sgd(0.1), "bad": optax.sgd(math.nan)}, {"w": "good", "b": "bad"}
+    ),
+}
+SCHEDULES = {name: getattr(optax, name) for name in ("sgd", "adam", "adamw", "lion", "rmsprop")}
+
+
+def _trained(tx, steps, *, wrapper=False):
+    guarded = stablenum_jax.guard(tx) if wrapper else optax.chain(stablenum_jax.guard(), tx)
+
+    @jax.jit
+    def step(params, state):
+        if wrapper:
+            updates, state = guarded.update(GRADS, state, params)
+            return optax.apply_updates(params, updates), state
+        return stablenum_jax.step(guarded, params, state, GRADS)
+
+    params, state = PARAMS, guarded.init(PARAMS)
+    seen = []
+    for _ in range(steps):
+        params, state = step(params, state)
+        seen.append((params, stablenum_jax.metrics(state)["reason"]))
+    return seen
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_constant_inside_that_is_not_finite_is_skipped(name):
+    for params, reason in _trained(INSIDE[name](), 2, wrapper=name.startswith("adam")):
+        assert reason is Reason.NONFINITE_SETTING
+        assert all(map(np.array_equal, jax.tree.leaves(params), jax.tree.leaves(PARAMS)))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_inside_is_skipped_from_the_step_at_which_it_is_not_finite(name):
+    seen = _trained(SCHEDULES[name](_until_three), 5)
+    assert [reason.name for _, reason in seen] == ["OK"] * 3 + ["NONFINITE_SETTING"] * 2
+    assert all(map(np.array_equal, jax.tree.leaves(seen[2][0]), jax.tree.leaves(seen[4][0])))
+
+
+SOUND = {
+    "radam": lambda: optax.radam(0.1),  # the root of a negative number in the first steps
+    "bounds of inf": lambda: optax.chain(
+        optax.clip(math.inf), optax.clip_by_global_norm(math.inf), optax.sgd(0.1)
+    ),
+    "prodigy": optax.contrib.prodigy,
+    "adafactor": lambda: optax.adafactor(0.1),
+    "schedule-free": optax.contrib.schedule_free_adamw,
+    "no warmup": lambda: optax.adam(optax.warmup_cosine_decay_schedule(0.0, 0.1, 1, 4)),
+    "a bad branch that is not taken": lambda: optax.sgd(lambda n: jnp.where(n >= 0, 0.1, math.nan)),
+    "a bad branch of a cond": lambda: optax.sgd(
+        lambda n: jax.lax.cond(n >= 0, lambda: 0.1, lambda: math.inf)
+    ),
+    "eps 0": lambda: optax.adam(0.1, eps=0.0),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_settings_inside_skip_nothing(name):
+    assert [reason.name for _, reason in _trained(SOUND[name](), 5)] == ["OK"] * 5
+
+
+def test_a_loss_that_the_optimizer_uses_is_no_setting():
+    tx = optax.chain(stablenum_jax.guard(), optax.polyak_sgd())
+    step = jax.jit(lambda state, loss: stablenum_jax.step(tx, PARAMS, state, GRADS, value=loss)[1])
+    state = step(tx.init(PARAMS), jnp.nan)
+    assert stablenum_jax.metrics(state)["reason"] is Reason.NONFINITE_LOSS
