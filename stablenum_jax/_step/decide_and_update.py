@@ -51,7 +51,7 @@ from stablenum_jax._step.observe import Judged, Watched, judge, judge_finiteness
 from stablenum_jax._step.over_axes import AxisName
 from stablenum_jax._step.unscaled import warn_if_unscaled
 from stablenum_jax._step.warnings import GuardPlacementWarning
-from stablenum_jax._trees.leaves import check_gradients, is_floating, is_measurable
+from stablenum_jax._trees.leaves import check_gradients, is_floating, is_measurable, varying_axes
 from stablenum_jax._trees.names import Path, names_id_of
 from stablenum_jax._trees.state import (
     GuardOptState,
@@ -202,7 +202,9 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
     mode: Direct | Deferred
     judged = None
     if direct:
-        fault = fault_of_settings(opt_state, _spoils_all(call, params, opt_state))
+        # Devices that decide together must find the same, and nothing says that their numbers are the same.
+        inside = seen.axis_name is None and _spoils_all(call, params, opt_state)
+        fault = fault_of_settings(opt_state, inside)
         _check_none_bypasses(config, watched)
         judged = judge(
             config, own.guard, watched, loss=loss, axis_name=seen.axis_name, unscaled=unscaled, fault=fault
@@ -315,8 +317,11 @@ def _explained(plan: _Plan, params: PyTree) -> stablenum.GuardState:
 
     Devices that decide together would have to look together, and do not.
     """
+    own = varying_axes(plan.decision.apply)
     if plan.judged is None or plan.axis_name is not None or params is None:
         return plan.after.guard
+    if any(varying_axes(leaf) - own for leaf in jax.tree.leaves(params)):
+        return plan.after.guard  # each device has its own parameters, and they take the same step
     fault = fault_of_parameters(params, plan.paths, plan.before.guard.recorder, plan.decision.reason)
     return plan.after.guard if fault is None else plan.judged.after_fault(fault)
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stablenum_jax._trees.leaves import is_floating
+from stablenum_jax._trees.leaves import is_floating, varying_axes
 
 __all__ = ["certainly_nonfinite"]
 
@@ -44,7 +44,10 @@ _UNKNOWN = _Certain()
 
 # The element at each place is that of the operand, wherever that is.
 _MOVES = frozenset(
-    ("broadcast_in_dim", "copy", "expand_dims", "reshape", "squeeze", "transpose", "slice", "rev")
+    (
+        *("broadcast_in_dim", "copy", "expand_dims", "reshape", "rev", "slice", "squeeze", "transpose"),
+        *("pcast", "pvary"),  # to every device
+    )
 )
 # The result is not finite where the operand is not.
 _KEEPS = frozenset(("abs", "convert_element_type", "neg", "reduce_precision", "sqrt", "square"))
@@ -69,7 +72,7 @@ def certainly_nonfinite(
     closed, shapes = jax.make_jaxpr(update, return_shape=True)(arrays, opt_state)
     states = jax.tree.leaves(opt_state)
     facts: list[_Fact] = [_UNKNOWN] * (len(closed.jaxpr.invars) - len(states))
-    facts += [_Known(leaf) if jnp.shape(leaf) == () else _UNKNOWN for leaf in states]
+    facts += map(_setting, states)
     tests = _Tests()
     found = tests.of_program(closed.jaxpr, closed.consts, facts)
     updates = zip(found, jax.tree.leaves(shapes), strict=True)
@@ -94,7 +97,7 @@ class _Tests:
         """Return the facts of a program's results."""
         known: dict[Any, _Fact] = dict(zip(jaxpr.invars, arguments, strict=True))
         for var, value in zip(jaxpr.constvars, consts, strict=True):
-            known[var] = _Known(value) if jnp.shape(value) == () else _UNKNOWN
+            known[var] = _setting(value)
 
         def read(var: Any) -> _Fact:
             return _Known(var.val) if hasattr(var, "val") else known.get(var, _UNKNOWN)
@@ -104,9 +107,12 @@ class _Tests:
         return [read(var) for var in jaxpr.outvars]
 
     def _results(self, eqn: Any, operands: list[_Fact]) -> list[_Fact]:
-        name, unknown = eqn.primitive.name, [_UNKNOWN] * len(eqn.outvars)
+        name = eqn.primitive.name
+        unknown: list[_Fact] = [_UNKNOWN] * len(eqn.outvars)
         if all(fact is _UNKNOWN for fact in operands):
             return unknown
+        if name in _MOVES:
+            return [operands[0]]
         inner = next((eqn.params[key] for key in _CALLS if key in eqn.params), None)
         if inner is not None and len(getattr(inner, "jaxpr", inner).invars) == len(operands):
             return self.of_program(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands)
@@ -114,8 +120,6 @@ class _Tests:
         numbers = [fact.number for fact in operands if isinstance(fact, _Known)]
         if plain and len(numbers) == len(operands):
             return self._computed(eqn, numbers)
-        if name in _MOVES:
-            return [operands[0]]
         if name in _SUMS or name in _KEEPS or (name == "integer_pow" and eqn.params["y"] > 0):
             return [_Certain(self.any(*map(self.nan, operands)), self.any(*map(self.nonfinite, operands)))]
         if name in _PASSES_NAN:
@@ -186,6 +190,11 @@ class _Tests:
         if len(unsure) < 2:
             return unsure[0] if unsure else False
         return self._once("any", unsure, lambda: jnp.stack(unsure).any())
+
+
+def _setting(value: Any) -> _Fact:
+    """Return what is certain of a value that is no argument. What differs between devices is no setting."""
+    return _Known(value) if jnp.shape(value) == () and not varying_axes(value) else _UNKNOWN
 
 
 def _plain(test: Bool) -> bool | None:

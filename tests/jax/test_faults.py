@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import stablenum_jax
 from stablenum import NonFiniteError, Reason
@@ -235,3 +237,26 @@ def test_a_loss_that_the_optimizer_uses_is_no_setting():
     step = jax.jit(lambda state, loss: stablenum_jax.step(tx, PARAMS, state, GRADS, value=loss)[1])
     state = step(tx.init(PARAMS), jnp.nan)
     assert stablenum_jax.metrics(state)["reason"] is Reason.NONFINITE_LOSS
+
+
+@pytest.mark.parametrize("of_params", [P(), P("d")])
+def test_under_shard_map_a_skip_is_the_same_on_all_devices(of_params):
+    tx = optax.chain(stablenum_jax.guard(), optax.adam(optax.constant_schedule(0.1)))
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
+
+    def step(params, state, grads):
+        grads = jax.lax.pmean(grads, "d")
+        return stablenum_jax.step(tx, params, state, grads)
+
+    def of_state(path, leaf):
+        return of_params if leaf.ndim and "mu" in str(path) else P()
+
+    state = tx.init(PARAMS)
+    specs = jax.tree_util.tree_map_with_path(of_state, state)
+    run = jax.jit(
+        jax.shard_map(step, mesh=mesh, in_specs=(of_params, specs, P("d")), out_specs=(of_params, specs))
+    )
+    params, state = run(PARAMS, state, GRADS)
+    kept, state = run(params, state, {**GRADS, "b": jnp.full(2, jnp.nan)})
+    assert all(map(np.array_equal, jax.tree.leaves(kept), jax.tree.leaves(params)))
+    assert stablenum_jax.metrics(state)["reason"] is Reason.NAN_GRADIENT
