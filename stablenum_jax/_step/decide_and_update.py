@@ -155,16 +155,18 @@ def decide_and_update(
     shapes = jax.eval_shape(attempt, params, opt_state)[0] if add is None else None
     # The no-op must be the false branch, and the update and the addition must both be in the other one: only
     # then does XLA alias donated buffers through the conditional and fuse the multiplier.
-    (target, opt_state), after = lax.cond(
+    # Only what the branch of a skip may change leaves the conditional: more arrays slow down small steps.
+    (target, opt_state), explained = lax.cond(
         plan.decision.apply,
-        lambda params, opt_state: (attempt(params, opt_state), plan.after.guard),
+        lambda params, opt_state: (attempt(params, opt_state), _part_by_reason(plan.after.guard)),
         lambda params, opt_state: (
             _skip(call, plan, params, opt_state, shapes),
-            _explained(plan, params),
+            _part_by_reason(_explained(plan, params)),
         ),
         params,
         opt_state,
     )
+    after = _with_part(plan.after.guard, *explained)
     plan = plan._replace(after=plan.after._replace(guard=after))
     target, opt_state = _finish(plan, target, opt_state)
     return target, opt_state, plan.config
@@ -324,6 +326,18 @@ def _explained(plan: _Plan, params: PyTree) -> stablenum.GuardState:
         return plan.after.guard  # each device has its own parameters, and they take the same step
     fault = fault_of_parameters(params, plan.paths, plan.before.guard.recorder, plan.decision.reason)
     return plan.after.guard if fault is None else plan.judged.after_fault(fault)
+
+
+def _part_by_reason(state: stablenum.GuardState) -> tuple[Array, Any, Array]:
+    """Return what depends on why a step was skipped: its record, the loss scale and the halt."""
+    return state.recorder.ints[-1], state.loss_scale, state.halted
+
+
+def _with_part(
+    state: stablenum.GuardState, row: Array, loss_scale: Any, halted: Array
+) -> stablenum.GuardState:
+    recorder = state.recorder._replace(ints=jnp.concatenate([state.recorder.ints[:-1], row[None]]))
+    return state._replace(recorder=recorder, loss_scale=loss_scale, halted=halted)
 
 
 def _finish(plan: _Plan, target: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:

@@ -62,7 +62,7 @@ def fault_of_parameters(
     bad = jnp.stack([_holds_nonfinite(by_path[path]) if path in by_path else False for path in paths])
     step, previous = before.ints[-1, 0], before.ints[-1, 1]
     by_step = (step >= 0) & _is_one_of(previous, MAY_SPOIL_PARAMETERS)
-    found = bad.any() & by_step & ~_is_one_of(reason, SPIKES)
+    found = bad.any() & by_step & ~_is_one_of(reason, (*SPIKES, Reason.NONFINITE_SETTING))
     code = jnp.where(found, int(Reason.NONFINITE_UPDATE), 0).astype(jnp.int32)
     return Fault(code, jnp.where(found, jnp.argmax(bad), -1).astype(jnp.int32))
 

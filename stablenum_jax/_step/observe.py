@@ -43,7 +43,8 @@ class Judged(NamedTuple):
     Attributes:
         decision: whether the step is applied.
         after: the guard's next state.
-        after_fault: returns the next state of a step that is skipped, given a fault that is found later.
+        after_fault: returns the next state of a step that is skipped, given a fault that is found later; it
+            has the reason 0 where the step was skipped for a fault already.
     """
 
     decision: stablenum.Decision
@@ -126,10 +127,10 @@ def judge(
         )
 
     def after_fault(found: Fault) -> stablenum.GuardState:
-        if fault is not None:
-            found = select(fault.reason == 0, found, fault, xp=jnp)
         if config.loss_scale is None:  # nothing but the record depends on the fault
             return after._replace(recorder=record_fault(after.recorder, *found, xp=jnp))
+        if fault is not None:
+            found = select(fault.reason == 0, found, fault, xp=jnp)
         return _decide(config, state, seen._replace(fault=found))[1]
 
     return Judged(decision, after, after_fault)
