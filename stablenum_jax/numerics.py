@@ -275,7 +275,7 @@ def normalize(x: ArrayLike, axis: Axis = -1) -> jax.Array:
 
 
 @_documented(core.power)
-def power(x: ArrayLike, exponent: float, *, fill: float = 0.0) -> jax.Array:
+def power(x: ArrayLike, exponent: ArrayLike, *, fill: float = 0.0) -> jax.Array:
     """
     >>> power(jnp.array([4.0, 0.0]), 0.5)
     Array([2., 0.], dtype=float32)

@@ -274,7 +274,7 @@ def normalize(x: Tensor, dim: Axis = -1) -> Tensor:
 
 
 @_documented(core.power)
-def power(x: Tensor, exponent: float, *, fill: float = 0.0) -> Tensor:
+def power(x: Tensor, exponent: float | Tensor, *, fill: float = 0.0) -> Tensor:
     """
     >>> power(torch.tensor([4.0, 0.0]), 0.5)
     tensor([2., 0.])

@@ -16,6 +16,7 @@ import pytest
 import torch
 from jax.experimental.compilation_cache import compilation_cache
 
+from stablenum_jax._step import skip_watch
 from stablenum_jax._trees.scale_reads import note_scale_read
 from tests import forking
 from tests.backends import BACKENDS, Backend
@@ -38,6 +39,8 @@ _limit = _LARGE
 
 # Many tests give made-up gradients to a guard with a loss scale. The one that tests the warning resets this.
 note_scale_read()
+# Many tests skip steps on purpose. Those that test the log of skips watch in a process of their own.
+skip_watch._watch.begin = lambda: None  # type: ignore[method-assign]
 
 # Programs that tests run in separate processes, not test modules.
 collect_ignore = [

@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ["APPLIED", "EXPLANATIONS", "NO_PARAMETER", "SPIKES", "Explanation", "Reason", "explain_reason"]
+__all__ = [
+    "APPLIED",
+    "EXPLANATIONS",
+    "MAY_SPOIL_PARAMETERS",
+    "NO_PARAMETER",
+    "SPIKES",
+    "Explanation",
+    "Reason",
+    "explain_reason",
+]
 
 
 _NUMBERS = tuple("bcdeEfFgGnoxX%")  # the formats of numbers, by their last letter
@@ -49,6 +58,8 @@ class Reason(IntEnum):
 APPLIED = (Reason.OK, Reason.CLIPPED, Reason.SPIKE_CLIPPED)
 # Skipped though everything is finite.
 SPIKES = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)
+# After a step with one of these, a parameter that is not finite was made so by the optimizer, if by the step.
+MAY_SPOIL_PARAMETERS = (*APPLIED, Reason.NONFINITE_UPDATE)
 # The worst parameter of these skips is only the one with the largest gradient.
 NO_PARAMETER = (Reason.NONFINITE_LOSS, Reason.FOUND_INF, Reason.SPIKE_LOSS, Reason.NONFINITE_SETTING)
 

@@ -12,7 +12,17 @@ from typing import Any, NamedTuple, TypeAlias
 from stablenum.formats import NO_LOSS
 from stablenum.guard.reasons import APPLIED, Reason
 
-__all__ = ["CAPACITY", "Recorder", "Row", "init_recorder", "last_row", "read_rows", "record", "recorded_loss"]
+__all__ = [
+    "CAPACITY",
+    "Recorder",
+    "Row",
+    "init_recorder",
+    "last_row",
+    "read_rows",
+    "record",
+    "record_fault",
+    "recorded_loss",
+]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
@@ -79,6 +89,21 @@ def recorded_loss(loss: Array | None, like: Array, *, xp: Namespace) -> Array:
     if loss is None:
         return xp.full_like(like, NO_LOSS)
     return xp.where(loss == NO_LOSS, xp.full_like(like, _LOWEST_LOSS), loss)
+
+
+def record_fault(recorder: Recorder, reason: Array, worst: Array, *, xp: Namespace) -> Recorder:
+    """Return the recorder with the reason and the worst parameter of the last step replaced.
+
+    Args:
+        recorder: the recorder after the step.
+        reason: () int32; 0 for no fault, which replaces nothing.
+        worst: () int32, the index of the parameter at fault; -1 if it is none in particular.
+        xp: the array namespace.
+    """
+    last = recorder.ints[-1, :]
+    worst = xp.where(worst < 0, last[2], worst)
+    row = xp.where(reason == 0, last, xp.stack([last[0], reason, worst, last[3]]))
+    return Recorder(recorder.floats, xp.concat([recorder.ints[:-1, :], row[None, :]]))
 
 
 def record(recorder: Recorder, floats: list[Array], ints: list[Array], *, xp: Namespace) -> Recorder:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import cast
 
 from stablenum.guard.halting import first_bad_parameter
-from stablenum.guard.readout import Metrics
+from stablenum.guard.readout import Metrics, StepRecord
 from stablenum.guard.reasons import EXPLANATIONS, Reason, explain_reason
 
 __all__ = ["SkipLog"]
@@ -28,6 +30,7 @@ class SkipLog:
         self._next = _FIRST
         self._in_a_row = self._step = self._quiet_until = 0
         self._explained: dict[Reason, int] = {}  # and in the message about which step
+        self._halt = -1  # the step of the halt that is known to the user
 
     def after_step(self, in_a_row: int, step: int, last: Callable[[], Metrics]) -> None:
         """Log a warning if one is due.
@@ -49,6 +52,32 @@ class SkipLog:
             self._next *= 10
         self._quiet_until = step + _QUIET
         _logger.warning(self._message(last()))
+
+    def after_read(self, last: Metrics) -> None:
+        """Log a warning if one is due, given the metrics of the last step."""
+        self.after_step(last["skipped_in_a_row"], last["step"] + 1, lambda: last)
+
+    def after_steps(self, rows: Sequence[StepRecord], last: Metrics) -> None:
+        """Log a warning for each run of skips that is due, of steps that only their records tell of.
+
+        Args:
+            rows: the recorded steps, which may have been seen before.
+            last: the metrics of the last of them.
+        """
+        seen = self._step if last["step"] + 1 >= self._step else 0
+        for applied, steps in groupby(rows, lambda row: row["applied"]):
+            run = list(steps)
+            row, length = run[-1], 0 if applied else len(run)
+            if row["step"] == last["step"]:
+                length = last["skipped_in_a_row"]  # it may have begun before the first of these rows
+            if row["step"] >= seen:
+                self.after_read(cast("Metrics", {**last, **row, "skipped_in_a_row": length}))
+
+    def after_halt(self, step: int, message: str = "") -> None:
+        """Log ``message`` as a warning, unless this halt is known. Without one, the user knows it already."""
+        known, self._halt = self._halt == step, step
+        if message and not known:
+            _logger.warning(message)
 
     def _message(self, last: Metrics) -> str:
         n, step = last["skipped_in_a_row"], last["step"]

@@ -26,6 +26,7 @@ from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, LossScaleS
 from stablenum.rules.loss_scale.log_max import LogMaxStatistics
 from stablenum.rules.loss_scale.underflow import UnderflowStatistics
 from stablenum.rules.spikes import SpikeState
+from stablenum.rules.windows import EMPTY
 
 __all__ = [
     "StatisticsNotLoadedWarning",
@@ -56,7 +57,7 @@ _COUNTS = {
     f"state.{name}" for name in ("step", "skipped_total", "skipped_in_a_row", "nonfinite_in_a_row", "halted")
 }
 _RULES = ("state.clip[", "state.spike.", "state.escalation.", "state.loss_scale.")
-_WINDOWS = ("norms", "first", "loss", "grad_norm")  # an entry that is not yet filled is inf
+_WINDOWS = ("norms", "first", "loss", "grad_norm")  # an entry that is not yet filled is EMPTY or inf
 _LEAST = {"hysteresis_left": -1}  # -1: the rule has no hysteresis
 _SIGNED = ("state.spike.loss", "state.loss_scale.statistics.mean", "state.loss_scale.statistics.slow_mean")
 
@@ -343,7 +344,7 @@ def _check_statistics(field: str, values: Any) -> None:
     for place, value in _numbers(field, values):
         if _disables(name, value):
             raise bad_field(place, "a finite number", value)
-        if value < least:
+        if value < least and not (name in _WINDOWS and value == EMPTY):
             raise bad_field(place, f"a number of {least:g} or more", value)
 
 

@@ -15,6 +15,7 @@ from stablenum._support.settings_checks import check_choice, check_field
 from stablenum.arrays import at_least
 from stablenum.errors import bad_field
 from stablenum.rules.windows import (
+    EMPTY,
     count,
     empty_window,
     is_informative,
@@ -51,7 +52,7 @@ class SpikeState(NamedTuple):
     """The past values of both signals, and a count of skips.
 
     Attributes:
-        loss: (window,) float32, newest last; inf where there is no value yet.
+        loss: (window,) float32, newest last; ``EMPTY`` where there is no value yet.
         grad_norm: (window,) float32, in the same form.
         debt: () int32, a counter that never falls below 0: each skip adds 4, and each other
             finite step subtracts 1.
@@ -278,7 +279,7 @@ def _observe(
 
     def next_window(window: Array, value: Array | None) -> Array:
         if restart is not None:
-            window = xp.where(restart, xp.full_like(window, float("inf")), window)
+            window = xp.where(restart, xp.full_like(window, EMPTY), window)
         if value is None:
             return window
         return push(window, value, enters & is_informative(value, xp=xp), xp=xp)
@@ -297,7 +298,7 @@ def _shrinks_to(state: SpikeState, spike: Array, *, action: str, xp: Namespace) 
 
 def forget_norms(state: SpikeState, *, xp: Namespace) -> SpikeState:
     """Return the state without past norms of gradients, for a step in which other parameters take part."""
-    return SpikeState(state.loss, xp.full_like(state.grad_norm, float("inf")), state.debt)
+    return SpikeState(state.loss, xp.full_like(state.grad_norm, EMPTY), state.debt)
 
 
 def joined(rule: SpikeRule, names: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """Windows of the last n values, and their statistics: median, quantiles, mean and spread.
 
-A window is one (n,) float32 array, newest value last, with inf where there is no value yet. Only finite
-values enter, so inf can mark an empty place, and sorting moves the empty places to the end.
+A window is one (n,) float32 array, newest value last, with ``EMPTY`` where there is no value yet. The mark is
+a finite number, because tools that look for inf (``jax_debug_infs``) look at states too. inf marks an empty
+place as well, in the functions here: sorting moves it to the end.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from stablenum.arrays import at_least, at_most, combine_norms
 from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY, NO_LOSS
 
 __all__ = [
+    "EMPTY",
     "OUTLIER_RATIO",
     "count",
     "empty_window",
@@ -29,11 +31,13 @@ Namespace: TypeAlias = Any
 
 # A value above this multiple of the typical value is an outlier.
 OUTLIER_RATIO = 100.0
+# The number that stands for a missing loss never enters a window.
+EMPTY = NO_LOSS
 
 
 def empty_window(size: int, *, xp: Namespace, device: Any = None) -> Array:
     """Return an empty window: (size,) float32."""
-    return xp.full((size,), float("inf"), dtype=xp.float32, device=device)
+    return xp.full((size,), EMPTY, dtype=xp.float32, device=device)
 
 
 def is_informative(value: Array, *, xp: Namespace) -> Array:
@@ -55,7 +59,8 @@ def push(window: Array, value: Array, condition: Array, *, xp: Namespace) -> Arr
 
 def count(window: Array, *, xp: Namespace) -> Array:
     """Return () int32, the number of values in the window."""
-    return xp.sum(xp.astype(xp.isfinite(window), xp.int32), dtype=xp.int32)
+    filled = xp.isfinite(window) & (window != EMPTY)
+    return xp.sum(xp.astype(filled, xp.int32), dtype=xp.int32)
 
 
 def quantile(window: Array, q: float, *, xp: Namespace) -> Array:
@@ -66,6 +71,7 @@ def quantile(window: Array, q: float, *, xp: Namespace) -> Array:
         >>> float(quantile(np.asarray([np.inf, 4.0, 1.0, 2.0], dtype=np.float32), 0.75, xp=np))
         3.0
     """
+    window = _with_inf(window, xp=xp)
     ordered, n = xp.sort(window), count(window, xp=xp)
     last = at_least(n - 1, 0, xp=xp)
     place = q * xp.astype(last, window.dtype)
@@ -77,7 +83,7 @@ def quantile(window: Array, q: float, *, xp: Namespace) -> Array:
 
 def median(window: Array, *, xp: Namespace) -> Array:
     """Return the median; inf for an empty window."""
-    return _middle(window, count(window, xp=xp), xp=xp)
+    return _middle(_with_inf(window, xp=xp), count(window, xp=xp), xp=xp)
 
 
 def median_and_mad(window: Array, *, xp: Namespace) -> tuple[Array, Array]:
@@ -88,7 +94,7 @@ def median_and_mad(window: Array, *, xp: Namespace) -> tuple[Array, Array]:
         >>> [float(x) for x in median_and_mad(np.asarray([1.0, 2.0, 3.0, 1e30], dtype=np.float32), xp=np)]
         [2.5, 1.0]
     """
-    n = count(window, xp=xp)
+    window, n = _with_inf(window, xp=xp), count(window, xp=xp)
     middle = _middle(window, n, xp=xp)
     away = at_most(xp.abs(window - middle), FLOAT32_MAX, xp=xp)
     away = xp.where(xp.isfinite(window), away, window)
@@ -107,6 +113,7 @@ def mean_and_std(window: Array, *, ddof: int = 0, xp: Namespace) -> tuple[Array,
         (2.0, 1.0)
     """
     n = xp.astype(count(window, xp=xp), window.dtype)
+    window = _with_inf(window, xp=xp)
     filled, zeros = xp.isfinite(window), xp.zeros_like(window)
     mean = xp.sum(xp.where(filled, window, zeros) / at_least(n, 1.0, xp=xp))
     # Rounding may carry a mean of the largest numbers beyond them.
@@ -116,9 +123,14 @@ def mean_and_std(window: Array, *, ddof: int = 0, xp: Namespace) -> tuple[Array,
 
 
 def without_outliers(window: Array, *, xp: Namespace) -> Array:
-    """Return the window without the values above 100 times its median."""
+    """Return the window with inf in place of the values above 100 times its median."""
     bound = at_most(OUTLIER_RATIO * median(window, xp=xp), FLOAT32_MAX, xp=xp)
     return xp.where(window > bound, xp.full_like(window, float("inf")), window)
+
+
+def _with_inf(window: Array, *, xp: Namespace) -> Array:
+    """Return the window with inf in all empty places."""
+    return xp.where(window == EMPTY, xp.full_like(window, float("inf")), window)
 
 
 def _middle(values: Array, n: Array, *, xp: Namespace) -> Array:

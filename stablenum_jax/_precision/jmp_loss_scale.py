@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 import stablenum
+from stablenum._support.settings_checks import check_number
 from stablenum._support.user_warnings import warn
 from stablenum.formats import FORMATS
 from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, LossScaleState
@@ -155,10 +156,11 @@ class DynamicLossScale:
             raise ValueError(f"grads_finite must be a scalar; got shape {finite.shape}. Take its all().")
         dtype = jnp.result_type(self.loss_scale)
         dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.dtype(jnp.float32)
+        factor = check_number("factor", self.factor, above=1.0)
         rule = stablenum.DynamicLossScale(
             init_scale=SMALLEST_SCALE,
-            growth_factor=self.factor,
-            backoff_factor=1.0 / self.factor,
+            growth_factor=factor,
+            backoff_factor=1.0 / factor,
             growth_interval=int(self.period),
             min_scale=SMALLEST_SCALE,
             max_scale=_largest(dtype),

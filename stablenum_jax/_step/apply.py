@@ -17,6 +17,7 @@ from stablenum_jax._trees.names import Path
 __all__ = [
     "apply_multiplier",
     "grads_or_negative_zeros",
+    "in_promotable_dtype",
     "multiply_leaves",
     "negative_zeros",
     "negative_zeros_unless",
@@ -110,6 +111,21 @@ def multiply_leaves(grads: PyTree, factor: Array, *, widen: bool = False) -> PyT
         return changed if widen else changed.astype(leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(change, grads)
+
+
+def in_promotable_dtype(updates: PyTree, grads: PyTree) -> PyTree:
+    """Return updates that can be added to parameters of the gradients' dtypes.
+
+    An update of a narrow gradient that was divided by the loss scale is float32, which JAX does not add to an
+    8-bit number: such an update is rounded to the dtype of its gradient, which it has without a loss scale.
+    """
+
+    def change(update: Any, grad: Any) -> Any:
+        narrow = is_measurable((), grad) and jnp.finfo(jnp.asarray(grad).dtype).bits <= 8
+        return update.astype(grad.dtype) if narrow else update
+
+    alike = jax.tree.structure(updates) == jax.tree.structure(grads)
+    return jax.tree.map(change, updates, grads) if alike else updates
 
 
 def zeros_unless(condition: Array, updates: PyTree) -> PyTree:

@@ -27,20 +27,31 @@ from jax.sharding import PartitionSpec
 
 import stablenum
 from stablenum._support.user_warnings import warn
+from stablenum_jax._step import skip_watch
 from stablenum_jax._step.apply import (
     grads_or_negative_zeros,
+    in_promotable_dtype,
     multiply_leaves,
     negative_zeros,
     negative_zeros_unless,
 )
 from stablenum_jax._step.clip_update import clip_updates
-from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode, in_mode
-from stablenum_jax._step.observe import Watched, judge, judge_finiteness
+from stablenum_jax._step.driver_mode import (
+    Capture,
+    Deferred,
+    Direct,
+    GuardReached,
+    Passing,
+    current_mode,
+    in_mode,
+)
+from stablenum_jax._step.faults import fault_of_parameters, fault_of_settings
+from stablenum_jax._step.inner_settings import certainly_nonfinite
+from stablenum_jax._step.observe import Judged, Watched, judge, judge_finiteness
 from stablenum_jax._step.over_axes import AxisName
-from stablenum_jax._step.settings import fault_of_settings
 from stablenum_jax._step.unscaled import warn_if_unscaled
 from stablenum_jax._step.warnings import GuardPlacementWarning
-from stablenum_jax._trees.leaves import check_gradients, is_floating, is_measurable
+from stablenum_jax._trees.leaves import check_gradients, is_floating, is_measurable, varying_axes
 from stablenum_jax._trees.names import Path, names_id_of
 from stablenum_jax._trees.state import (
     GuardOptState,
@@ -95,8 +106,10 @@ class _Plan(NamedTuple):
         config, axis_name: the guard's.
         mode: what the guard inside has to do during the update.
         decision: whether the update runs.
+        judged: the decision in full, in direct mode; None otherwise.
         before: the guard's state before the step.
         after: the guard's state after a skip and, in direct mode, after any step.
+        paths: the paths of the parameters that the guard watches.
         unscale: whether the gradients are divided by the loss scale before the update.
         update_rule: clips the whole update, None if there is nothing to clip here.
         reuse_grads: whether updates may be written over the gradients.
@@ -107,8 +120,10 @@ class _Plan(NamedTuple):
     axis_name: AxisName | None
     mode: Direct | Deferred
     decision: stablenum.Decision
+    judged: Judged | None
     before: GuardOptState
     after: GuardOptState
+    paths: tuple[Path, ...]
     unscale: bool
     update_rule: stablenum.ClipUpdateRMS | None
     reuse_grads: bool
@@ -131,6 +146,7 @@ def decide_and_update(
     With ``reuse_grads``, updates may be written over the gradients, which saves memory where the gradients
     are intermediate results of the program that this is part of.
     """
+    skip_watch.begin()
     call = _Call(without_unsupported_value(tx).update, grads, extra, add)
     plan = _plan(call, params, opt_state, loss, reuse_grads=reuse_grads)
     attempt = functools.partial(_attempt, call, plan)
@@ -139,13 +155,19 @@ def decide_and_update(
     shapes = jax.eval_shape(attempt, params, opt_state)[0] if add is None else None
     # The no-op must be the false branch, and the update and the addition must both be in the other one: only
     # then does XLA alias donated buffers through the conditional and fuse the multiplier.
-    target, opt_state = lax.cond(
+    # Only what the branch of a skip may change leaves the conditional: more arrays slow down small steps.
+    (target, opt_state), explained = lax.cond(
         plan.decision.apply,
-        attempt,
-        lambda params, opt_state: _skip(call, plan, params, opt_state, shapes),
+        lambda params, opt_state: (attempt(params, opt_state), _part_by_reason(plan.after.guard)),
+        lambda params, opt_state: (
+            _skip(call, plan, params, opt_state, shapes),
+            _part_by_reason(_explained(plan, params)),
+        ),
         params,
         opt_state,
     )
+    after = _with_part(plan.after.guard, *explained)
+    plan = plan._replace(after=plan.after._replace(guard=after))
     target, opt_state = _finish(plan, target, opt_state)
     return target, opt_state, plan.config
 
@@ -180,14 +202,19 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
     config, watched, scaled = seen.config, _watched(call.grads, seen), seen.config.loss_scale is not None
     direct = seen.source is not None and seen.weights is not None
     mode: Direct | Deferred
-    fault = fault_of_settings(opt_state)
+    judged = None
     if direct:
+        # Devices that decide together must find the same, and nothing says that their numbers are the same.
+        inside = seen.axis_name is None and _spoils_all(call, params, opt_state)
+        fault = fault_of_settings(opt_state, inside)
         _check_none_bypasses(config, watched)
-        decision, after = judge(
+        judged = judge(
             config, own.guard, watched, loss=loss, axis_name=seen.axis_name, unscaled=unscaled, fault=fault
         )
+        decision, after, _ = judged
         mode = Direct(decision)
     else:
+        fault = fault_of_settings(opt_state)
         decision, after = judge_finiteness(
             config, own.guard, watched, loss=loss, axis_name=seen.axis_name, fault=fault
         )
@@ -200,14 +227,30 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
         axis_name=seen.axis_name,
         mode=mode,
         decision=decision,
+        judged=judged,
         before=own,
         after=GuardOptState(after, names_id_of(seen.paths, own.names_id)),
+        paths=seen.paths,
         unscale=not direct and scaled and not unscaled,
         # The outermost caller sees the whole update, and clips it once.
         update_rule=config.update_rule if outer is None else None,
         reuse_grads=reuse_grads and call.add is None and direct,
         warn=outer is None and seen.source is None,
     )
+
+
+def _spoils_all(call: _Call, params: PyTree, opt_state: PyTree) -> Any:
+    """Return whether constants or schedules inside make the whole update NaN or inf: False, or () bool."""
+
+    leaves, structure = jax.tree.flatten((call.grads, params, call.extra))
+    given = {i: leaf for i, leaf in enumerate(leaves) if is_floating(leaf)}
+
+    def update(given: dict[int, Any], opt_state: PyTree) -> PyTree:
+        grads, params, extra = jax.tree.unflatten(structure, [given.get(i, x) for i, x in enumerate(leaves)])
+        with in_mode(Passing()):
+            return call.update(grads, opt_state, params, **extra)[0]
+
+    return certainly_nonfinite(update, given, opt_state)
 
 
 def _check_loss_has_its_name(call: _Call, plan: _Plan, params: PyTree, opt_state: PyTree) -> None:
@@ -245,7 +288,10 @@ def _attempt(call: _Call, plan: _Plan, params: PyTree, opt_state: PyTree) -> tup
     after = _like("opt_state", opt_state, after)
     if plan.update_rule is not None:
         updates = clip_updates(plan.update_rule, updates, after, axis_name=plan.axis_name)
-    target = updates if call.add is None else _like("params", params, call.add(params, updates))
+    if call.add is None:
+        target = in_promotable_dtype(updates, call.grads)
+    else:
+        target = _like("params", params, call.add(params, updates))
     if isinstance(plan.mode, Deferred):
         skipped = _skip(call, plan, params, _without_window(opt_state), target)
         target, after = _undo_if_skipped(plan.before, (target, after), skipped)
@@ -266,6 +312,32 @@ def _skip(
     else:
         target = negative_zeros(updates, call.grads)
     return target, replace_guard(opt_state, plan.after)
+
+
+def _explained(plan: _Plan, params: PyTree) -> stablenum.GuardState:
+    """Return the guard's state after a skip, which says so if the optimizer has made a parameter NaN or inf.
+
+    Devices that decide together would have to look together, and do not.
+    """
+    own = varying_axes(plan.decision.apply)
+    if plan.judged is None or plan.axis_name is not None or params is None:
+        return plan.after.guard
+    if any(varying_axes(leaf) - own for leaf in jax.tree.leaves(params)):
+        return plan.after.guard  # each device has its own parameters, and they take the same step
+    fault = fault_of_parameters(params, plan.paths, plan.before.guard.recorder, plan.decision.reason)
+    return plan.after.guard if fault is None else plan.judged.after_fault(fault)
+
+
+def _part_by_reason(state: stablenum.GuardState) -> tuple[Array, Any, Array]:
+    """Return what depends on why a step was skipped: its record, the loss scale and the halt."""
+    return state.recorder.ints[-1], state.loss_scale, state.halted
+
+
+def _with_part(
+    state: stablenum.GuardState, row: Array, loss_scale: Any, halted: Array
+) -> stablenum.GuardState:
+    recorder = state.recorder._replace(ints=jnp.concatenate([state.recorder.ints[:-1], row[None]]))
+    return state._replace(recorder=recorder, loss_scale=loss_scale, halted=halted)
 
 
 def _finish(plan: _Plan, target: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:

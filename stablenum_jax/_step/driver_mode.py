@@ -17,13 +17,17 @@ import stablenum
 from stablenum_jax._step.observe import Watched
 from stablenum_jax._step.over_axes import AxisName
 
-__all__ = ["Capture", "Deferred", "Direct", "GuardReached", "current_mode", "in_mode"]
+__all__ = ["Capture", "Deferred", "Direct", "GuardReached", "Passing", "current_mode", "in_mode"]
 
 Array: TypeAlias = jax.Array
 
 
 class Capture(NamedTuple):
     """The guard does nothing but raise :class:`GuardReached`."""
+
+
+class Passing(NamedTuple):
+    """The guard returns the gradients as they are, because the program of the update is only looked at."""
 
 
 class Direct(NamedTuple):
@@ -44,7 +48,7 @@ class Deferred(NamedTuple):
     loss: Array | None
 
 
-Mode: TypeAlias = Capture | Direct | Deferred | None
+Mode: TypeAlias = Capture | Passing | Direct | Deferred | None
 _MODE: ContextVar[Mode] = ContextVar("stablenum_jax_mode", default=None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -15,7 +15,9 @@ from jax.sharding import PartitionSpec
 
 import stablenum
 from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
+from stablenum.guard.decide import select
 from stablenum.guard.observation import Fault
+from stablenum.guard.recorder import record_fault
 from stablenum.guard.restored import check_made_for, follow_config, foreign_scale
 from stablenum.norms.exact_sums import norms
 from stablenum.norms.wide import Wide, times_scale
@@ -31,9 +33,24 @@ from stablenum_jax._step.together import Measured, exact_total, over_devices
 from stablenum_jax._step.together_units import UnitLayout, own_factors, unit_layouts
 from stablenum_jax._trees.names import Path, path_name
 
-__all__ = ["Watched", "judge", "judge_finiteness"]
+__all__ = ["Judged", "Watched", "judge", "judge_finiteness"]
 
 Array: TypeAlias = jax.Array
+
+
+class Judged(NamedTuple):
+    """A decision, and what follows from it.
+
+    Attributes:
+        decision: whether the step is applied.
+        after: the guard's next state.
+        after_fault: returns the next state of a step that is skipped, given a fault that is found later; it
+            has the reason 0 where the step was skipped for a fault already.
+    """
+
+    decision: stablenum.Decision
+    after: stablenum.GuardState
+    after_fault: Callable[[Fault], stablenum.GuardState]
 
 
 class Watched(NamedTuple):
@@ -79,7 +96,7 @@ def judge(
     axis_name: AxisName | None = None,
     unscaled: bool = False,
     fault: Fault | None = None,
-) -> tuple[stablenum.Decision, stablenum.GuardState]:
+) -> Judged:
     """Measure, then call :func:`stablenum.decide`; the decision is the same on all shards.
 
     Args:
@@ -109,7 +126,15 @@ def judge(
             multiplier=decision.multiplier * scale,
             unit_multipliers=tuple(part * scale for part in decision.unit_multipliers),
         )
-    return decision, after
+
+    def after_fault(found: Fault) -> stablenum.GuardState:
+        if config.loss_scale is None:  # nothing but the record depends on the fault
+            return after._replace(recorder=record_fault(after.recorder, *found, xp=jnp))
+        if fault is not None:
+            found = select(fault.reason == 0, found, fault, xp=jnp)
+        return _decide(config, state, seen._replace(fault=found))[1]
+
+    return Judged(decision, after, after_fault)
 
 
 def judge_finiteness(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
@@ -19,6 +20,7 @@ from stablenum.guard.reasons import APPLIED, Reason
 from stablenum.guard.skip_log import SkipLog
 from stablenum_jax._trees.names import known_names
 from stablenum_jax._trees.scale_reads import note_scale_read
+from stablenum_jax._trees.settings import known_settings, logs_skips
 from stablenum_jax._trees.state import GuardOptState, find_guard, is_inside_multisteps, replace_guard
 
 __all__ = [
@@ -30,19 +32,28 @@ __all__ = [
     "metrics",
     "raise_if_halted",
     "scalars",
+    "tell_of_skips",
     "unless_skipped",
 ]
 
-_skips, _clips = SkipLog(), ClipLog()
+# The logs of skips are kept under the number of the parameters' names.
+_skips: defaultdict[int, SkipLog] = defaultdict(SkipLog)
+_clips = ClipLog()
 
 PyTree: TypeAlias = Any
 
 
 def _read(opt_state: PyTree) -> tuple[stablenum.GuardState, tuple[str, ...] | None]:
     """Return the guard's state and the parameters' names."""
+    state, number = _read_number(opt_state)
+    return state, known_names(number)
+
+
+def _read_number(opt_state: PyTree) -> tuple[stablenum.GuardState, int]:
+    """Return the guard's state and the number of the parameters' names."""
     found = find_guard(opt_state)
     check_readable(found)
-    return found.guard, known_names(int(found.names_id))
+    return found.guard, int(found.names_id)
 
 
 def check_readable(found: GuardOptState) -> None:
@@ -101,11 +112,12 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.typ
     names_id = find_guard(opt_state).names_id
     if isinstance(names_id, jax.core.Tracer) and not names_id.ndim:
         return cast("stablenum.typing.Metrics", _traced_metrics(find_guard(opt_state).guard))
-    state, names = _read(opt_state)
+    state, number = _read_number(opt_state)
     if raise_if_halted:
-        halting.check_halted(state, names)
-    last = readout.metrics(state, names)
-    _skips.after_step(last["skipped_in_a_row"], int(state.step), lambda: last)
+        _check_halted(state, number)
+    last = readout.metrics(state, known_names(number))
+    if logs_skips(number):
+        _skips[number].after_read(last)
     _clips.after_step(int(state.step), state)
     return last
 
@@ -189,10 +201,34 @@ def raise_if_halted(opt_state: PyTree, config: stablenum.GuardConfig) -> None:
         NonFiniteError: the guard has halted; the attribute ``opt_state`` is the halted state.
     """
     try:
-        halting.check_halted(*_read(opt_state), config=config)
+        _check_halted(*_read_number(opt_state), config=config)
     except stablenum.NonFiniteError as error:
         error.opt_state = opt_state  # type: ignore[attr-defined]
         raise
+
+
+def _check_halted(
+    state: stablenum.GuardState, number: int, config: stablenum.GuardConfig | None = None
+) -> None:
+    """Raise if the guard has halted, and do not log this halt later."""
+    try:
+        halting.check_halted(state, known_names(number), config=config)
+    except stablenum.NonFiniteError as error:
+        _skips[number].after_halt(error.metrics["step"])
+        raise
+
+
+def tell_of_skips(state: stablenum.GuardState, number: int) -> None:
+    """Log a halt, or the runs of skips that are due, of a state in NumPy that its caller may not read."""
+    if not logs_skips(number):
+        return
+    names, log = known_names(number), _skips[number]
+    try:
+        halting.check_halted(state, names, config=known_settings(number))
+    except stablenum.NonFiniteError as error:
+        log.after_halt(error.metrics["step"], str(error))
+    else:
+        log.after_steps(readout.history(state, names), readout.metrics(state, names))
 
 
 def unless_skipped(opt_state: PyTree, new: PyTree, old: PyTree, *, before: PyTree = None) -> PyTree:

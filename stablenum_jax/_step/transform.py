@@ -11,10 +11,11 @@ import optax
 from jax.sharding import PartitionSpec
 
 import stablenum
+from stablenum._support.settings_checks import check_flag
 from stablenum.guard.config import Settings, make_config
 from stablenum_jax._step.apply import apply_multiplier, zeros_unless
 from stablenum_jax._step.decide_and_update import without_unsupported_value
-from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode
+from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, Passing, current_mode
 from stablenum_jax._step.eager import guarded_update
 from stablenum_jax._step.measure import scalar_loss
 from stablenum_jax._step.observe import Watched, judge
@@ -45,6 +46,7 @@ def guard(
     *,
     axis_name: AxisName | None = None,
     specs: PyTree = None,
+    log_skips: bool = True,
     **overrides: Unpack[Settings],
 ) -> optax.GradientTransformationExtraArgs:
     """Watch the gradients: skip non-finite steps entirely, unscale, clip, and record every step.
@@ -101,6 +103,11 @@ def guard(
             devices. A spec also says which devices have copies, with ``check_vma=False`` too. Axes that are
             not in ``axis_name`` are ignored, but must not divide a unit. Leave it out under jit with sharded
             arrays.
+        log_skips: log a warning (logger ``"stablenum"``) of three or more skipped steps in a row, and of a
+            halt, even if nothing reads the state: every 10 seconds, and when the program ends. Compiled
+            programs do not change for it: the host sees each state as JAX returns it. A state that is not
+            returned as a pytree, as by ``jax.export`` of a function of ``jax.tree.leaves(opt_state)``, is not
+            seen. With False, reading the state logs no skips either.
         **overrides: fields of :class:`stablenum.GuardConfig`, such as ``clip=1.0`` or
             ``loss_scale="dynamic"``.
 
@@ -123,7 +130,9 @@ def guard(
     """
     if inner is not None:
         check_transformation("inner", inner)
-        return chain(guard(None, config, axis_name=axis_name, specs=specs, **overrides), inner)
+        own = guard(None, config, axis_name=axis_name, specs=specs, log_skips=log_skips, **overrides)
+        return chain(own, inner)
+    check_flag("log_skips", log_skips)
     for name, value in overrides.items():
         if isinstance(value, jax.Array):
             raise TypeError(
@@ -136,7 +145,7 @@ def guard(
     check_named_once(axis_name)
     checked = check_specs(specs, axis_name)
     made = make_config(config, overrides)
-    return _Guard(made, axis_name, checked).as_transformation()
+    return _Guard(made, axis_name, checked, log_skips=log_skips).as_transformation()
 
 
 def check_axis_name(axis_name: object) -> None:
@@ -171,9 +180,14 @@ class _Guard:
     """The chain form, which does what the driver around it says; without a driver it does what it can."""
 
     def __init__(
-        self, config: stablenum.GuardConfig, axis_name: AxisName | None, specs: Specs | None
+        self,
+        config: stablenum.GuardConfig,
+        axis_name: AxisName | None,
+        specs: Specs | None,
+        *,
+        log_skips: bool,
     ) -> None:
-        self.config, self.axis_name, self.specs = config, axis_name, specs
+        self.config, self.axis_name, self.specs, self.log_skips = config, axis_name, specs, log_skips
         self.plain_update = PlainUpdate(skips=False)
 
     def as_transformation(self) -> optax.GradientTransformationExtraArgs:
@@ -190,7 +204,7 @@ class _Guard:
         if self.config.unit_rule is not None:
             self.config.unit_rule.included(names)  # raises if a pattern matches nothing
         number = register_names(names)
-        register_settings(number, self.config)
+        register_settings(number, self.config, log_skips=self.log_skips)
         state = GuardOptState(
             guard=stablenum.init_guard(self.config, len(paths), xp=jnp),
             names_id=jnp.asarray(number, jnp.int32),
@@ -211,6 +225,8 @@ class _Guard:
         mode = current_mode()
         if isinstance(mode, Capture):
             raise GuardReached(self.config, self.axis_name, watched)
+        if isinstance(mode, Passing):
+            return updates, state
         if isinstance(mode, Direct):
             return self._apply(updates, watched, mode.decision), state
         if mode is None:
@@ -218,7 +234,7 @@ class _Guard:
             warn_if_unscaled(self.config)
             check_gradients(updates, params, "updates", shapes=False)
             mode = Deferred(unscaled=False, loss=scalar_loss(value))
-        decision, after = judge(
+        decision, after, _ = judge(
             self.config,
             state.guard,
             watched,
@@ -293,7 +309,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         params = parameters(params, updates)
-        if isinstance(current_mode(), (Capture, Direct)):
+        if isinstance(current_mode(), (Capture, Passing, Direct)):
             return inner.update(updates, state, params, **extra)  # the driver around it does the rest
         if current_mode() is None:
             plain_update.check()

@@ -23,10 +23,12 @@ __all__ = [
     "injects_hyperparams",
     "is_guard",
     "is_inside_multisteps",
+    "listen",
     "loss_scale",
     "multisteps_around_guard",
     "numbered_guards",
     "places_in_windows",
+    "plain_arrays",
     "replace_guard",
     "told_of_another_state",
 ]
@@ -34,8 +36,16 @@ __all__ = [
 PyTree: TypeAlias = Any
 
 
-class GuardOptState(NamedTuple):
+class _Fields(NamedTuple):
+    guard: stablenum.GuardState
+    names_id: jax.Array
+
+
+class GuardOptState(_Fields):
     """The state that :func:`stablenum_jax.guard` keeps in the optimizer's state. All leaves are arrays.
+
+    JAX builds what a compiled program returns on the host, so each new state passes through here, and a
+    listener sees it though nothing is added to the program.
 
     Attributes:
         guard: the core's state.
@@ -43,8 +53,23 @@ class GuardOptState(NamedTuple):
             (a checksum of them).
     """
 
-    guard: stablenum.GuardState
-    names_id: jax.Array
+    __slots__ = ()
+
+    def __new__(cls, guard: stablenum.GuardState, names_id: jax.Array) -> GuardOptState:
+        """Build a state, and let the listener see it."""
+        made = tuple.__new__(cls, (guard, names_id))
+        if _listener is not None:
+            _listener(made)
+        return made
+
+
+_listener: Callable[[GuardOptState], None] | None = None
+
+
+def listen(listener: Callable[[GuardOptState], None]) -> None:
+    """Have ``listener`` called with each state that is built from now on, of arrays or of anything else."""
+    global _listener  # a fact about the process
+    _listener = listener
 
 
 def is_guard(node: object) -> bool:
@@ -75,7 +100,7 @@ def find_guard(opt_state: PyTree) -> GuardOptState:
 
 def guards_in(tree: PyTree) -> list[GuardOptState]:
     """Return the guards' states in a pytree, as nested tuples of bare arrays."""
-    return [_plain(node) for node in _nodes(tree, is_guard)]
+    return [plain_arrays(node) for node in _nodes(tree, is_guard)]
 
 
 def numbered_guards(tree: PyTree) -> list[GuardOptState]:
@@ -157,10 +182,10 @@ def _nodes(tree: PyTree, wanted: Callable[[Any], bool]) -> list[Any]:
     return [node for node in jax.tree.leaves(tree, is_leaf=wanted) if wanted(node)]
 
 
-def _plain(node: Any) -> Any:
+def plain_arrays(node: Any) -> Any:
     """Return nested tuples of bare arrays: flax.nnx wraps each array in a Variable, a node."""
     if isinstance(node, tuple):
-        parts = [_plain(part) for part in node]
+        parts = [plain_arrays(part) for part in node]
         return type(node)(*parts) if hasattr(node, "_fields") else tuple(parts)
     (array,) = jax.tree.leaves(node)
     return array

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from stablenum.guard.faults import BadSetting, bad_setting
 from stablenum.guard.observation import Fault
-from stablenum.guard.reasons import APPLIED, SPIKES, Reason
+from stablenum.guard.reasons import MAY_SPOIL_PARAMETERS, SPIKES, Reason
 from stablenum.guard.recorder import Recorder
 from stablenum_torch._devices.finiteness import which_are_finite
 from stablenum_torch._devices.ranks import local_part
@@ -18,9 +18,6 @@ from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure import dense_values
 
 __all__ = ["bad_setting_of", "fault", "fault_of_parameters"]
-
-# What may have happened in the step before, for it to be known who made a parameter NaN: an applied step.
-_CAN_SAY = (*APPLIED, Reason.NONFINITE_UPDATE)
 
 
 def bad_setting_of(optimizer: Optimizer) -> BadSetting | None:
@@ -59,7 +56,7 @@ def fault_of_parameters(inputs: StepInputs, before: Recorder, reason: int) -> Fa
     """
     step, previous = before.ints[-1, :2].tolist()
     known = inputs.fault is not None or inputs.joint is not None or reason in SPIKES
-    if known or step < 0 or previous not in _CAN_SAY:
+    if known or step < 0 or previous not in MAY_SPOIL_PARAMETERS:
         return None
     bad: list[int] = []
     kinds: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from stablenum import GuardConfig
-from stablenum.guard.readout import metrics
+from stablenum.guard.readout import history, metrics
 from stablenum.guard.skip_log import SkipLog
 from tests.backends import BACKENDS
 
@@ -100,3 +100,38 @@ def test_another_training_gets_the_advice_again(caplog):
     for pattern in ("g" * 50 + "bbb", "gbbb"):
         steps_with_a_message(caplog, pattern, log=log)
     assert [("Remedy: " in record.getMessage()) for record in caplog.records] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "every", "told"),
+    [
+        ("g" * 50, 50, []),
+        ("bbg" * 30, 30, []),
+        ("gbbbg", 5, [(3, 3)]),
+        ("gbbbg", 1, [(3, 3)]),
+        ("bbbg" * 20, 80, [(3, 2)]),
+        ("b" * 50, 50, [(50, 49)]),
+        ("bbbg" + "b" * 40, 44, [(3, 2), (40, 43)]),
+        ("b" * 200, 200, [(200, 199)]),
+        ("g" * 200 + "bbbb", 102, [(4, 203)]),
+    ],
+)
+def test_a_host_that_has_only_the_records_tells_of_runs_that_are_over(caplog, pattern, every, told):
+    numpy, config, log = BACKENDS["numpy"], GuardConfig(), SkipLog()
+    run, state = numpy.prepare(config), numpy.init(config, 2)
+    for i, letter in enumerate(pattern):
+        _, state = run(state, numpy.observe([1.0, math.nan if letter == "b" else 2.0], loss=0.5))
+        if i % every == every - 1:
+            log.after_steps(history(state, NAMES), metrics(state, NAMES))
+            log.after_steps(history(state, NAMES), metrics(state, NAMES))
+    expected = [f"{n} steps in a row were skipped, up to step {step}" for n, step in told]
+    assert [record.getMessage().split(".")[0] for record in caplog.records] == expected
+
+
+def test_a_halt_is_told_once_and_not_to_one_who_knows_it(caplog):
+    log = SkipLog()
+    log.after_halt(4, "It stopped.")
+    log.after_halt(4, "It stopped.")
+    log.after_halt(9)
+    log.after_halt(9, "It stopped again.")
+    assert [record.getMessage() for record in caplog.records] == ["It stopped."]

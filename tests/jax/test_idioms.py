@@ -47,6 +47,21 @@ def test_a_sound_step_passes_under_debug_nans(rules: str, value: Any) -> None:
     np.testing.assert_equal(seen["loss"], np.nan if value is None else value)
 
 
+@pytest.mark.parametrize("rule", ["SpikeGuard", "MeanStdSpikeGuard", "AutoClip", "ZClip"])
+@pytest.mark.parametrize("mode", ["step", "jit"])
+def test_sound_steps_pass_under_debug_infs(mode: str, rule: str) -> None:
+    made = getattr(stablenum, rule)()
+    with jax.debug_infs(True):
+        guard = sj.guard(spike=made) if "Spike" in rule else sj.guard(clip=made)
+        tx = optax.chain(guard, optax.adam(0.1))
+        step = functools.partial(sj.step, tx)
+        step = jax.jit(step) if mode == "jit" else step
+        params, opt_state = PARAMS, tx.init(PARAMS)
+        for _ in range(3):
+            params, opt_state = step(params, opt_state, PARAMS, value=1.0)
+    assert sj.metrics(opt_state)["applied"]
+
+
 def test_the_traced_loss_that_was_not_given_is_nan() -> None:
     tx = optax.chain(sj.guard(), optax.sgd(0.1))
     opt_state = sj.step(tx, PARAMS, tx.init(PARAMS), PARAMS)[1]
@@ -124,6 +139,27 @@ def test_leaves_of_8_bits(rules: str, dtype: Any) -> None:
     kept, opt_state = sj.step(tx, after, opt_state, bad)
     assert_same_bits(kept, after)
     assert sj.metrics(opt_state)["worst"] == (1, "w")
+
+
+@pytest.mark.parametrize("mode", ["eager", "jit"])
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+def test_updates_of_8_bits_can_be_added_under_a_loss_scale(dtype: Any, mode: str) -> None:
+    params = {**PARAMS, "w": jnp.full((2, 2), 2.0).astype(dtype)}
+    tx = sj.guard(optax.sgd(1.0), loss_scale=8.0)
+
+    def step(grads: Any) -> Any:
+        updates, opt_state = tx.update(grads, tx.init(params), params)
+        return optax.apply_updates(params, updates), updates, opt_state
+
+    step = jax.jit(step) if mode == "jit" else step
+    grads = jax.tree.map(lambda x: jnp.full_like(x, 4.0), params)
+    after, updates, _ = step(grads)
+    assert jax.tree.map(lambda x: x.dtype, updates) == jax.tree.map(lambda x: x.dtype, params)
+    assert (after["w"].astype(jnp.float32) == 1.5).all()
+    kept, updates, opt_state = step({**grads, "w": jnp.full((2, 2), jnp.nan).astype(dtype)})
+    assert updates["w"].dtype == dtype
+    assert not sj.metrics(opt_state)["applied"]
+    assert_same_bits(kept, params)
 
 
 @pytest.mark.sampled

@@ -160,3 +160,12 @@ def test_the_text_of_a_policy_shows_its_rules() -> None:
     assert str(policy) == "p=full,c=bf16,o=bf16;*norm*:c=float32,o=float32"
     assert policy.at("a.norm").compute_dtype is jnp.float32
     assert stablenum_jax.policy.Policy is ours.Policy
+
+
+@pytest.mark.parametrize("factor", [0, 1, 0.5, -2, float("nan")])
+def test_a_factor_that_cannot_raise_the_scale_is_refused(factor: float) -> None:
+    for module in (jmp, stablenum_jax.policy):
+        with pytest.raises(ValueError, match=r"factor must be a finite number above 1; got"):
+            stablenum_jax.guard(loss_scale=module.DynamicLossScale(jnp.float32(8.0), factor=factor))
+    with pytest.raises(ValueError, match=r"factor must be a finite number above 1; got"):
+        stablenum_jax.policy.DynamicLossScale(jnp.float32(8.0), factor=factor).adjust(True)

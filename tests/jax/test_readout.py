@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from typing import Any
 
 import array_api_compat.numpy as xnp
@@ -243,7 +244,7 @@ def test_stacked_and_traced_states_are_rejected_with_a_clear_message() -> None:
 
 
 def test_metrics_log_a_run_of_skips_of_a_jitted_step(caplog, monkeypatch):
-    monkeypatch.setattr("stablenum_jax._step.readout._skips", SkipLog())
+    monkeypatch.setattr("stablenum_jax._step.readout._skips", defaultdict(SkipLog))
     tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.1))
     params = {"w": jnp.ones(2)}
     opt_state = tx.init(params)

@@ -223,14 +223,13 @@ def test_failure_that_a_guard_hides(config: dict[str, Any]) -> None:
 
 
 def test_empty_windows_of_a_guard_that_the_step_creates_are_legitimate() -> None:
-    """An infinity marks an empty place in a spike rule's windows, which are no argument here."""
+    """A spike rule's windows are no argument here."""
     tx = optax.chain(stablenum_jax.guard(spike=stablenum.SpikeGuard()), optax.sgd(0.1))
 
     def step(params: jax.Array, grads: jax.Array) -> Any:
         return stablenum_jax.step(tx, params, tx.init(params), grads)[0]
 
     params = jnp.ones(3)
-    assert any(jnp.isinf(x).any() for x in jax.tree.leaves(tx.init(params)))
     report = replay(step, params, jnp.ones(3))
     assert report.ok, str(report)
 

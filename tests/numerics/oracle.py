@@ -208,7 +208,35 @@ def _power(exponent: float, whole: bool) -> Function:
     return Function("power", value, (slope,), points, lambda form: edges, positional=(exponent,))
 
 
+def _power_of_two_arrays() -> Function:
+    """The power whose exponent is an array, and has a slope too."""
+
+    def points(form: Binary) -> list[tuple[float, ...]]:
+        exponents = [0.0, 1.0, 2.0, -1.0, *spread(form, -6, 1, 27, 20), *signed(spread(form, -3, 1, 28, 20))]
+        reach = int(form.most / 2)
+        rows = zip(spread(form, -reach, reach, 29, len(exponents)), exponents, strict=True)
+        return [row for row in rows if form.regular(value(*map(mpf, row)))]
+
+    def value(x: Any, p: Any) -> Any:
+        return mp.power(x, p)
+
+    edges: list[Any] = [
+        ((0.0, 0.5), 0.0, (0.0, 0.0)),
+        ((0.0, 0.0), 1.0, (0.0, 0.0)),
+        ((-0.0, 1.0), 0.0, (1.0, 0.0)),
+        ((0.0, -1.0), 0.0, (0.0, 0.0)),
+        ((-2.0, 3.0), -8.0, (12.0, -8 * math.log(2))),
+        ((-2.0, 2.0), 4.0, (-4.0, 4 * math.log(2))),
+        ((-2.0, 0.5), 0.0, (0.0, 0.0)),
+        ((NAN, 2.0), NAN, (NAN, NAN)),
+        ((2.0, NAN), NAN, (NAN, NAN)),
+    ]
+    slopes = (lambda x, p: p * mp.power(x, p - 1), lambda x, p: mp.power(x, p) * mp.log(x))
+    return Function("power", value, slopes, points, lambda form: edges)
+
+
 FUNCTIONS = [
+    _power_of_two_arrays(),
     Function(
         "log",
         mp.log,
@@ -457,7 +485,6 @@ FUNCTIONS = [
                 ((NAN,), NAN, (NAN,)),
             ],
             positional=(cap,),
-            slope_allowance=lambda x, c=cap: 3 * abs(x / c),
         )
         for cap in (30.0, 50.0)
     ),

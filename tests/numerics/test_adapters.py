@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+import array_api_compat.numpy
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -194,3 +195,29 @@ def test_an_axis_that_does_not_exist_raises():
         for shape, axis in (((2, 2), 2), ((2, 2), -3), ((), -1)):
             with pytest.raises(ValueError, match=f"{name} must be a whole number"):
                 module.cumulative_logsumexp(one(shape), axis)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_an_exponent_that_is_traced_or_learned_gives_what_a_number_gives(dtype):
+    x = np.asarray([0.25, 4.0, 9.0, 0.0, -2.0])
+    for exponent in (0.7, -1.3, 2.0, 0.0, 1.0):
+        fixed = nj.power(jnp.asarray(x, dtype), exponent)
+        traced = jax.jit(nj.power)(jnp.asarray(x, dtype), exponent)
+        learned = nt.power(torch.tensor(x, dtype=getattr(torch, dtype)), torch.tensor(exponent))
+        assert traced.dtype == fixed.dtype == dtype
+        assert str(learned.dtype) == f"torch.{dtype}"
+        for found in (traced, learned.numpy()):
+            np.testing.assert_allclose(
+                np.asarray(found, float), np.asarray(fixed, float), rtol=2e-3 if dtype == "float16" else 1e-6
+            )
+
+
+def test_an_exponent_for_each_column_is_broadcast():
+    x, exponents = jnp.asarray([[4.0], [9.0]]), jnp.asarray([0.5, 2.0, 1.0])
+    expected = [[2.0, 16.0, 4.0], [3.0, 81.0, 9.0]]
+    np.testing.assert_allclose(nj.power(x, exponents), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        core.power(np.asarray(x), np.asarray(exponents), xp=array_api_compat.numpy), expected, rtol=1e-6
+    )
+    with pytest.raises(TypeError, match="exponent must be"):
+        nj.power(x, jnp.asarray(1j))

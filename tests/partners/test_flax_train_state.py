@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -233,3 +234,18 @@ def test_a_state_is_shown_in_one_line_without_its_arrays() -> None:
         shown = f"(apply_fn=dot, tx={type(tx).__name__}, arrays={count})"
         jax.tree.map(lambda x: x.delete(), (state.params, state.opt_state))
         assert repr(state) == cls.__name__ + shown
+
+
+def test_without_a_loss_the_logs_show_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tx = optax.chain(stablenum_jax.guard(), optax.adam(1e-2))
+    state = TrainState.create(apply_fn=None, params={"no_loss": jnp.ones(2)}, tx=tx)
+    with stablenum_jax.RunLog(tmp_path / "run.jsonl") as log:
+        for bad in (False, True, True, True):
+            state = state.apply_gradients(grads={"no_loss": jnp.full(2, jnp.nan if bad else 1.0)})
+            log(state, state.params)
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text("utf-8").splitlines()[1:]]
+    assert len(lines) == 4
+    assert not any("loss" in line for line in lines)
+    assert "loss" not in stablenum_jax.scalars(state)
+    assert "3 steps in a row" in caplog.text
+    assert "loss nan" not in caplog.text

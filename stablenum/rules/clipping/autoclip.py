@@ -20,7 +20,7 @@ class AutoClipState(NamedTuple):
     """The last norms.
 
     Attributes:
-        norms: (window,) float32, newest last; inf where there is no norm yet.
+        norms: (window,) float32, newest last; ``EMPTY`` where there is no norm yet.
     """
 
     norms: Array

@@ -28,7 +28,7 @@ class ZClipState(NamedTuple):
     Attributes:
         mean, std: () float32, the mean and the standard deviation. (The variance would be infinite for norms
             of 1e20.)
-        first: (warmup_steps,) float32, the norms of the warm-up; inf where there is no norm yet.
+        first: (warmup_steps,) float32, the norms of the warm-up; ``EMPTY`` where there is none yet.
         seen: () int32, the number of norms observed, up to ``warmup_steps``.
     """
 

@@ -1,0 +1,119 @@
+"""Log that steps are skipped, or that the guard has halted, though the caller never reads the state.
+
+JAX builds what a compiled program returns on the host, where :class:`GuardOptState` shows each state to the
+watch. Nothing is added to the program. A callback in it, even in the branch of a skip, would take JAX's fast
+dispatch from every step (28 microseconds became 300 and more on a CPU) and the program from the compilation
+cache.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections import deque
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import stablenum
+from stablenum_jax._step.readout import tell_of_skips
+from stablenum_jax._trees.state import GuardOptState, listen, plain_arrays
+
+__all__ = ["begin"]
+
+_SECONDS = 10.0  # between two looks; a look takes about a millisecond of the host (measured on a CPU)
+_STATES = 32  # so many are kept, because several guards may take turns
+
+# A state: the guard's and the number of its names.
+_Seen: TypeAlias = tuple[stablenum.GuardState, jax.Array]
+
+
+class _Watch:
+    """Looks at the states of all guards in this process. Only where a step is traced, and at the end of the
+    program, it waits for them."""
+
+    def __init__(self) -> None:
+        self._due: float | None = None
+        self._last: deque[_Seen] = deque(maxlen=_STATES)
+        self._copy: _Seen | None = None
+
+    def begin(self) -> None:
+        """Watch from now on, or look at what was trained before another step is traced."""
+        if self._due is not None:
+            self.flush()
+            return
+        self._due = time.monotonic() + _SECONDS
+        listen(self.see)
+        atexit.register(self.flush)  # called before JAX's own, which was registered earlier
+
+    def see(self, state: GuardOptState) -> None:
+        """Remember a state, and look at one if it is time. This never waits."""
+        if not _is_array(state.names_id):
+            return
+        seen = state.guard, state.names_id  # not a state, whose building would be seen
+        self._last.append(seen)
+        now = time.monotonic()
+        if self._due is not None and now >= self._due:
+            self._due = now + _SECONDS
+            self._look(seen)
+
+    def _look(self, seen: _Seen) -> None:
+        """Log what the copy of the last look shows, if it is there, and begin to copy this one, which the
+        next step may donate."""
+        copy = self._copy
+        if copy is not None and not all(leaf.is_ready() for leaf in jax.tree.leaves(copy)):
+            return
+        try:
+            with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
+                if copy is not None:
+                    _tell(*copy)
+                self._copy = jax.tree.map(_copied, plain_arrays(seen))
+        except RuntimeError:  # an array was deleted, or the device has failed, of which its reader will learn
+            self._copy = None
+
+    def flush(self) -> None:
+        """Log what the last state of each guard shows."""
+        told: set[int] = set()
+        for guard, names_id in map(plain_arrays, reversed(tuple(self._last))):
+            try:
+                number = int(np.max(_on_host(names_id)))
+                if number not in told:
+                    _tell(guard, names_id)
+                told.add(number)
+            except RuntimeError:  # donated, or the device has failed
+                continue
+
+
+def _is_array(leaf: Any) -> bool:
+    """Return whether a leaf has a value: a JAX array, or a node of flax.nnx with one."""
+    if not isinstance(leaf, jax.Array):
+        found = jax.tree.leaves(leaf) if hasattr(leaf, "get_value") else []
+        return len(found) == 1 and leaf is not found[0] and _is_array(found[0])
+    return not isinstance(leaf, jax.core.Tracer)
+
+
+def _copied(array: jax.Array) -> jax.Array:
+    """Return a copy on the same device; of an array that is on all processes' devices, of the own part."""
+    return jnp.copy(array if array.is_fully_addressable else array.addressable_data(0))
+
+
+def _on_host(array: jax.Array) -> np.ndarray[Any, Any]:
+    whole = array.is_fully_addressable or array.is_fully_replicated
+    return np.asarray(jax.device_get(array if whole else array.addressable_data(0)))
+
+
+def _tell(guard: stablenum.GuardState, names_id: jax.Array) -> None:
+    """Log what a state shows; of several in one, as vmap stacks them, that with the most skips in a row."""
+    guard, number = jax.tree.map(_on_host, (guard, names_id))
+    worst = np.unravel_index(np.argmax(guard.skipped_in_a_row), number.shape)
+    tell_of_skips(jax.tree.map(lambda leaf: leaf[worst], guard), int(number[worst]))
+
+
+_watch = _Watch()
+
+
+def begin() -> None:
+    """Note that a step is being traced."""
+    _watch.begin()
