@@ -237,14 +237,15 @@ LONG, LIVES = 1000, 10
 def test_long_streams(seed: int) -> None:
     """Every decision, reason and scale of torch and JAX is that of the reference, over 1,000 steps each.
 
-    Parameters in 16 bits, and what a rule takes from them, are rounded differently in each step.
+    Parameters in 16 bits, and what a rule takes from them, are rounded differently in each step. The variance
+    of logarithms is a small difference of large numbers: of about 16, to 1e-6, where they vary by 0.1.
     """
 
     @hypothesis.seed(seed)
     @hypothesis.given(stream=streams(st.one_of(guards, rule_guards), NORMAL, LONG))
     @hypothesis.settings(max_examples=LIVES, phases=[hypothesis.Phase.generate], database=None)
     def lives(stream: Stream) -> None:
-        norm = stream.tolerance.norm if stream.guard.unit_rule is None else FLOAT32_MAX
+        norm = 1e-4 if stream.guard.unit_rule is None else FLOAT32_MAX
         rounded = Tolerance(norm=norm, params=FLOAT32_MAX, why="parameters in 16 bits over 1,000 steps")
         backends = [BACKENDS[name] for name in ("numpy", "torch", "jax-jit")]
         check(dataclasses.replace(stream, tolerance=rounded), backends)
