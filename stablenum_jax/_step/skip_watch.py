@@ -14,7 +14,6 @@ from collections import deque
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import stablenum
@@ -95,8 +94,10 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _copied(array: jax.Array) -> jax.Array:
-    """Return a copy on the same device; of an array that is on all processes' devices, of the own part."""
-    return jnp.copy(array if array.is_fully_addressable else array.addressable_data(0))
+    """Return a copy on the same device, without compiling anything; of an array that is on all processes'
+    devices, of the own part."""
+    array = array if array.is_fully_addressable else array.addressable_data(0)
+    return jax.device_put(array, array.sharding, may_alias=False)
 
 
 def _on_host(array: jax.Array) -> np.ndarray[Any, Any]:

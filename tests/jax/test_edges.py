@@ -197,8 +197,8 @@ def test_over_a_mesh_axis_unscaled_gradients_are_judged_as_scaled_ones(clip, exa
     def local(grad, axis_name, unscaled):
         state = init_guard(config, 1, xp=jnp)
         watched = Watched((("w",),), (grad,))
-        decision, _ = judge(config, state, watched, loss=None, axis_name=axis_name, unscaled=unscaled)
-        return decision.grad_norm, jnp.squeeze(decision.multiplier)
+        seen = judge(config, state, watched, loss=None, axis_name=axis_name, unscaled=unscaled)
+        return seen.decision.grad_norm, jnp.squeeze(seen.decision.multiplier)
 
     shards = jnp.asarray([[3.0], [4.0]])
     norm, multiplier = jax.vmap(lambda g: local(g, "i", True), axis_name="i")(shards)

@@ -72,7 +72,7 @@ def test_a_run_of_skips_is_told_while_the_training_goes_on(watch, caplog):
 
 @pytest.mark.parametrize("flag", [jax.debug_nans, jax.debug_infs, jax.checking_leaks])
 def test_a_look_raises_nothing_and_leaks_nothing(watch, caplog, flag):
-    step, params, opt_state = _step("looked_at")
+    step, params, opt_state = _step(f"looked_at_{flag}")  # each training has a log of its own
     step = jax.jit(step)
     for _ in range(4):
         params, opt_state = step(params, opt_state, BAD)
@@ -88,6 +88,7 @@ def test_a_state_without_values_is_passed_over(watch, caplog):
     step = jax.jit(step)
     for _ in range(3):
         params, opt_state = jax.block_until_ready(step(params, opt_state, BAD))
+        jax.block_until_ready(watch._copy)
     for leaf in jax.tree.leaves(opt_state):
         leaf.delete()
     jax.tree.map(lambda leaf: leaf, opt_state)

@@ -189,6 +189,7 @@ def jax_calls() -> dict[str, Call]:
                 "on_nonfinite": ("x", 3, None),
                 "max_skips_in_a_row": ("x", -1, 0, 1.5, True),
                 "exact_norms": ("x", 1, None),
+                "log_skips": ("x", 1, None),
             },
         ),
         "chain": Call(s.chain, {"transforms": (optax.sgd(0.1),)}, {"transforms": (("x",), (3,), (None,))}),

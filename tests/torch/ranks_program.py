@@ -257,7 +257,7 @@ def narrow_weights(mesh) -> dict:
     return found
 
 
-def checkpointed(kind: str, mesh, folder: str) -> dict:
+def checkpointed(kind: str, mesh, folder: str) -> list[dict[str, bool]]:
     """Training resumed from a sharded checkpoint, with and without the guard's own state beside it."""
 
     def start(steps: int) -> tuple[torch.nn.Module, st.GuardedOptimizer]:
@@ -283,7 +283,8 @@ def checkpointed(kind: str, mesh, folder: str) -> dict:
     saved = {"model": checkpoint.get_model_state_dict(net)}
     saved["optim"] = checkpoint.get_optimizer_state_dict(net, opt)
     distributed.save(saved | {"guard": opt.guard_state_dict()}, checkpoint_id=folder)
-    warned = []
+    once(net, opt, 5)
+    found = []
     for with_guard in (True, False):
         other, resumed = start(0)
         state = {"model": checkpoint.get_model_state_dict(other), "guard": resumed.guard_state_dict()}
@@ -296,13 +297,12 @@ def checkpointed(kind: str, mesh, folder: str) -> dict:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", stablenum.StatisticsNotLoadedWarning)
             once(other, resumed, 5)
-        warned.append(any(w.category is stablenum.StatisticsNotLoadedWarning for w in caught))
-        if with_guard:
-            once(net, opt, 5)
-            pairs = zip(net.parameters(), other.parameters(), strict=True)
-            same = all(torch.equal(whole(a), whole(b)) for a, b in pairs)
-            guards = opt.guard_state_dict() == resumed.guard_state_dict()
-    return {"parameters": same, "guard": guards, "warned": warned}
+        pairs = zip(net.parameters(), other.parameters(), strict=True)
+        same = all(torch.equal(whole(a), whole(b)) for a, b in pairs)
+        guards = opt.guard_state_dict() == resumed.guard_state_dict()
+        warned = any(w.category is stablenum.StatisticsNotLoadedWarning for w in caught)
+        found.append({"parameters": same, "guard": guards, "warned": warned})
+    return found
 
 
 def main(rank: int, store: str) -> None:
