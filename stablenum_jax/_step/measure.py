@@ -63,8 +63,8 @@ def leaf_norms(leaves: Sequence[Any]) -> Wide:
         (n,) float32 and (n,) int32: the norms are ``value * 2**power``, with a power above 0 only beyond
         float32's range. A norm is finite if and only if every element of the leaf is finite; NaN if the leaf
         holds NaN, else inf if it holds inf; 0 for None and for a leaf without elements. The norm of a leaf
-        below 1e-23 may be 0 if others are of ordinary size; this changes neither the joint norm nor a
-        decision.
+        whose elements are below 1e-19 may be 0 if others are of ordinary size; this changes neither the joint
+        norm nor a decision, nor a statistic: AdaGC leaves such norms out.
 
     Example:
         >>> leaf_norms([jnp.asarray([3e30, 4e30]), None]).value

@@ -48,7 +48,7 @@ def leaf_and_unit_norms(
     Returns:
         The (n,) norms as ``leaf_norms`` gives them, and the units' norms: (0,) where there are none. A norm
         is finite if and only if all elements are; it is NaN if one is, else inf. The norm of a unit may be 0
-        if it is below 1e-23 and a tensor is of ordinary size.
+        if its elements are below 1e-19 and a tensor is of ordinary size.
 
     Example:
         >>> norms, units = leaf_and_unit_norms([jnp.asarray([[3.0], [4.0]])], [jnp.zeros((2, 1))], [(0,)])

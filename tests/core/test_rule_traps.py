@@ -573,3 +573,23 @@ def test_a_pattern_that_matches_nothing_is_rejected():
         rule.included(["body.weight", "head.weight"])
     assert AdaptiveGradClip(exclude="head.*").included(["body.weight", "head.weight"]) == (True, False)
     assert AdaptiveGradClip().included([]) == ()
+
+
+@pytest.mark.parametrize("tiny", [1e-20, 1e-18, 1e-16])
+def test_a_tensor_whose_squares_may_be_flushed_counts_as_zero_beside_others(tiny, backend):
+    """A compiled program that flushes measures its norm as 0, and one that does not as it is."""
+    config = GuardConfig(clip=AdaGC(warmup_steps=3))
+    sizes = [(1.0, 1.0), (0.5, 2.0), (1.0, 1.0), (1.0, tiny), (2.0, 0.5)]
+    states = [
+        backend.run(config, [backend.observe([a, b if b != tiny else seen], 1.0) for a, b in sizes])[1]
+        for seen in (tiny, 0.0)
+    ]
+    assert_bit_equal(states[0].clip, states[1].clip)
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e-30])
+def test_a_training_of_tiny_gradients_is_clipped_like_any_other(size, backend):
+    config = GuardConfig(clip=AdaGC(warmup_steps=2, max_norm=1.0))
+    steps = [backend.observe([size, size], 1.0)] * 2 + [backend.observe([10 * size, size], 1.0)]
+    decisions, _ = backend.run(config, steps)
+    assert float(to_numpy(decisions[-1].multiplier)[0]) == pytest.approx(0.105, rel=1e-5)

@@ -143,8 +143,8 @@ class ZClipOracle:
 class AdaGCOracle:
     """Wang et al. 2025, algorithm 1, for each tensor.
 
-    Ours differs: zero gradients of a tensor and skipped steps are left out; the warm-up counts each
-    tensor's own observations; of the three smallest norms of the warm-up, those below a third of the
+    Ours differs: zero gradients of a tensor, those that are as good as zero beside others, and skipped steps
+    are left out; the warm-up counts each tensor's own observations; of the three smallest norms of the warm-up, those below a third of the
     third are left out; ``warmup_steps`` observations in a row above 100 gamma start a new warm-up.
     """
 
@@ -170,7 +170,8 @@ class AdaGCOracle:
         for i, (norm, gamma) in enumerate(zip(norms, self.gamma, strict=True)):
             factor = joint if gamma is None else min(1.0, self.clip_ratio * gamma / norm) if norm else 1.0
             factors.append(factor)
-            if self.naive or (applied and norm > 0):
+            tiny = norm < 2.0**-47 <= global_norm(norms)
+            if self.naive or (applied and norm > 0 and not tiny):
                 self._learn(i, norm, factor * norm)
         return _one_a_tensor(gradient, factors)
 

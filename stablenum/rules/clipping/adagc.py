@@ -23,6 +23,9 @@ Namespace: TypeAlias = Any
 _FAR_BELOW = 3.0
 # One more than the number of such norms that a warm-up may contain without any effect on gamma.
 _LOWEST = 3
+# Beside ordinary tensors, a norm below this may be measured as 0 where float32 flushes: it may be that of 2**32
+# elements of 2**-63, whose squares are below float32's smallest normal number.
+_FLUSHED = 2.0**-47
 
 
 class AdaGCState(NamedTuple):
@@ -52,8 +55,9 @@ class AdaGC:
     2502.11034).
 
     Skipped steps, and zero gradients of a tensor, do not count, so a tensor that starts late has its own
-    warm-up. Up to two norms of the warm-up that are less than a third of the third smallest are left out
-    (one spike elsewhere shrinks all tensors in that step). A tensor whose norm is above 100 times gamma for
+    warm-up. A norm below 2**-47 is taken for 0, unless the joint norm is below that too. Up to two norms of
+    the warm-up that are less than a third of the third smallest are left out (one spike elsewhere shrinks all
+    tensors in that step). A tensor whose norm is above 100 times gamma for
     ``warmup_steps`` observations in a row starts its warm-up again, because gamma itself grows by at most
     (1 - decay)(clip_ratio - 1), by default a thousandth, per step.
 
@@ -103,7 +107,8 @@ class AdaGC:
         limit = at_most(self.clip_ratio * state.gamma, FLOAT32_MAX, xp=xp)
         factor = choose(warm, shortening(norms, limit, xp=xp), joint, xp=xp)
         norm, clipped = recorded(norms, xp=xp), recorded(shrink(norms, factor, xp=xp), xp=xp)
-        counts = applied & is_informative(norm, xp=xp)
+        measured = (norm >= _FLUSHED) | (recorded(total, xp=xp) < _FLUSHED)
+        counts = applied & measured & is_informative(norm, xp=xp)
         return factor, self._observe(state, norm, clipped, warm, counts, xp=xp)
 
     def _observe(
