@@ -144,8 +144,9 @@ class AdaGCOracle:
     """Wang et al. 2025, algorithm 1, for each tensor.
 
     Ours differs: zero gradients of a tensor, those that are as good as zero beside others, and skipped steps
-    are left out; the warm-up counts each tensor's own observations; of the three smallest norms of the warm-up, those below a third of the
-    third are left out; ``warmup_steps`` observations in a row above 100 gamma start a new warm-up.
+    are left out; the warm-up counts each tensor's own observations; of the three smallest norms of the
+    warm-up, those below a third of the third are left out; ``warmup_steps`` observations in a row above
+    100 gamma start a new warm-up.
     """
 
     def __init__(

@@ -23,8 +23,8 @@ Namespace: TypeAlias = Any
 _FAR_BELOW = 3.0
 # One more than the number of such norms that a warm-up may contain without any effect on gamma.
 _LOWEST = 3
-# Beside ordinary tensors, a norm below this may be measured as 0 where float32 flushes: it may be that of 2**32
-# elements of 2**-63, whose squares are below float32's smallest normal number.
+# Beside ordinary tensors, a norm below this may be measured as 0 where float32 flushes: it may be that of
+# 2**32 elements of 2**-63, whose squares are below float32's smallest normal number.
 _FLUSHED = 2.0**-47
 
 
