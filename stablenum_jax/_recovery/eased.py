@@ -11,8 +11,8 @@ from jax import lax
 
 from stablenum.norms.wide import join, recorded
 from stablenum_jax._step.apply import multiply_leaves
-from stablenum_jax._step.measure import leaf_norms
-from stablenum_jax._step.over_axes import AxisName, contributions, norms_over_axes
+from stablenum_jax._step.measure.norms import leaf_norms
+from stablenum_jax._step.measure.over_axes import AxisName, contributions, norms_over_axes
 from stablenum_jax._step.transform import check_axis_name, check_named_once
 from stablenum_jax._trees.leaves import check_transformation, is_measurable
 

@@ -15,8 +15,8 @@ import stablenum
 from stablenum.norms.wide import Wide, recorded
 from stablenum_jax._step.apply import times
 from stablenum_jax._step.derivatives import undefined_beyond, with_finite_slopes
-from stablenum_jax._step.measure import norm_tangent, ordinary_norms, saturating_float32
-from stablenum_jax._step.over_axes import AxisName, norms_over_axes
+from stablenum_jax._step.measure.norms import norm_tangent, ordinary_norms, saturating_float32
+from stablenum_jax._step.measure.over_axes import AxisName, norms_over_axes
 from stablenum_jax._trees.leaves import is_measurable, real_parts
 from stablenum_jax._trees.names import Path
 from stablenum_jax._trees.state import injects_hyperparams

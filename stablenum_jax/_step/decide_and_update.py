@@ -47,8 +47,8 @@ from stablenum_jax._step.driver_mode import (
 )
 from stablenum_jax._step.faults import fault_of_parameters, fault_of_settings
 from stablenum_jax._step.inner_settings import certainly_nonfinite
+from stablenum_jax._step.measure.over_axes import AxisName
 from stablenum_jax._step.observe import Judged, Watched, judge, judge_finiteness
-from stablenum_jax._step.over_axes import AxisName
 from stablenum_jax._step.unscaled import warn_if_unscaled
 from stablenum_jax._step.warnings import GuardPlacementWarning
 from stablenum_jax._trees.leaves import check_gradients, is_floating, is_measurable, varying_axes

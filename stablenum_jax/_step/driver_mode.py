@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeAlias
 import jax
 
 import stablenum
+from stablenum_jax._step.measure.over_axes import AxisName
 from stablenum_jax._step.observe import Watched
-from stablenum_jax._step.over_axes import AxisName
 
 __all__ = ["Capture", "Deferred", "Direct", "GuardReached", "Passing", "current_mode", "in_mode"]
 

@@ -12,7 +12,7 @@ import optax
 import stablenum
 from stablenum_jax._step.decide_and_update import Add, decide_and_update
 from stablenum_jax._step.driver_mode import current_mode
-from stablenum_jax._step.measure import scalar_loss, within_range
+from stablenum_jax._step.measure.norms import scalar_loss, within_range
 from stablenum_jax._step.readout import raise_if_halted
 from stablenum_jax._trees.state import find_guard
 

@@ -23,14 +23,14 @@ from stablenum.norms.exact_sums import norms
 from stablenum.norms.wide import Wide, times_scale
 from stablenum.rules.clipping import Units
 from stablenum_jax._step.derivatives import undefined_beyond, with_finite_slopes, with_tangents
-from stablenum_jax._step.measure import leaf_norms, norm_tangent
-from stablenum_jax._step.measure_elements import Elements, elements, largest_element
-from stablenum_jax._step.measure_exactly import leaf_sums
-from stablenum_jax._step.measure_units import leaf_and_unit_norms
-from stablenum_jax._step.over_axes import AxisName, check_bound, is_first_copy, names_of
-from stablenum_jax._step.specs import check_axes, whole_shape
-from stablenum_jax._step.together import Measured, exact_total, over_devices
-from stablenum_jax._step.together_units import UnitLayout, own_factors, unit_layouts
+from stablenum_jax._step.measure.elements import Elements, elements, largest_element
+from stablenum_jax._step.measure.exactly import leaf_sums
+from stablenum_jax._step.measure.norms import leaf_norms, norm_tangent
+from stablenum_jax._step.measure.over_axes import AxisName, check_bound, is_first_copy, names_of
+from stablenum_jax._step.measure.specs import check_axes, whole_shape
+from stablenum_jax._step.measure.together import Measured, exact_total, over_devices
+from stablenum_jax._step.measure.together_units import UnitLayout, own_factors, unit_layouts
+from stablenum_jax._step.measure.units import leaf_and_unit_norms
 from stablenum_jax._trees.names import Path, path_name
 
 __all__ = ["Judged", "Watched", "judge", "judge_finiteness"]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from stablenum.errors import bad_type
 from stablenum_jax._step.apply import multiply_leaves
-from stablenum_jax._step.measure import check_real_loss
+from stablenum_jax._step.measure.norms import check_real_loss
 from stablenum_jax._trees.leaves import check_argnums, wide_dtype
 from stablenum_jax._trees.models import differentiable, holds_nnx, with_parameters
 from stablenum_jax._trees.state import loss_scale

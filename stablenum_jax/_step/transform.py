@@ -17,11 +17,11 @@ from stablenum_jax._step.apply import apply_multiplier, zeros_unless
 from stablenum_jax._step.decide_and_update import without_unsupported_value
 from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, Passing, current_mode
 from stablenum_jax._step.eager import guarded_update
-from stablenum_jax._step.measure import scalar_loss
+from stablenum_jax._step.measure.norms import scalar_loss
+from stablenum_jax._step.measure.over_axes import AxisName
+from stablenum_jax._step.measure.specs import Specs, check_specs, specs_of
 from stablenum_jax._step.observe import Watched, judge
-from stablenum_jax._step.over_axes import AxisName
 from stablenum_jax._step.plain_update import PlainUpdate
-from stablenum_jax._step.specs import Specs, check_specs, specs_of
 from stablenum_jax._step.unscaled import warn_if_unscaled
 from stablenum_jax._trees.leaves import (
     check_gradients,

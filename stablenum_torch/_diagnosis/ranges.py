@@ -20,7 +20,7 @@ from stablenum.diagnosis.ranges.rows import ACTIVATION, ACTIVATION_GRADIENT, GRA
 from stablenum.errors import bad_field, bad_type
 from stablenum_torch._diagnosis.replay.modes import Modes
 from stablenum_torch._step.checks import check_module
-from stablenum_torch._step.measure import dense_values
+from stablenum_torch._step.measure.norms import dense_values
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["range_report"]

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from stablenum.guard.decide import Decision
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._step.inputs import StepInputs
-from stablenum_torch._step.measure import dense_values
-from stablenum_torch._step.measure_units import unit_factor
+from stablenum_torch._step.measure.norms import dense_values
+from stablenum_torch._step.measure.units import unit_factor
 
 __all__ = ["gradients_to_change", "multiply_gradients", "shift_gradients", "transform", "transform_gradients"]
 

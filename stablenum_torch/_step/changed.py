@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.state import to_device
-from stablenum_torch._step.measure import dense_values
+from stablenum_torch._step.measure.norms import dense_values
 
 __all__ = ["Versions", "few_of", "have_moved", "largest_elements", "versions", "writes_to"]
 

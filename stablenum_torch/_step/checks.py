@@ -19,7 +19,7 @@ from stablenum_torch._devices.fused_optimizers import forgets_elements, is_fused
 from stablenum_torch._devices.groups import data_parallel
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.uncompiled import uncompiled
-from stablenum_torch._step.measure import dense_values
+from stablenum_torch._step.measure.norms import dense_values
 from stablenum_torch._step.two_steps import PARTS, parts_of
 
 __all__ = [

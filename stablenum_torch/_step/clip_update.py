@@ -24,7 +24,12 @@ from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.scalar_namespace import scalars
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.inputs import StepInputs
-from stablenum_torch._step.measure import dense_values, norms_on_host, squares_of, wide_norms_without_wait
+from stablenum_torch._step.measure.norms import (
+    dense_values,
+    norms_on_host,
+    squares_of,
+    wide_norms_without_wait,
+)
 
 __all__ = ["Before", "before_update", "clip_update_on_host", "clip_update_without_wait"]
 

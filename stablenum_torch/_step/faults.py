@@ -15,7 +15,7 @@ from stablenum.guard.recorder import Recorder
 from stablenum_torch._devices.finiteness import which_are_finite
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._step.inputs import StepInputs
-from stablenum_torch._step.measure import dense_values
+from stablenum_torch._step.measure.norms import dense_values
 
 __all__ = ["bad_setting_of", "fault", "fault_of_parameters"]
 

@@ -54,13 +54,13 @@ from stablenum_torch._step.checks import (
 )
 from stablenum_torch._step.faults import bad_setting_of, fault
 from stablenum_torch._step.inputs import StepInputs
-from stablenum_torch._step.measure import gradient_norms_without_wait
+from stablenum_torch._step.measure.norms import gradient_norms_without_wait
+from stablenum_torch._step.measure.together import widths
 from stablenum_torch._step.on_device import apply_on_device, decided_on_device
 from stablenum_torch._step.on_host import step_on_host
 from stablenum_torch._step.parameters import NamesOnDemand, TakingPart, TrackedParameters
 from stablenum_torch._step.replicas import ReplicaCheck
 from stablenum_torch._step.run_log import Logged, StepLog
-from stablenum_torch._step.together import widths
 from stablenum_torch._step.two_steps import TwoSteps, parts_of
 
 __all__ = ["Guard", "on_device_path"]

@@ -19,17 +19,17 @@ from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.scalar_namespace import as_scalar, scalars
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.inputs import StepInputs
-from stablenum_torch._step.measure import (
+from stablenum_torch._step.measure.elements import Extremes, extremes_on_host, extremes_without_wait
+from stablenum_torch._step.measure.exactly import exact_norms, exact_sums, total_of
+from stablenum_torch._step.measure.norms import (
     gradient_norms_without_wait,
     in_float32,
     norms_on_host,
     saturated,
 )
-from stablenum_torch._step.measure_elements import Extremes, extremes_on_host, extremes_without_wait
-from stablenum_torch._step.measure_exactly import exact_norms, exact_sums, total_of
-from stablenum_torch._step.measure_units import units_on_host, units_without_wait
-from stablenum_torch._step.measure_wide import wide_norms_on_host, wide_units_on_host
-from stablenum_torch._step.together import measured_together
+from stablenum_torch._step.measure.together import measured_together
+from stablenum_torch._step.measure.units import units_on_host, units_without_wait
+from stablenum_torch._step.measure.wide import wide_norms_on_host, wide_units_on_host
 
 __all__ = [
     "Measured",

@@ -40,7 +40,7 @@ from stablenum_torch._step.checks import (
     warn_of_lost_eps,
 )
 from stablenum_torch._step.inner_protocol import PassThrough
-from stablenum_torch._step.measure import in_float32
+from stablenum_torch._step.measure.norms import in_float32
 from stablenum_torch._step.schedulers import hold
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from stablenum._support.interrupts import finish
 from stablenum_torch._devices.waits import wait_for_bool
-from stablenum_torch._step.measure import gradient_norms_without_wait
+from stablenum_torch._step.measure.norms import gradient_norms_without_wait
 
 __all__ = ["PARTS", "TwoSteps", "parts_of"]
 

@@ -14,7 +14,8 @@ import pytest
 import stablenum_jax
 from stablenum.norms.wide import Wide, recorded
 from stablenum.rules.clipping import Units
-from stablenum_jax._step import measure, measure_units
+from stablenum_jax._step.measure import norms as measured_norms
+from stablenum_jax._step.measure import units as measured_units
 from stablenum_jax.typing import GuardOptState
 
 every_mode = pytest.mark.parametrize("mode", ["eager", "jit"])
@@ -94,12 +95,12 @@ def run_on_four_devices(code: str) -> None:
 
 def leaf_norms(leaves: Any) -> Any:
     """The measured norms as float32; those beyond its range saturate."""
-    return recorded(measure.leaf_norms(leaves), xp=jnp)
+    return recorded(measured_norms.leaf_norms(leaves), xp=jnp)
 
 
 def leaf_and_unit_norms(leaves: Any, weights: Any, axes: Any) -> Any:
     """The measured norms, and those of units, as float32; those beyond its range saturate."""
-    norms, units = measure_units.leaf_and_unit_norms(leaves, weights, axes)
+    norms, units = measured_units.leaf_and_unit_norms(leaves, weights, axes)
     parts = zip(units.norms, units.exponents, strict=True)
     of_units = tuple(recorded(Wide(*part), xp=jnp) for part in parts)
     return recorded(norms, xp=jnp), Units(of_units, units.weights)

@@ -13,8 +13,8 @@ import pytest
 import stablenum
 import stablenum_jax
 from stablenum import AdaptiveGradClip, ClipByNorm
-from stablenum_jax._step.measure import ordinary_norms
-from stablenum_jax._step.over_axes import norms_over_axes
+from stablenum_jax._step.measure.norms import ordinary_norms
+from stablenum_jax._step.measure.over_axes import norms_over_axes
 from tests.huge_gradients import HUGE_GRADIENTS, recorded_norm
 from tests.jax.helpers import every_mode
 from tests.selection import only

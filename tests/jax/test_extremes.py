@@ -17,7 +17,7 @@ import stablenum_jax as sj
 import stablenum_jax._step.observe as observe
 from stablenum.formats import SMALLEST_FLOAT16
 from stablenum.reference.guarded import measure_extremes
-from stablenum_jax._step.measure_elements import elements, largest_element
+from stablenum_jax._step.measure.elements import elements, largest_element
 from tests.jax.helpers import make_params
 from tests.selection import REPEATS
 

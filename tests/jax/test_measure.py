@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from stablenum_jax._step.measure import saturating_float32
+from stablenum_jax._step.measure.norms import saturating_float32
 from stablenum_jax._trees.leaves import guarded_leaves, is_measurable
 from tests.jax.helpers import leaf_norms
 from tests.selection import only

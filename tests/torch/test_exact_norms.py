@@ -62,7 +62,7 @@ def test_the_order_of_elements_makes_no_difference():
 
 def test_many_pieces_are_added_up_without_rounding(monkeypatch):
     """More pieces than are added up at once."""
-    monkeypatch.setattr("stablenum_torch._step.measure_exactly._AT_A_TIME", 7)
+    monkeypatch.setattr("stablenum_torch._step.measure.exactly._AT_A_TIME", 7)
     g = spread(4, 2500)
     assert stepped([g])["grad_norm"] == true_norm(g)
 
@@ -103,7 +103,7 @@ def test_sums_are_those_that_the_core_defines(seed):
     import array_api_compat.numpy as xp
 
     from stablenum.norms.exact_sums import summed
-    from stablenum_torch._step.measure_exactly import exact_sums
+    from stablenum_torch._step.measure.exactly import exact_sums
 
     g = spread(seed, 3000)
     g[:4] = torch.tensor([0.0, -0.0, 2.0**-149, -(2.0**-130)])

@@ -12,7 +12,7 @@ import stablenum
 import stablenum_torch as st
 from stablenum.formats import FLOAT32_MAX
 from stablenum_torch._step.inputs import StepInputs
-from stablenum_torch._step.measure_elements import extremes_on_host, extremes_without_wait
+from stablenum_torch._step.measure.elements import extremes_on_host, extremes_without_wait
 
 BOTH = frozenset({"amax", "tiny"})
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablenum.formats import FLOAT32_MAX
-from stablenum_torch._step.measure import norms_on_host, norms_without_wait
+from stablenum_torch._step.measure.norms import norms_on_host, norms_without_wait
 
 CPU = torch.device("cpu")
 MEASURES = {
@@ -128,6 +128,6 @@ def test_small_float32_tensors_are_measured_by_one_call(monkeypatch):
     calls = []
     many = torch._foreach_norm
     monkeypatch.setattr(torch, "_foreach_norm", lambda *a, **k: calls.append(a) or many(*a, **k))
-    monkeypatch.setattr("stablenum_torch._step.measure._norms_of_any", None)
+    monkeypatch.setattr("stablenum_torch._step.measure.norms._norms_of_any", None)
     assert norms_on_host([torch.full((4,), 1.0), torch.full((9,), 2.0)]).tolist() == [2.0, 6.0]
     assert len(calls) == 1

@@ -168,16 +168,16 @@ def test_on_meta_tensors_measuring_and_deciding_need_no_value():
 def test_waiting_is_confined_to_one_module():
     waits = {"item", "tolist", "cpu", "numpy", "synchronize", "nonzero"}
     on_the_host_path = {
-        ("measure_elements.py", "numpy"),
-        ("measure.py", "numpy"),
-        ("measure.py", "tolist"),
+        ("elements.py", "numpy"),
+        ("norms.py", "numpy"),
+        ("norms.py", "tolist"),
         ("observe.py", "numpy"),
         ("generators.py", "cpu"),  # fields of RngState
         ("generators.py", "numpy"),
         ("host_decide.py", "numpy"),
         ("on_host.py", "tolist"),
-        ("measure_units.py", "numpy"),
-        ("measure_wide.py", "numpy"),
+        ("units.py", "numpy"),
+        ("wide.py", "numpy"),
         ("checksums.py", "tolist"),  # the comparison of replicas waits, in the steps in which it is due
         ("replicas.py", "tolist"),
         ("together.py", "nonzero"),  # norms on a CPU that are too large for the first exchange
@@ -189,7 +189,7 @@ def test_waiting_is_confined_to_one_module():
     found = {
         (file.name, node.attr)
         for wing in ("_step", "_devices")
-        for file in Path(st.__file__).parent.joinpath(wing).glob("*.py")
+        for file in Path(st.__file__).parent.joinpath(wing).rglob("*.py")
         if file.name != "waits.py"
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in waits

@@ -13,7 +13,7 @@ import stablenum
 import stablenum_torch as st
 from stablenum.formats import FLOAT32_MAX
 from stablenum_torch._step.inputs import StepInputs
-from stablenum_torch._step.measure_units import units_on_host, units_without_wait
+from stablenum_torch._step.measure.units import units_on_host, units_without_wait
 
 CPU = torch.device("cpu")
 

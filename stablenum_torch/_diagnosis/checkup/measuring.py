@@ -15,7 +15,7 @@ from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.replay.recorder import Recorder
 from stablenum_torch._diagnosis.replay.schemas import Operation, tensors_in
 from stablenum_torch._diagnosis.watch.script_recorder import recorder_of
-from stablenum_torch._step.measure import dense_values
+from stablenum_torch._step.measure.norms import dense_values
 
 __all__ = ["MeasuredStep", "MeasuringRecorder"]
 

@@ -34,7 +34,7 @@ from stablenum_torch._diagnosis.watch.by_hand import Graph, graph_of, item, tens
 from stablenum_torch._diagnosis.watch.optimizers import StepFrames, parameters_of, rate_of
 from stablenum_torch._diagnosis.watch.script_recorder import roles_and_names
 from stablenum_torch._diagnosis.watch.unseen import Unseen, outside_graphs
-from stablenum_torch._step.measure import dense_values
+from stablenum_torch._step.measure.norms import dense_values
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["watch"]

@@ -17,7 +17,7 @@ from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.inputs import StepInputs
-from stablenum_torch._step.measure import dense_values, saturated, stacked
+from stablenum_torch._step.measure.norms import dense_values, saturated, stacked
 
 __all__ = ["Extremes", "extremes_on_host", "extremes_without_wait"]
 

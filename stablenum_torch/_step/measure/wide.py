@@ -16,8 +16,8 @@ from stablenum.norms.wide import STEP, Wide, narrow
 from stablenum.rules.clipping import AdaptiveGradClip, Units
 from stablenum_torch._devices.scalar_namespace import scalars
 from stablenum_torch._step.inputs import StepInputs
-from stablenum_torch._step.measure import dense_values
-from stablenum_torch._step.measure_units import as_rows, real_values, unit_axes, units_on_host
+from stablenum_torch._step.measure.norms import dense_values
+from stablenum_torch._step.measure.units import as_rows, real_values, unit_axes, units_on_host
 
 __all__ = ["wide_norms_on_host", "wide_units_on_host"]
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from stablenum.norms.exact_sums import DIGITS, LIMBS, Sums, digits_of, pieces, window
-from stablenum_jax._step.measure import saturating_float32
+from stablenum_jax._step.measure.norms import saturating_float32
 from stablenum_jax._trees.leaves import real_parts
 
 __all__ = ["leaf_sums"]

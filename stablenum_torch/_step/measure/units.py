@@ -19,7 +19,7 @@ from stablenum.rules.clipping import AdaptiveGradClip, Units
 from stablenum_torch._devices.ranks import is_sharded, local_part, local_window
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.inputs import StepInputs
-from stablenum_torch._step.measure import (
+from stablenum_torch._step.measure.norms import (
     BLOCK,
     NARROW_BLOCK,
     SUSPICIOUSLY_SMALL,

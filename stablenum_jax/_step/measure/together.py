@@ -21,9 +21,15 @@ from stablenum.norms.exact_sums import norms as exact_norms
 from stablenum.norms.wide import Wide, join
 from stablenum.rules.clipping import Units
 from stablenum_jax._step.derivatives import refuse_derivative, with_finite_slopes
-from stablenum_jax._step.measure_elements import Elements
-from stablenum_jax._step.over_axes import AxisName, contributions, gathered, is_first_copy, joint_columns
-from stablenum_jax._step.together_units import UnitLayout, joined_units, units_row
+from stablenum_jax._step.measure.elements import Elements
+from stablenum_jax._step.measure.over_axes import (
+    AxisName,
+    contributions,
+    gathered,
+    is_first_copy,
+    joint_columns,
+)
+from stablenum_jax._step.measure.together_units import UnitLayout, joined_units, units_row
 
 __all__ = ["Measured", "exact_total", "over_devices"]
 

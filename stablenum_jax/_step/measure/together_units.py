@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec
 import stablenum
 from stablenum.norms.wide import Wide
 from stablenum.rules.clipping import Units
-from stablenum_jax._step.over_axes import AxisName, is_copied, joint_columns, names_of
-from stablenum_jax._step.specs import entries, whole_shape
+from stablenum_jax._step.measure.over_axes import AxisName, is_copied, joint_columns, names_of
+from stablenum_jax._step.measure.specs import entries, whole_shape
 
 __all__ = ["UnitLayout", "joined_units", "own_factors", "unit_layouts", "units_row"]
 

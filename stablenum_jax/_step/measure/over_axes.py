@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from stablenum.guard.ranks import MAX_RANKS
 from stablenum.norms.wide import Wide, join
-from stablenum_jax._step.specs import axes_of
+from stablenum_jax._step.measure.specs import axes_of
 from stablenum_jax._trees.leaves import varying_axes
 
 __all__ = [

@@ -15,7 +15,7 @@ from jax import lax
 
 from stablenum.norms.wide import STEP, Wide, join, recorded
 from stablenum.rules.clipping import Units
-from stablenum_jax._step.measure import (
+from stablenum_jax._step.measure.norms import (
     SMALL,
     ordinary_norms,
     power_of_two,
@@ -36,9 +36,9 @@ def leaf_and_unit_norms(
 ) -> tuple[Wide, Units]:
     """Return the L2 norm of each leaf, and of each unit of its gradient and of its weights.
 
-    Norms are measured as by :func:`stablenum_jax._step.measure.leaf_norms`, also with a single ``lax.cond``:
-    where a sum of squares overflows or may have flushed to zero, each unit is measured again from elements
-    divided by a power of two near its largest.
+    Norms are measured as by ``leaf_norms`` of ``norms``, also with a single ``lax.cond``: where a sum of
+    squares overflows or may have flushed to zero, each unit is measured again from elements divided by a
+    power of two near its largest.
 
     Args:
         leaves: floating-point arrays, or None for a missing gradient.

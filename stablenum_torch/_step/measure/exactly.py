@@ -27,7 +27,7 @@ from stablenum.norms.exact_sums import (
 from stablenum.norms.wide import Wide
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._devices.state import to_device
-from stablenum_torch._step.measure import dense_values
+from stablenum_torch._step.measure.norms import dense_values
 
 __all__ = [
     "as_row",

@@ -19,16 +19,16 @@ from stablenum_torch._devices.joint import Joint
 from stablenum_torch._devices.ranks import local_part, local_window
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.inputs import StepInputs
-from stablenum_torch._step.measure import (
+from stablenum_torch._step.measure.elements import Extremes, extremes_without_wait
+from stablenum_torch._step.measure.exactly import as_row, exact_norms, exact_sums, sum_of_rows
+from stablenum_torch._step.measure.norms import (
     dense_values,
     gradient_norms_without_wait,
     in_float32,
     saturated,
     squares_of,
 )
-from stablenum_torch._step.measure_elements import Extremes, extremes_without_wait
-from stablenum_torch._step.measure_exactly import as_row, exact_norms, exact_sums, sum_of_rows
-from stablenum_torch._step.measure_units import parts_of_units
+from stablenum_torch._step.measure.units import parts_of_units
 
 __all__ = ["Together", "measured_together", "needs_rows", "widths"]
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from stablenum_jax._step.measure import saturating_float32
+from stablenum_jax._step.measure.norms import saturating_float32
 from stablenum_jax._trees.leaves import real_parts
 
 __all__ = ["Elements", "elements", "largest_element"]
