@@ -20,8 +20,8 @@ import pytest
 import stablenum
 import stablenum_jax as sj
 from stablenum.norms import exact_sums
-from stablenum_jax._step.measure.exactly import leaf_sums
 from stablenum_jax._step.measure import exactly as exact
+from stablenum_jax._step.measure.exactly import leaf_sums
 from tests.jax.exact_layouts import LAYOUTS, gradients
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
