@@ -278,7 +278,10 @@ class Guard:
         apart = joint is None and several_ranks()
         if apart and self.loss is not None:
             self._tell_of_lost_loss()
-        loss, found_inf = None if apart else self.loss, self._found_elsewhere(device, apart=apart)
+        first = None if self.two_steps is None else self.two_steps.bad_loss  # it tells more than the second
+        loss = self.loss if first is None else first
+        loss = None if apart else loss
+        found_inf = self._found_elsewhere(device, apart=apart)
         if self._watches_norms and not torch.compiler.is_compiling():
             self._notice_joined(params, joint)
         inputs = StepInputs(
