@@ -29,9 +29,12 @@ KEY = (
 )
 
 
+_EMPTY = 0  # a number, because there is code that formats every setting of a group as one
+
+
 def make_room(optimizer: Optimizer) -> None:
     """Have an empty entry in the first group of an optimizer."""
-    optimizer.param_groups[0][KEY] = None
+    optimizer.param_groups[0][KEY] = _EMPTY
 
 
 def carrying(state: dict[str, Any], guard: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,11 +59,11 @@ def taken(state: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     found, groups = None, []
     for group in state["param_groups"]:
         if isinstance(group, Mapping) and KEY in group:
-            found = group[KEY] if found is None else found
+            found = group[KEY] if found in (None, _EMPTY) else found
             group = {name: value for name, value in group.items() if name != KEY}
         groups.append(group)
     state = state | {"param_groups": groups}
-    if found is None:
+    if found in (None, _EMPTY):
         return state, None
     guard, then = _read(found)
     return state, None if then.is_before(_progress(state)) else guard

@@ -267,6 +267,18 @@ def test_a_guards_state_is_not_taken_behind_steps_without_it(inner: str, steps: 
     )
 
 
+def test_code_that_formats_the_settings_as_numbers_formats_the_entry_too() -> None:
+    net = torch.nn.Linear(3, 4)
+    bare = torch.optim.SGD(net.parameters(), lr=0.1)
+    settings = set(bare.param_groups[0])
+    opt: Any = wrap(bare)
+    for form in ("torch", "distributed"):
+        _train_once(net, opt)
+        (name,) = set(opt.param_groups[0]) - settings
+        assert f"{opt.param_groups[0][name]:.3g}" == "0"
+        _restored(net, opt, form, _saved(net, opt, form))
+
+
 @pytest.mark.parametrize("text", ["not JSON", "{}", "[1, 2]", '{"guard": {}, "progress": 3}'])
 def test_what_a_group_carries_is_checked_before_anything_changes(text: str) -> None:
     _, opt = _trained(3, **LEARNING)
