@@ -19,16 +19,16 @@ from stablenum.errors import bad_field, bad_type
 from stablenum.formats import FLOAT32_MAX
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.finiteness import finiteness, reason_code, worst_index
-from stablenum.guard.observation import Decision, Observation
+from stablenum.guard.observation import Decision, Fault, Observation
 from stablenum.guard.ranks import joint_found_inf, joint_loss, worst_of_ranks
-from stablenum.guard.recorder import Recorder, init_recorder, record, recorded_loss
+from stablenum.guard.recorder import Recorder, init_recorder, record, record_fault, recorded_loss
 from stablenum.norms.wide import Wide, choose, fold, join, over_scale, recorded, unscale
 from stablenum.rules.clipping import PER_TENSOR_STATES, Clipped, FlatUnits, clip_in_order
 from stablenum.rules.clipping.common import no_change, shortening
 from stablenum.rules.loss_scale import LossScaleState, StaticLossScale
 from stablenum.rules.spikes import Verdict
 
-__all__ = ["Decision", "GuardState", "Observation", "decide", "init_guard", "select"]
+__all__ = ["Decision", "GuardState", "Observation", "after_fault", "decide", "init_guard", "select"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
@@ -152,7 +152,7 @@ def decide(
     fault = observation.fault
     if fault is not None:
         sound = fault.reason == 0
-        finite, overflow = finite & sound, overflow & sound
+        finite = finite & sound
         worst = xp.where(sound | (fault.worst < 0), worst, fault.worst)
 
     total = raw_total if config.loss_scale is None else unscale(raw_total, scale, xp=xp)
@@ -397,7 +397,7 @@ def _advance(
         spike_state: the next state of the spike rule.
         finite: () bool, whether all numbers of the step were finite, even if it was skipped as a spike. Of
             the two, the loss scale depends on this one.
-        overflow: () bool, whether the step was skipped for a reason that a smaller loss scale may avoid.
+        overflow: () bool, whether something was not finite that a smaller loss scale may make finite.
         xp: the array namespace.
     """
     applied, zero = decision.apply, xp.zeros_like(state.step)
@@ -430,7 +430,7 @@ def _advance(
         skipped_total=xp.where(applied, state.skipped_total, _next(state.skipped_total, xp=xp)),
         skipped_in_a_row=in_a_row,
         nonfinite_in_a_row=nonfinite,
-        halted=_halted(config, state, nonfinite, overflow, xp=xp),
+        halted=_halted(config, state, nonfinite, _excused(overflow, observation.fault), xp=xp),
         recorder=record(state.recorder, row, [state.step, decision.reason, decision.worst, level], xp=xp),
         spike=spike_state,
         escalation=state.escalation
@@ -439,13 +439,40 @@ def _advance(
     )
 
 
+def after_fault(
+    config: GuardConfig, before: GuardState, after: GuardState, fault: Fault, *, xp: Namespace
+) -> GuardState:
+    """Return the state after a step that is skipped because it is not finite, given a fault that was found
+    after the decision. It is the state after a decision that knows the fault.
+
+    Args:
+        config: the guard's settings.
+        before: the state before the step.
+        after: the state after the step without the fault.
+        fault: what was found; the reason 0 for nothing.
+        xp: the array namespace.
+    """
+    # Of a guard that has halted before, nothing changes.
+    reason = xp.where(before.halted > 0, xp.zeros_like(fault.reason), fault.reason)
+    halted = after.halted
+    if config.skip_limit is not None:
+        stops = (after.nonfinite_in_a_row >= config.skip_limit) & (reason != 0)
+        halted = xp.where(stops, xp.ones_like(halted), halted)
+    return after._replace(recorder=record_fault(after.recorder, reason, fault.worst, xp=xp), halted=halted)
+
+
+def _excused(overflow: Array, fault: Fault | None) -> Array:
+    """Return () bool, whether a smaller loss scale may be all that the step lacks."""
+    return overflow if fault is None else overflow & (fault.reason == 0)
+
+
 def _next(count: Array, *, xp: Namespace) -> Array:
     """Return ``count + 1``, held at the largest int32: a negative counter would be an invalid state."""
     return at_most(count, 2**31 - 2, xp=xp) + 1
 
 
 def _halted(
-    config: GuardConfig, state: GuardState, nonfinite: Array, overflow: Array, *, xp: Namespace
+    config: GuardConfig, state: GuardState, nonfinite: Array, excused: Array, *, xp: Namespace
 ) -> Array:
     """Return the next ``state.halted``, given how many steps in a row were not finite, this one included."""
     if config.skip_limit is None:
@@ -454,7 +481,7 @@ def _halted(
     floor = None if config.loss_scale is None else config.loss_scale.min_scale
     if config.on_nonfinite == "raise" and floor is not None:
         # Every dynamic loss scale overflows now and then; it is an error where the scale cannot be lowered.
-        stops = stops & xp.logical_not(overflow & (state.loss_scale.scale > floor))
+        stops = stops & xp.logical_not(excused & (state.loss_scale.scale > floor))
     return xp.where(stops, xp.ones_like(state.halted), state.halted)
 
 

@@ -110,6 +110,7 @@ class _Plan(NamedTuple):
         before: the guard's state before the step.
         after: the guard's state after a skip and, in direct mode, after any step.
         paths: the paths of the parameters that the guard watches.
+        moved: which of these have a gradient.
         unscale: whether the gradients are divided by the loss scale before the update.
         update_rule: clips the whole update, None if there is nothing to clip here.
         reuse_grads: whether updates may be written over the gradients.
@@ -124,6 +125,7 @@ class _Plan(NamedTuple):
     before: GuardOptState
     after: GuardOptState
     paths: tuple[Path, ...]
+    moved: tuple[bool, ...]
     unscale: bool
     update_rule: stablenum.ClipUpdateRMS | None
     reuse_grads: bool
@@ -229,8 +231,9 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
         decision=decision,
         judged=judged,
         before=own,
-        after=GuardOptState(after, names_id_of(seen.paths, own.names_id)),
+        after=GuardOptState(after, names_id_of(seen.paths, own.names_id), own.bad_at_init),
         paths=seen.paths,
+        moved=tuple(gradient is not None for gradient in watched.gradients),
         unscale=not direct and scaled and not unscaled,
         # The outermost caller sees the whole update, and clips it once.
         update_rule=config.update_rule if outer is None else None,
@@ -324,20 +327,19 @@ def _explained(plan: _Plan, params: PyTree) -> stablenum.GuardState:
         return plan.after.guard
     if any(varying_axes(leaf) - own for leaf in jax.tree.leaves(params)):
         return plan.after.guard  # each device has its own parameters, and they take the same step
-    fault = fault_of_parameters(params, plan.paths, plan.before.guard.recorder, plan.decision.reason)
-    return plan.after.guard if fault is None else plan.judged.after_fault(fault)
+    counted = {path: i for i, path in enumerate(plan.paths) if plan.moved[i]}
+    fault = fault_of_parameters(params, counted, plan.before, plan.decision.reason)
+    return plan.after.guard if fault is None else plan.judged.after_found(fault)
 
 
-def _part_by_reason(state: stablenum.GuardState) -> tuple[Array, Any, Array]:
-    """Return what depends on why a step was skipped: its record, the loss scale and the halt."""
-    return state.recorder.ints[-1], state.loss_scale, state.halted
+def _part_by_reason(state: stablenum.GuardState) -> tuple[Array, Array]:
+    """Return what depends on why a step was skipped: its record and the halt."""
+    return state.recorder.ints[-1], state.halted
 
 
-def _with_part(
-    state: stablenum.GuardState, row: Array, loss_scale: Any, halted: Array
-) -> stablenum.GuardState:
+def _with_part(state: stablenum.GuardState, row: Array, halted: Array) -> stablenum.GuardState:
     recorder = state.recorder._replace(ints=jnp.concatenate([state.recorder.ints[:-1], row[None]]))
-    return state._replace(recorder=recorder, loss_scale=loss_scale, halted=halted)
+    return state._replace(recorder=recorder, halted=halted)
 
 
 def _finish(plan: _Plan, target: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:

@@ -15,9 +15,8 @@ from jax.sharding import PartitionSpec
 
 import stablenum
 from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
-from stablenum.guard.decide import select
+from stablenum.guard.decide import after_fault
 from stablenum.guard.observation import Fault
-from stablenum.guard.recorder import record_fault
 from stablenum.guard.restored import check_made_for, follow_config, foreign_scale
 from stablenum.norms.exact_sums import norms
 from stablenum.norms.wide import Wide, times_scale
@@ -44,13 +43,13 @@ class Judged(NamedTuple):
     Attributes:
         decision: whether the step is applied.
         after: the guard's next state.
-        after_fault: returns the next state of a step that is skipped, given a fault that is found later; it
+        after_found: returns the next state of a step that is skipped, given a fault that is found later; it
             has the reason 0 where the step was skipped for a fault already.
     """
 
     decision: stablenum.Decision
     after: stablenum.GuardState
-    after_fault: Callable[[Fault], stablenum.GuardState]
+    after_found: Callable[[Fault], stablenum.GuardState]
 
 
 class Watched(NamedTuple):
@@ -127,14 +126,10 @@ def judge(
             unit_multipliers=tuple(part * scale for part in decision.unit_multipliers),
         )
 
-    def after_fault(found: Fault) -> stablenum.GuardState:
-        if config.loss_scale is None:  # nothing but the record depends on the fault
-            return after._replace(recorder=record_fault(after.recorder, *found, xp=jnp))
-        if fault is not None:
-            found = select(fault.reason == 0, found, fault, xp=jnp)
-        return _decide(config, state, seen._replace(fault=found))[1]
+    def after_found(found: Fault) -> stablenum.GuardState:
+        return after_fault(config, state, after, found, xp=jnp)
 
-    return Judged(decision, after, after_fault)
+    return Judged(decision, after, after_found)
 
 
 def judge_finiteness(

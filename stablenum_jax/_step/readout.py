@@ -356,4 +356,4 @@ def load_guard_state_dict(opt_state: PyTree, plain: Mapping[str, Any]) -> PyTree
     """
     state, names = _read(opt_state)
     loaded = statedict.state_from_dict(plain, state, xp=jnp, names=names)
-    return replace_guard(opt_state, GuardOptState(loaded, find_guard(opt_state).names_id))
+    return replace_guard(opt_state, GuardOptState(loaded, *find_guard(opt_state)[1:]))

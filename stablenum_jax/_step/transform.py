@@ -17,6 +17,7 @@ from stablenum_jax._step.apply import apply_multiplier, zeros_unless
 from stablenum_jax._step.decide_and_update import without_unsupported_value
 from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, Passing, current_mode
 from stablenum_jax._step.eager import guarded_update
+from stablenum_jax._step.faults import nonfinite_parameters
 from stablenum_jax._step.measure.norms import scalar_loss
 from stablenum_jax._step.measure.over_axes import AxisName
 from stablenum_jax._step.measure.specs import Specs, check_specs, specs_of
@@ -208,6 +209,7 @@ class _Guard:
         state = GuardOptState(
             guard=stablenum.init_guard(self.config, len(paths), xp=jnp),
             names_id=jnp.asarray(number, jnp.int32),
+            bad_at_init=nonfinite_parameters(leaves.values()),
         )
         return beside(params, state)
 
@@ -244,7 +246,7 @@ class _Guard:
         )
         # Selected first: the derivative of the product has the gradients as a factor.
         updates = self._apply(zeros_unless(decision.apply, updates), watched, decision)
-        return updates, GuardOptState(after, names_id_of(leaves, state.names_id))
+        return updates, GuardOptState(after, names_id_of(leaves, state.names_id), state.bad_at_init)
 
     def _apply(self, updates: PyTree, watched: Watched, decision: stablenum.Decision) -> PyTree:
         return apply_multiplier(self.config, updates, watched.paths, decision, watched.shapes)

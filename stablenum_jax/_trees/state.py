@@ -39,6 +39,7 @@ PyTree: TypeAlias = Any
 class _Fields(NamedTuple):
     guard: stablenum.GuardState
     names_id: jax.Array
+    bad_at_init: jax.Array
 
 
 class GuardOptState(_Fields):
@@ -51,13 +52,17 @@ class GuardOptState(_Fields):
         guard: the core's state.
         names_id: () int32, the number under which this process keeps the parameters' names
             (a checksum of them).
+        bad_at_init: (n,) bool, which parameters were not finite from the beginning, as a mask of -inf is: no
+            step is at fault for them.
     """
 
     __slots__ = ()
 
-    def __new__(cls, guard: stablenum.GuardState, names_id: jax.Array) -> GuardOptState:
+    def __new__(
+        cls, guard: stablenum.GuardState, names_id: jax.Array, bad_at_init: jax.Array
+    ) -> GuardOptState:
         """Build a state, and let the listener see it."""
-        made = tuple.__new__(cls, (guard, names_id))
+        made = tuple.__new__(cls, (guard, names_id, bad_at_init))
         if _listener is not None:
             _listener(made)
         return made

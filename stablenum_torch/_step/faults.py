@@ -12,10 +12,8 @@ from stablenum.guard.faults import BadSetting, bad_setting
 from stablenum.guard.observation import Fault
 from stablenum.guard.reasons import MAY_SPOIL_PARAMETERS, SPIKES, Reason
 from stablenum.guard.recorder import Recorder
-from stablenum_torch._devices.finiteness import which_are_finite
-from stablenum_torch._devices.ranks import local_part
+from stablenum_torch._step.first_look import finiteness_of
 from stablenum_torch._step.inputs import StepInputs
-from stablenum_torch._step.measure.norms import dense_values
 
 __all__ = ["bad_setting_of", "fault", "fault_of_parameters"]
 
@@ -46,8 +44,9 @@ def fault(reason: Reason, worst: int = -1, *, device: torch.device | None = None
 def fault_of_parameters(inputs: StepInputs, before: Recorder, reason: int) -> Fault | None:
     """Return the fault that a parameter is not finite, for a step that is skipped; None if there is none.
 
-    This reads all parameters, and waits for their device. Ranks that decide together would have to look
-    together, and do not.
+    This reads all parameters with a gradient, and waits for their device. A parameter that was not finite
+    when the guard first saw it, as a mask of -inf is, does not count. Ranks that decide together would have
+    to look together, and do not.
 
     Args:
         inputs: the step.
@@ -55,16 +54,14 @@ def fault_of_parameters(inputs: StepInputs, before: Recorder, reason: int) -> Fa
         reason: why it is skipped.
     """
     step, previous = before.ints[-1, :2].tolist()
-    known = inputs.fault is not None or inputs.joint is not None or reason in SPIKES
-    if known or step < 0 or previous not in MAY_SPOIL_PARAMETERS:
+    if inputs.bad_at_first is None or inputs.fault is not None or reason in SPIKES:
         return None
+    if step < 0 or previous not in MAY_SPOIL_PARAMETERS:
+        return None
+    moved = [(i, p) for i, p in enumerate(inputs.params) if p.grad is not None]
     bad: list[int] = []
-    kinds: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}
-    for i, p in enumerate(inputs.params):
-        values = dense_values(local_part(p.detach()))
-        if values.is_floating_point() and values.numel():
-            kinds.setdefault((values.device, values.dtype), []).append((i, values))
-    for members in kinds.values():
-        finite = which_are_finite([values for _, values in members]).tolist()
-        bad += [i for (i, _), yes in zip(members, finite, strict=True) if not yes]
+    for members, finite in finiteness_of([p for _, p in moved]):
+        bad += [moved[at][0] for at, yes in zip(members, finite.tolist(), strict=True) if not yes]
+    at_first = inputs.bad_at_first() if bad else ()
+    bad = [i for i in bad if id(inputs.params[i]) not in at_first]
     return fault(Reason.NONFINITE_UPDATE, min(bad), device=inputs.device) if bad else None

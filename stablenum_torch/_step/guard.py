@@ -53,6 +53,7 @@ from stablenum_torch._step.checks import (
     warn_of_other_steps,
 )
 from stablenum_torch._step.faults import bad_setting_of, fault
+from stablenum_torch._step.first_look import FirstLook
 from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure.norms import gradient_norms_without_wait
 from stablenum_torch._step.measure.together import widths
@@ -134,6 +135,7 @@ class Guard:
         self._told_of_steps = False
         self._watches_norms = watches_norms(config.spike_rule)
         self._taking_part = TakingPart()
+        self._first_look = FirstLook()
         self._joined_until = 0
         self.bad_setting: BadSetting | None = None
         self.two_steps = TwoSteps(optimizer) if parts_of(optimizer) else None
@@ -276,7 +278,10 @@ class Guard:
         apart = joint is None and several_ranks()
         if apart and self.loss is not None:
             self._tell_of_lost_loss()
-        loss, found_inf = None if apart else self.loss, self._found_elsewhere(device, apart=apart)
+        first = None if self.two_steps is None else self.two_steps.bad_loss  # it tells more than the second
+        loss = self.loss if first is None else first
+        loss = None if apart else loss
+        found_inf = self._found_elsewhere(device, apart=apart)
         if self._watches_norms and not torch.compiler.is_compiling():
             self._notice_joined(params, joint)
         inputs = StepInputs(
@@ -287,6 +292,7 @@ class Guard:
             joint,
             loss,
             *self._faults(found_inf, joint),
+            bad_at_first=self._bad_at_first(joint),
         )
         if self.found_inf is not None:
             # First, so that an interrupt leaves nothing to the gradients of a later step.
@@ -417,6 +423,12 @@ class Guard:
         if joint is None:
             return found_inf, fault(Reason.NONFINITE_SETTING, device=self.state.step.device)
         return torch.ones((), dtype=torch.bool, device=self.state.step.device), None
+
+    def _bad_at_first(self, joint: Joint | None) -> Callable[[], set[int]] | None:
+        if joint is not None or torch.compiler.is_compiling():  # then no parameter is looked at later either
+            return None
+        self._first_look.look(self.parameters.known)
+        return self._first_look.bad
 
     def _commit(self, write: Callable[[Any], None], after: Any) -> None:
         """Complete a step: write the next state, restore the buffers of a skipped step, forget the loss.

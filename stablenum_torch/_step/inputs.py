@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,6 +28,8 @@ class StepInputs(NamedTuple):
         found_inf: () bool, whether something besides these gradients was not finite: a gradient before it was
             unscaled for the user to change, or a buffer; None if unknown.
         fault: what else forbids the step, as far as the host knows.
+        bad_at_first: returns the ``id`` of each parameter that was not finite when the guard first saw it;
+            None where parameters are not looked at.
     """
 
     config: GuardConfig
@@ -38,3 +40,4 @@ class StepInputs(NamedTuple):
     loss: Tensor | None = None
     found_inf: Tensor | None = None
     fault: Fault | None = None
+    bad_at_first: Callable[[], set[int]] | None = None

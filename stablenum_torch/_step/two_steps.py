@@ -44,12 +44,14 @@ class TwoSteps:
     Attributes:
         bad: () bool, whether the first gradient was not finite, so that the first part was left out; None
             before it.
+        bad_loss: () the loss of the first part if it was not finite, otherwise None.
         second: takes the second part.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self.bad: Tensor | None = None
+        self.bad_loss: Tensor | None = None
         self.second: Callable[[], Any] = optimizer.second_step
         self._before: list[tuple[Tensor, Tensor, dict[str, Any] | None]] = []
 
@@ -72,13 +74,18 @@ class TwoSteps:
         params = [p for group in self.param_groups for p in group["params"]]
         device = params[0].device
         bad = ~gradient_norms_without_wait(params, device).isfinite().all()
-        if loss is not None:
-            bad |= ~loss.to(device).isfinite()
+        bad_loss = None if loss is None else ~loss.to(device).isfinite()
+        if bad_loss is not None:
+            bad |= bad_loss
         if found_inf is not None:
             bad |= found_inf.to(device)
         self._before = [(p, p.detach().clone(), self._entries(p)) for p in params if p.grad is not None]
         self.bad = bad
-        return None if wait_for_bool(bad) else first()
+        if not wait_for_bool(bad):
+            return first()
+        if bad_loss is not None and wait_for_bool(bad_loss):
+            self.bad_loss = loss
+        return None
 
     def _entries(self, p: Tensor) -> dict[str, Any] | None:
         return dict(self.state[p]) if p in self.state else None
@@ -91,7 +98,7 @@ class TwoSteps:
         """Forget the first part, after putting the parameters back if the step was skipped."""
         if not applied:
             self.go_back()
-        self.bad, self._before = None, []
+        self.bad, self.bad_loss, self._before = None, None, []
 
     @property
     def climbed(self) -> bool:
@@ -101,7 +108,7 @@ class TwoSteps:
     def go_back(self) -> None:
         """Put the parameters and the state back to what they were before the first part."""
         finish(functools.partial(_restore, self.state, self._before))
-        self.bad, self._before = None, []
+        self.bad, self.bad_loss, self._before = None, None, []
 
 
 @torch.no_grad()

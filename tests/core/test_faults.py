@@ -8,6 +8,7 @@ import pytest
 
 from stablenum import GuardConfig, Reason, decide, init_guard
 from stablenum.arrays import leaves
+from stablenum.guard.decide import after_fault
 from stablenum.guard.faults import bad_setting
 from stablenum.guard.observation import Fault, Observation
 from stablenum.guard.readout import metrics
@@ -52,10 +53,40 @@ def test_a_fault_skips_the_step_whatever_its_gradients_are(reason, norm):
     last = metrics(state)
     assert not decision.apply
     assert (last["reason"], last["worst"].index) == (reason, 2)
-    # The scale is not the cause, so that it stays; but such steps count for the limit.
-    assert state.loss_scale.scale == before.loss_scale.scale
+    # Whatever else is wrong, an overflow lowers the scale: it would come again at the same one.
+    factor = 1.0 if norm == 1.0 else 0.5
+    assert state.loss_scale.scale == before.loss_scale.scale * factor
+    # Such steps count for the limit.
     assert not decide(config, before, seen, xp=xp)[1].halted
     assert decide(config, state, seen, xp=xp)[1].halted
+
+
+@pytest.mark.parametrize("reason", [Reason.NONFINITE_SETTING, Reason.NONFINITE_UPDATE])
+def test_a_fault_is_an_error_although_a_lower_scale_may_avoid_the_overflow(reason):
+    config = GuardConfig(loss_scale="dynamic", on_nonfinite="raise")
+    seen = Observation(np.asarray([INF], np.float32))
+    state = init_guard(config, 1, xp=xp)
+    assert not decide(config, state, seen, xp=xp)[1].halted
+    fault = Fault(np.int32(reason), np.int32(0))
+    assert decide(config, state, seen._replace(fault=fault), xp=xp)[1].halted
+
+
+@pytest.mark.parametrize("limit", [{}, {"max_skips_in_a_row": 2}, {"on_nonfinite": "raise"}])
+@pytest.mark.parametrize("loss_scale", [None, "dynamic"])
+@pytest.mark.parametrize("code", [0, Reason.NONFINITE_UPDATE])
+@np.errstate(all="ignore")
+def test_a_fault_found_after_the_decision_leads_to_the_same_state(code, loss_scale, limit):
+    config = GuardConfig(loss_scale=loss_scale, clip=1.0, spike="skip", **limit)
+    fault = Fault(np.asarray(code, np.int32), np.asarray(2 if code else -1, np.int32))
+    state = init_guard(config, 3, xp=xp)
+    for norms in ([1.0, 2.0, 3.0], [1.0, INF, 3.0], [NAN, 1.0, 1.0], [INF, 1.0, 1.0]):
+        seen = Observation(np.asarray(norms, np.float32))
+        decision, after = decide(config, state, seen, xp=xp)
+        if not decision.apply:
+            known = decide(config, state, seen._replace(fault=fault), xp=xp)[1]
+            after = after_fault(config, state, after, fault, xp=xp)
+            assert str(leaves(after)) == str(leaves(known))
+        state = after
 
 
 def test_no_fault_changes_nothing():

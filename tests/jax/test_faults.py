@@ -142,6 +142,66 @@ def test_parameters_that_were_never_trained_are_none_of_the_optimizer():
     assert [row["reason"].name for row in stablenum_jax.history(state)] == ["NAN_GRADIENT"] * 2
 
 
+MASKS = {"a": jnp.asarray([-jnp.inf, 0.0, 0.0]), "b": jnp.asarray([jnp.nan, 0.0, 0.0])}
+
+
+def _grad_of_mask(kind, bad):
+    """Return the gradient of a mask: zeros for one that is frozen, or that of softmax(x + mask)."""
+    return {"none": None, "zero": jnp.zeros(3), "trained": jnp.where(bad, jnp.nan, jnp.ones(3))}[kind]
+
+
+@pytest.mark.parametrize("loss_scale", [None, 8.0, "dynamic"])
+@pytest.mark.parametrize("kind", ["none", "zero", "trained"])
+def test_a_mask_is_never_blamed_and_the_scale_goes_down(kind, loss_scale):
+    tx = optax.chain(stablenum_jax.guard(loss_scale=loss_scale), optax.sgd(0.1))
+    params = {**MASKS, "w": jnp.ones(3)}
+    state = tx.init(params)
+
+    @jax.jit
+    def step(params, state, bad):
+        mask = _grad_of_mask(kind, bad)
+        grads = {"a": mask, "b": mask, "w": jnp.where(bad, jnp.inf, jnp.ones(3))}
+        return stablenum_jax.step(tx, params, state, grads)
+
+    scale = stablenum_jax.metrics(state)["loss_scale"]
+    for i in range(6):
+        params, state = step(params, state, i in (1, 4))
+    reasons = [row["reason"] for row in stablenum_jax.history(state)]
+    bad = Reason.NAN_GRADIENT if kind == "trained" else Reason.INF_GRADIENT
+    assert reasons == [bad if i in (1, 4) else Reason.OK for i in range(6)]
+    factor = 0.25 if loss_scale == "dynamic" else 1.0
+    assert stablenum_jax.loss_scale(state) == scale * factor
+
+
+def test_a_parameter_beside_a_mask_is_named():
+    tx = optax.chain(stablenum_jax.guard(loss_scale="dynamic"), optax.adam(0.1, eps=0.0))
+    params = {**MASKS, "dead": jnp.ones(3), "w": jnp.ones(3)}
+    state = tx.init(params)
+
+    @jax.jit
+    def step(params, state):
+        grads = {"a": jnp.zeros(3), "b": jnp.zeros(3), "dead": 0.0 * params["dead"], "w": jnp.ones(3)}
+        return stablenum_jax.step(tx, params, state, grads)
+
+    for _ in range(3):
+        params, state = step(params, state)
+    rows = stablenum_jax.history(state)
+    assert [row["reason"] for row in rows] == [Reason.OK, *[Reason.NONFINITE_UPDATE] * 2]
+    assert {row["worst"].name for row in rows[1:]} == {"dead"}
+    assert [row["loss_scale"] for row in rows] == [65536.0, 65536.0, 32768.0]  # its gradient is NaN
+
+
+@pytest.mark.parametrize("by", [lambda init: init, jax.jit, jax.vmap])
+def test_the_state_knows_the_masks_however_it_was_made(by):
+    tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.1))
+    params = jax.tree.map(lambda x: jnp.stack([x, jnp.ones(3)]), {**MASKS, "w": jnp.ones(3)})
+    found = by(tx.init)(params)[0].bad_at_init
+    assert found.dtype == bool
+    each = [[True, True, False], [False, False, False]]
+    assert found.tolist() == (each if by is jax.vmap else each[0])
+    assert jax.eval_shape(tx.init, params)[0].bad_at_init.shape == (3,)
+
+
 def test_a_halt_names_the_parameter_too():
     tx = optax.chain(stablenum_jax.guard(max_skips_in_a_row=2), optax.adam(0.1, eps=0.0))
     state, params = tx.init(PARAMS), PARAMS

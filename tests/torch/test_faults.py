@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 import stablenum
 import stablenum_torch as st
 from stablenum import Reason
+from stablenum_torch._step.first_look import FirstLook
 from tests.torch.conftest import parameters, set_gradients, snapshot
 
 BAD = [math.nan, math.inf, -math.inf]
@@ -111,6 +113,78 @@ def test_the_step_after_names_the_parameter_that_the_optimizer_made_nan(path, ca
     (message,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert "dead" in message
     assert "eps" in message
+
+
+MASKS = {"-inf": -math.inf, "nan": math.nan}
+
+
+def _masked(bad, kind):
+    """Return a mask among the parameters, and its part of the loss."""
+    mask = torch.nn.Parameter(torch.tensor([bad, 0.0, 0.0]), requires_grad=kind == "trained")
+    return mask, lambda: torch.where(mask.isfinite(), mask, 0.0).sum() if kind != "unused" else 0.0
+
+
+@pytest.mark.parametrize("loss_scale", [None, 8.0, "dynamic"])
+@pytest.mark.parametrize("kind", ["unused", "frozen", "trained"])
+@pytest.mark.parametrize("bad", MASKS.values(), ids=MASKS)
+def test_a_mask_is_never_blamed_and_the_scale_goes_down(bad, kind, loss_scale, path):
+    mask, of_mask = _masked(bad, kind)
+    w = torch.nn.Parameter(torch.ones(3))
+    opt = st.wrap(torch.optim.SGD([mask, w], lr=0.1, foreach=True), loss_scale=loss_scale)
+    before = opt.loss_scale
+    for i in range(6):
+        opt.zero_grad()
+        opt.backward(w.square().sum() + of_mask())
+        if i in (1, 4):
+            w.grad.fill_(math.inf)
+        opt.step()
+    reasons = [row["reason"] for row in opt.history()]
+    assert reasons == [Reason.INF_GRADIENT if i in (1, 4) else Reason.OK for i in range(6)]
+    assert opt.loss_scale == before * (0.25 if loss_scale == "dynamic" else 1.0)
+    assert w.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore::stablenum_torch.EpsTooSmallWarning")
+@pytest.mark.parametrize("late", [False, True], ids=["from the start", "added later"])
+@pytest.mark.parametrize("bad", MASKS.values(), ids=MASKS)
+def test_a_parameter_beside_a_mask_is_named(bad, late, path):
+    mask, of_mask = _masked(bad, "trained")
+    w, dead = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    first = [w, dead] if late else [mask, w, dead]
+    inner = torch.optim.Adam(first, lr=0.1, eps=0.0, foreach=True)
+    opt = st.wrap(inner, loss_scale="dynamic")
+    opt.backward(w.square().sum())
+    opt.step()
+    if late:
+        opt.add_param_group({"params": [mask]})
+    for _ in range(3):
+        opt.zero_grad()
+        opt.backward(w.square().sum() + of_mask() + (0 * dead).sum())  # 0 / 0 in Adam
+        opt.step()
+    rows = opt.history()
+    assert [row["reason"] for row in rows] == [Reason.OK] * 2 + [Reason.NONFINITE_UPDATE] * 2
+    assert {row["worst"].index for row in rows[2:]} == {len(first) - 1}
+
+
+def test_a_parameter_without_a_gradient_is_not_blamed(path):
+    w, other = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    opt = st.wrap(torch.optim.SGD([other, w], lr=0.1, foreach=True))
+    for i in range(2):
+        w.grad = torch.full((2,), math.inf if i else 1.0)
+        opt.step()
+        other.data.fill_(math.nan)  # by other code
+    assert opt.last["reason"] is Reason.INF_GRADIENT
+
+
+def test_a_first_look_keeps_no_parameter():
+    look = FirstLook()
+    params = [torch.nn.Parameter(torch.tensor([x])) for x in (1.0, math.nan)]
+    look.look(params)
+    assert look.bad() == {id(params[1])}
+    look.look(params[:1])
+    gone = weakref.ref(params.pop())
+    assert gone() is None
+    assert look.bad() == set()
 
 
 def test_an_overflow_behind_sound_parameters_is_none_of_the_optimizer(path):

@@ -218,13 +218,75 @@ def test_an_optimizer_without_a_guard_loads_what_one_with_a_guard_has_saved() ->
     assert again.guard_state_dict()["state"]["step"] == 0
 
 
-def test_what_a_group_carries_is_checked_before_anything_changes() -> None:
+INNER = {
+    "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2),
+    "adamw, fused": lambda params: torch.optim.AdamW(params, lr=1e-2, fused=True),
+    "momentum": lambda params: torch.optim.SGD(params, lr=1e-2, momentum=0.9),  # counts no steps
+    "bfloat16 moments": lambda params: torch.optim.Adafactor(params),
+}
+
+
+def _saved(net: torch.nn.Module, opt: torch.optim.Optimizer, form: str) -> dict[str, Any]:
+    return opt.state_dict() if form == "torch" else get_optimizer_state_dict(net, opt)
+
+
+def _restored(net: torch.nn.Module, opt: torch.optim.Optimizer, form: str, saved: dict[str, Any]) -> None:
+    if form == "torch":
+        opt.load_state_dict(saved)
+    else:
+        set_optimizer_state_dict(net, opt, saved)
+
+
+@pytest.mark.parametrize(
+    "form", ["torch", "distributed"]
+)  # a plain optimizer drops the entry from a flat one
+@pytest.mark.parametrize("steps", [0, 1, 50])
+@pytest.mark.parametrize("inner", INNER)
+def test_a_guards_state_is_not_taken_behind_steps_without_it(inner: str, steps: int, form: str) -> None:
+    def wrapped() -> tuple[torch.nn.Module, Any]:
+        net = torch.nn.Linear(3, 4)
+        return net, wrap(INNER[inner](net.parameters()), names=net)
+
+    net, opt = wrapped()
+    for _ in range(3):
+        _train_once(net, opt)
+    plain: Any = INNER[inner](net.parameters())
+    _restored(net, plain, form, _saved(net, opt, form))
+    for _ in range(steps):
+        plain.zero_grad()
+        net(torch.ones(4, 3)).square().mean().backward()
+        plain.step()
+    other, again = wrapped()
+    for _ in range(7):
+        _train_once(other, again)
+    _restored(other, again, form, copy.deepcopy(_saved(net, plain, form)))
+    assert again.guard_state_dict()["state"]["step"] == (7 if steps else 3)
+    assert torch.equal(
+        torch.stack([x.sum() for x in again.state[other.weight].values() if torch.is_tensor(x)]),
+        torch.stack([x.sum() for x in plain.state[net.weight].values() if torch.is_tensor(x)]),
+    )
+
+
+def test_code_that_formats_the_settings_as_numbers_formats_the_entry_too() -> None:
+    net = torch.nn.Linear(3, 4)
+    bare = torch.optim.SGD(net.parameters(), lr=0.1)
+    settings = set(bare.param_groups[0])
+    opt: Any = wrap(bare)
+    for form in ("torch", "distributed"):
+        _train_once(net, opt)
+        (name,) = set(opt.param_groups[0]) - settings
+        assert f"{opt.param_groups[0][name]:.3g}" == "0"
+        _restored(net, opt, form, _saved(net, opt, form))
+
+
+@pytest.mark.parametrize("text", ["not JSON", "{}", "[1, 2]", '{"guard": {}, "progress": 3}'])
+def test_what_a_group_carries_is_checked_before_anything_changes(text: str) -> None:
     _, opt = _trained(3, **LEARNING)
     saved = opt.state_dict()
     del saved["stablenum"]
-    saved["param_groups"][0]["stablenum"] = "not JSON"
+    saved["param_groups"][0]["stablenum"] = text
     before = opt.state_dict()
-    with pytest.raises(ValueError, match=r"param_groups'\]\[0\]\['stablenum'\] must be .* got 'not JSON'"):
+    with pytest.raises(ValueError, match=r"param_groups'\]\[0\]\['stablenum'\] must be .* got "):
         opt.load_state_dict(saved)
     assert opt.state_dict()["stablenum"] == before["stablenum"]
 

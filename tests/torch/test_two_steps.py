@@ -128,7 +128,8 @@ def test_a_bad_gradient_in_either_part_changes_no_bit(kind, bad, at, path):
     before = _everything(model, opt)
     _step(model, opt, rest[0], **{at: bad})
     assert _same(_everything(model, opt), before)
-    assert opt.last["reason"] in (Reason.NONFINITE_LOSS, Reason.FOUND_INF)
+    assert opt.last["reason"] is Reason.NONFINITE_LOSS
+    assert str(opt.last["loss"]) == str(bad)
     assert all(p.grad is None for p in model.parameters())
     for batch in rest[1:]:
         _step(model, opt, batch)
@@ -136,6 +137,28 @@ def test_a_bad_gradient_in_either_part_changes_no_bit(kind, bad, at, path):
     for batch in (first, *rest[1:]):
         _step(again_model, again, batch)
     assert _same(list(model.parameters()), list(again_model.parameters()))
+
+
+@pytest.mark.parametrize("by_closure", [False, True])
+@pytest.mark.parametrize("at", ["first", "second"])
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_only_an_overflow_of_gradients_lowers_the_scale(what, at, by_closure, path):
+    model, opt = _training(SAM, loss_scale="dynamic")
+    calls = iter(range(2))
+
+    def spoil(gradient):
+        return gradient * (math.inf if next(calls, None) == ["first", "second"].index(at) else 1.0)
+
+    if what == "gradient":
+        model[2].bias.register_hook(spoil)
+    factors = {at: math.nan} if what == "loss" else {}
+    batch, *rest = _batches(2)
+    _step(model, opt, batch, by_closure=by_closure, **factors)
+    of_gradient = Reason.FOUND_INF if at == "first" else Reason.INF_GRADIENT
+    assert opt.last["reason"] is (Reason.NONFINITE_LOSS if what == "loss" else of_gradient)
+    assert opt.loss_scale == (65536.0 if what == "loss" else 32768.0)
+    _step(model, opt, *rest, by_closure=by_closure)
+    assert opt.last["reason"] is Reason.OK  # nothing is left of the bad loss
 
 
 def test_a_bad_gradient_names_its_parameter():
