@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 import zipfile
@@ -47,6 +48,7 @@ def format_of(path: Path) -> str:
 
 
 def _of_folder(folder: Path) -> str:
+    os.listdir(folder)  # searches by pattern find nothing in a folder that cannot be listed
     if (folder / MANIFEST).is_file():
         return "stablenum"
     return part_format(folder)

@@ -55,6 +55,8 @@ def look_at(
             return [_outcome(part, allow, limits) for part in found.paths], found.notes
     except NotCheckedError as why:
         return [Outcome(path=str(path), word=why.word, why=str(why))], ()
+    except OSError as error:
+        return [Outcome(path=str(path), word="unreadable", why=error.strerror or str(error))], ()
     return [_outcome(path, allow, limits)], ()
 
 
