@@ -24,10 +24,11 @@ class Terminal(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Return the segments of what is printed."""
+        encoding = (options or self.options).encoding
         for text, style, control in super().render(renderable, options):
             if control is None and not text.isprintable():
                 text = "\n".join(map(printable, text.split("\n")))
-            yield Segment(encodable(text, options.encoding), style, control)
+            yield Segment(encodable(text, encoding), style, control)
 
 
 def say(text: str, *, err: bool = False) -> None:

@@ -10,6 +10,7 @@ import os
 import pathlib
 import pickle
 import signal
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from typer.testing import CliRunner
 import stablenum_torch
 from stablenum import CheckpointError, cli
 from stablenum.checkpoints.manifest import FileRecord, Manifest
+from stablenum.commands.verify.formats import numpy_files
 from stablenum.commands.verify.limits import Limits
 from stablenum.commands.verify.looking import look_at
 from stablenum.commands.verify.verdicts import Outcome
@@ -260,6 +262,64 @@ def repacked(path: Path) -> Path:
         for name, data in parts.items():
             archive.writestr(name, data)
     return path
+
+
+PACKED = {"deflate": zipfile.ZIP_DEFLATED, "bz2": zipfile.ZIP_BZIP2, "lzma": zipfile.ZIP_LZMA}
+LARGE = 2**23  # float32 numbers, 32 MiB
+
+
+@pytest.fixture(scope="module", params=PACKED)
+def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive of a large array, whose columns come first, with one NaN."""
+    values = np.zeros((8, LARGE // 8), np.float32, order="F")
+    values[3, 5] = np.nan
+    content, path = io.BytesIO(), tmp_path_factory.mktemp("packed") / "large.npz"
+    np.save(content, values)
+    with zipfile.ZipFile(path, "w", PACKED[request.param]) as archive:
+        archive.writestr("w.npy", content.getvalue())
+    return path
+
+
+def seen_in_little_memory(path: Path) -> Outcome:
+    tracemalloc.start()
+    try:
+        outcome = seen(path)
+        # Half the array: the dictionary of lzma has 8 MiB.
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+    return outcome
+
+
+def test_what_is_packed_is_unpacked_in_blocks(packed):
+    outcome = seen_in_little_memory(packed)
+    assert outcome.word == "poisoned", outcome.why
+    (poison,) = outcome.verdict.poison
+    assert (poison.nan, poison.size, poison.first) == (1, LARGE, (3, 5))
+
+
+def test_a_member_is_not_unpacked_beyond_the_size_that_it_gives(packed, tmp_path):
+    path = tmp_path / "lie.npz"
+    header = io.BytesIO()
+    np.save(header, np.zeros(16, np.float32))
+    with zipfile.ZipFile(path, "w") as archive, zipfile.ZipFile(packed) as of:
+        kind = of.infolist()[0].compress_type
+        archive.writestr("w.npy", header.getvalue() + bytes(2**25), compress_type=kind)
+        archive.infolist()[0].file_size = len(header.getvalue())
+    outcome = seen_in_little_memory(path)
+    assert (outcome.word, "more than the" in outcome.why) == ("corrupt", True)
+
+
+def test_a_structured_array_is_unpacked_once_for_all_its_fields(tmp_path, monkeypatch):
+    path, made = tmp_path / "fields.npz", []
+    np.savez_compressed(path, w=np.zeros(100, [(f"f{i}", "f4") for i in range(50)]))
+    begin = numpy_files.Unpacked.__init__
+    monkeypatch.setattr(
+        numpy_files.Unpacked, "__init__", lambda self, *of: (made.append(of), begin(self, *of))[1]
+    )
+    outcome = seen(path)
+    assert (outcome.word, outcome.verdict.elements) == ("good", 5000)
+    assert len(made) == 2  # for the header, and for the fields
 
 
 def claimed_zarr(folder: Path) -> Path:

@@ -71,6 +71,7 @@ def _outcome(path: Path, allow: Sequence[str], limits: Limits) -> Outcome:
                 contents = _READERS[kind](path, limits)
             reading.callback(contents.close)
             verdict = judged(contents, allow=allow, limits=limits)
+            contents.finish()
     except NotCheckedError as why:
         return Outcome(path=str(path), word=why.word, why=str(why))
     except OSError as error:
