@@ -12,7 +12,7 @@ import pickle
 import signal
 import tracemalloc
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 import stablenum_torch
 from stablenum import CheckpointError, cli
 from stablenum.checkpoints.manifest import FileRecord, Manifest
+from stablenum.commands.verify import counts
 from stablenum.commands.verify.formats import numpy_files
 from stablenum.commands.verify.limits import Limits
 from stablenum.commands.verify.looking import look_at
@@ -320,6 +321,34 @@ def test_a_structured_array_is_unpacked_once_for_all_its_fields(tmp_path, monkey
     outcome = seen(path)
     assert (outcome.word, outcome.verdict.elements) == ("good", 5000)
     assert len(made) == 2  # for the header, and for the fields
+
+
+def _truncating(path: Path) -> Callable[[Any], Any]:
+    """Return what makes the file shorter at the second block that is counted."""
+    blocks, widened = [], counts.widened
+
+    def truncating(block: Any) -> Any:
+        blocks.append(len(block))
+        if len(blocks) == 2:
+            os.truncate(path, path.stat().st_size // 4)
+        return widened(block)
+
+    return truncating
+
+
+@pytest.mark.parametrize("form", ["safetensors", "npy", "npz"])
+def test_a_file_that_becomes_shorter_while_it_is_read(form, tmp_path, monkeypatch):
+    path = tmp_path / f"large.{form}"
+    large = np.zeros(2**21, np.float32)
+    if form == "safetensors":
+        save_file({"a": torch.zeros(2**10), "w": torch.from_numpy(large)}, path)
+    elif form == "npz":
+        np.savez(path, w=large, b=large)
+    else:
+        np.save(path, large)
+    monkeypatch.setattr(counts, "widened", _truncating(path))
+    outcome = seen(path)
+    assert (outcome.word, outcome.exit_code) == ("corrupt", 2)
 
 
 def claimed_zarr(folder: Path) -> Path:

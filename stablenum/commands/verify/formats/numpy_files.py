@@ -9,7 +9,7 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from stablenum.commands.verify.contents import Contents, Entry, NotCheckedError
-from stablenum.commands.verify.formats.array_fields import entries_of, fields_of
+from stablenum.commands.verify.formats.array_fields import fields_of
 from stablenum.commands.verify.formats.zip_members import Unpacked
 from stablenum.commands.verify.limits import Limits
 
@@ -47,7 +47,7 @@ def read_npz(path: Path, limits: Limits) -> Contents:
         members = archive.infolist()
         limits.check("parts", len(members), "its arrays are many")
         limits.check_bytes(sum(member.file_size for member in members), stored)  # no more is unpacked
-        described = [_Member(archive, member) for member in members]
+        described = [_member(archive, member) for member in members]
         for each in described:
             arrays += each.entries(notes)
         close = opened.pop_all().close
@@ -61,11 +61,18 @@ def read_npz(path: Path, limits: Limits) -> Contents:
     )
 
 
-def _finish(members: Sequence[_Member]) -> None:
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Array:
+    array = _Array(member.filename.removesuffix(".npy"), lambda: Unpacked(archive, member))
+    if array.end != member.file_size:
+        raise array.of_other_size()
+    return array
+
+
+def _finish(arrays: Sequence[_Array]) -> None:
     """Unpack what nothing has unpacked to its end, so that every checksum is compared."""
-    for member in members:
-        if not member.finished:
-            member.read_to_end()
+    for array in arrays:
+        if not array.finished:
+            array.read_to_end()
 
 
 def read_npy(path: Path, limits: Limits) -> Contents:
@@ -75,12 +82,12 @@ def read_npy(path: Path, limits: Limits) -> Contents:
         NotCheckedError: it holds Python objects, or it is damaged.
     """
     notes: list[str] = []
+    stored = path.stat().st_size
     with _damage_named():
-        with path.open("rb") as stream:
-            _described(path.stem, stream)
-        values: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-    arrays = tuple(entries_of((path.stem,), values, notes))
-    return Contents(format="npy", arrays=arrays, notes=tuple(notes), stored=path.stat().st_size)
+        array = _Array(path.stem, lambda: path.open("rb"))
+    if array.end > stored:
+        raise array.of_other_size()
+    return Contents(format="npy", arrays=tuple(array.entries(notes)), notes=tuple(notes), stored=stored)
 
 
 class _damage_named:  # noqa: N801, a context manager
@@ -109,25 +116,31 @@ def _described(name: str, stream: Any) -> tuple[tuple[int, ...], np.dtype[Any], 
     return shape, dtype, columns
 
 
-class _Member:
-    """One array of an archive.
+class _Array:
+    """One array, by itself or in an archive. It is not mapped: it may become shorter while it is read.
+
+    Args:
+        name: its name.
+        opened: returns a stream of its bytes.
 
     Attributes:
-        finished: whether it has been unpacked to its end.
+        end: the bytes that its header and its elements should have together.
+        finished: whether it has been read to its end.
     """
 
-    def __init__(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-        self._archive, self._member = archive, member
-        self._name = member.filename.removesuffix(".npy")
+    def __init__(self, name: str, opened: Callable[[], Any]) -> None:
+        self._name, self._opened = name, opened
         self.finished = False
-        with Unpacked(archive, member) as stream:
-            self._shape, self._dtype, self._columns = _described(self._name, stream)
+        with opened() as stream:
+            self._shape, self._dtype, self._columns = _described(name, stream)
             self._header = stream.tell()
         self._size = math.prod(self._shape)
-        if self._header + self._size * self._dtype.itemsize != member.file_size:
-            raise NotCheckedError(
-                "corrupt", f"{self._name} of shape {self._shape} does not have the bytes of that shape"
-            )
+        self.end = self._header + self._size * self._dtype.itemsize
+
+    def of_other_size(self) -> NotCheckedError:
+        return NotCheckedError(
+            "corrupt", f"{self._name} of shape {self._shape} does not have the bytes of that shape"
+        )
 
     def entries(self, notes: list[str]) -> Iterator[Entry]:
         """Yield the entries of the array, if what it holds is known."""
@@ -143,7 +156,7 @@ class _Member:
             notes.append(f"{self._name} has lost its dtype ({dtype.str}), and was not looked at")
             return
         elif dtype.names is not None:
-            whole = functools.cache(lambda: self._whole(dtype))  # unpacked once for all fields
+            whole = functools.cache(lambda: self._whole(dtype))  # read once for all fields
             yield from fields_of((self._name,), self._shape, dtype, whole, notes)
             return
         else:
@@ -151,7 +164,7 @@ class _Member:
         yield self._entry(shown, meant)
 
     def read_to_end(self) -> None:
-        for _ in self._unpacked(_BYTES):
+        for _ in self._read(_BYTES):
             pass
 
     def _entry(self, name: str, dtype: np.dtype[Any]) -> Entry:
@@ -173,12 +186,16 @@ class _Member:
 
     def _blocks(self, dtype: np.dtype[Any]) -> Iterator[Any]:
         """Yield the elements in the order in which they are stored."""
-        for data in self._unpacked(max(1, _BYTES // max(1, dtype.itemsize)) * dtype.itemsize):
+        for data in self._read(max(1, _BYTES // max(1, dtype.itemsize)) * max(1, dtype.itemsize)):
             yield np.frombuffer(data, dtype)
 
-    def _unpacked(self, at_a_time: int) -> Iterator[bytes]:
-        with _damage_named(), Unpacked(self._archive, self._member) as stream:
+    def _read(self, at_a_time: int) -> Iterator[bytes]:
+        with _damage_named(), self._opened() as stream:
             stream.read(self._header)
-            while data := stream.read(at_a_time):
+            for at in range(self._header, self.end, at_a_time):
+                data = stream.read(size := min(at_a_time, self.end - at))
+                if len(data) < size:
+                    raise NotCheckedError("corrupt", f"{self._name} ends too early")
                 yield data
-        self.finished = at_a_time > 0
+            stream.read(1)  # a member of an archive compares its checksum where it ends
+        self.finished = True
