@@ -32,6 +32,7 @@ from stablenum.commands.verify.formats import numpy_files
 from stablenum.commands.verify.limits import Limits
 from stablenum.commands.verify.looking import look_at
 from stablenum.commands.verify.verdicts import Outcome
+from tests.verifying import jax_states
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning"
@@ -402,6 +403,39 @@ def test_what_is_no_file(tmp_path):
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pt")
     outcomes, _ = look_at(tmp_path)
     assert [Path(outcome.path).name for outcome in outcomes] == ["a.pt"]
+
+
+@pytest.mark.parametrize(
+    ("form", "names"),
+    [
+        ("orbax", ["manifest.ocdbt", "_sharding", "d/more", "linked"]),
+        ("distributed", ["__0_0.distcp", "more"]),
+        ("ours", ["state.pt", "more"]),
+    ],
+)
+def test_a_folder_in_which_something_is_no_file(form, names, tmp_path):
+    if form == "orbax":
+        folder = jax_states.WRITERS["orbax"](jax_states.started("adamw"), tmp_path)
+    elif form == "distributed":
+        checkpoint.save({"w": torch.ones(2)}, checkpoint_id=str(folder := tmp_path / "dcp"))
+    else:
+        folder = stablenum_torch.Checkpoints(tmp_path).save(1, {"model": torch.nn.Linear(2, 1)})
+    assert seen(folder).word == "good"
+    for name in names:
+        path = folder / name
+        before = path.read_bytes() if path.exists() else None
+        path.unlink(missing_ok=True)
+        if name == "linked":
+            path.symlink_to("/dev/zero")
+        else:
+            path.parent.mkdir(exist_ok=True)
+            os.mkfifo(path)
+        outcome = seen(folder)
+        assert (outcome.exit_code, f"{name} in it is neither a file" in outcome.why) == (2, True), outcome
+        path.unlink()
+        if before is not None:
+            path.write_bytes(before)
+    assert seen(folder).word == "good"
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "../x", "a/../../x", "fifo", "link"])
