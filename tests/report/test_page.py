@@ -105,7 +105,7 @@ _STEP = {"grad_norm": 1, "clip_coefficient": 0.5, "reason": "OK"}
         lambda i: (_beginning(), {"step": i, **_STEP}),
         lambda i: (_beginning(**{str(i): 1}), {"step": i, **_STEP}),
         lambda i: (_beginning(lr=i), {"step": 10**6 - i, **_STEP}),
-        lambda i: ({"step": i, "update": 1, "largest": 1}, {"step": 10**6 - i, **_STEP}),
+        lambda i: (*[{"step": i, "update": 1, "largest": 1}] * 8, {"step": 10**6 - i, **_STEP}),
     ],
     ids=["starts", "settings", "returns", "updates"],
 )
