@@ -9,7 +9,7 @@ import json
 from html import escape
 from typing import Any
 
-__all__ = ["in_code", "in_html", "in_script", "printable"]
+__all__ = ["encodable", "in_code", "in_html", "in_script", "printable"]
 
 
 def printable(text: str) -> str:
@@ -25,6 +25,17 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)
+
+
+def encodable(text: str, encoding: str | None) -> str:
+    r"""Return a text in which what an encoding does not have is escaped; None is UTF-8.
+
+    Example:
+        >>> print(encodable("gu\xe9.pt: good", "ascii"))
+        gu\xe9.pt: good
+    """
+    name = encoding or "utf-8"
+    return text.encode(name, "backslashreplace").decode(name)
 
 
 def in_html(text: str) -> str:

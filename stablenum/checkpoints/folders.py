@@ -6,7 +6,7 @@ import contextlib
 import re
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ __all__ = [
     "POST_MORTEMS",
     "Found",
     "Listings",
+    "check_kind",
     "found_in",
     "intact_in",
     "move_to_step",
@@ -29,6 +30,7 @@ POST_MORTEMS = "post-mortem"
 # A step that is saved again, as after a rewind, gets a number behind its name until the older one is removed.
 _NAME = re.compile(r"step-(\d+)(?:-\d+)?")
 _HIDDEN = ".step-"
+_KINDS = {"": "a checkpoint", "snapshot": "a snapshot of a recovery"}
 _MOST_DIGITS = 16
 
 
@@ -111,6 +113,27 @@ def intact_in(root: Path) -> list[tuple[Path, Manifest]]:
         intact = [(folder, m) for folder, m in known if not complaints(folder, m, checksums=False)]
         if intact or not listings.changed(f.key for f in found):
             return sorted(intact, key=lambda pair: pair[1].serial)
+
+
+def check_kind(root: Path, kind: str, but: Container[str] = ()) -> None:
+    """Check that what is in a folder was written for the same purpose: old ones are removed as new ones come.
+
+    Args:
+        root: the folder.
+        kind: what is written into it, as in :attr:`Manifest.kind`.
+        but: the names of those that need not be looked at.
+
+    Raises:
+        CheckpointError: it has something of another kind.
+        OSError: the folder is there and cannot be read.
+    """
+    for found in found_in(root):
+        if found.manifest is not None and found.manifest.kind != kind and found.folder.name not in but:
+            raise CheckpointError(
+                f"{root} is in use for something else: {found.folder.name} in it is "
+                f"{_KINDS.get(found.manifest.kind, 'of another kind')}, and {_KINDS[kind]} would replace it. "
+                "Nothing was changed. Give another folder: checkpoints and a recovery need one each."
+            )
 
 
 def temporary_name(root: Path, step: int) -> Path:

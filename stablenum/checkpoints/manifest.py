@@ -47,6 +47,7 @@ class Manifest:
         allowed: the names of the entries that were not finite on purpose.
         poisoned: the names of the entries that were not finite; only of a post-mortem, which is never loaded.
         files: the files, by their path within the folder.
+        kind: ``"snapshot"`` if a recovery wrote it; not recorded of any other checkpoint.
     """
 
     step: int
@@ -58,6 +59,7 @@ class Manifest:
     allowed: tuple[str, ...] = ()
     poisoned: tuple[str, ...] = ()
     files: Mapping[str, FileRecord] = field(default_factory=dict)
+    kind: str = ""
 
     def write(self, folder: Path) -> None:
         """Write ``manifest.json``, whole and flushed to the disk.
@@ -73,7 +75,10 @@ class Manifest:
         write_file(folder / MANIFEST, fill)
 
     def _as_bytes(self) -> bytes:
-        return _with_digest({_FORMAT: _VERSION} | dataclasses.asdict(self))
+        values = dataclasses.asdict(self)
+        if not self.kind:
+            del values["kind"]
+        return _with_digest({_FORMAT: _VERSION} | values)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -124,7 +129,7 @@ def _from_values(values: dict[str, Any]) -> Manifest:
         (
             str,
             (
-                *(manifest.format, manifest.time, *manifest.allowed, *manifest.poisoned),
+                *(manifest.format, manifest.time, manifest.kind, *manifest.allowed, *manifest.poisoned),
                 *(record.sha256 for record in files.values()),
             ),
         ),

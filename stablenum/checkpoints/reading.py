@@ -35,7 +35,13 @@ class Loaded(NamedTuple):
 
 
 def newest_good(
-    root: Path, like: Any, codec: Codec, ranks: Ranks, allow: Sequence[str], step: int | None = None
+    root: Path,
+    like: Any,
+    codec: Codec,
+    ranks: Ranks,
+    allow: Sequence[str],
+    step: int | None = None,
+    kind: str = "",
 ) -> Loaded:
     """Return the newest checkpoint that is good on all ranks, a confirmed one before any other.
 
@@ -49,6 +55,7 @@ def newest_good(
         ranks: the processes that load together.
         allow: patterns of entries that may be not finite.
         step: the only step that is looked at; default all.
+        kind: what is not recorded to be of another kind is read.
 
     Raises:
         CheckpointError: there is no checkpoint, or none is good; ``reasons`` has the reason of each.
@@ -60,7 +67,7 @@ def newest_good(
         asked = [f for f in found if step in (None, f.step)]
         for candidate in sorted((f for f in asked if f.key not in failed), key=_order, reverse=True):
             try:
-                loaded = _loaded(candidate, like, codec, ranks, allow)
+                loaded = _loaded(candidate, like, codec, ranks, allow, kind)
             except (CheckpointError, OSError) as error:
                 failed[candidate.key] = str(error)
             else:
@@ -82,7 +89,7 @@ def _order(found: Found) -> tuple[bool, bool, int]:
     return (True, found.manifest.confirmed, found.manifest.serial)
 
 
-def _loaded(found: Found, like: Any, codec: Codec, ranks: Ranks, allow: Sequence[str]) -> Loaded:
+def _loaded(found: Found, like: Any, codec: Codec, ranks: Ranks, allow: Sequence[str], kind: str) -> Loaded:
     """Return a checkpoint.
 
     Raises:
@@ -91,6 +98,8 @@ def _loaded(found: Found, like: Any, codec: Codec, ranks: Ranks, allow: Sequence
     manifest = found.manifest
     if manifest is None:
         raise CheckpointError(found.reason)
+    if manifest.kind not in ("", kind):
+        raise CheckpointError(f"it is a {manifest.kind} of a recovery, which only that can resume from")
     if manifest.format != codec.name:
         raise CheckpointError(f"its format is {manifest.format!r}, and {codec.name!r} is to be read")
     _check_files(found.folder, manifest, ranks)

@@ -14,7 +14,7 @@ from stablenum._support.files import sync_folder
 from stablenum._support.settings_checks import check_int
 from stablenum.checkpoints.codec import ALONE, Codec, Ranks, on_all, on_each
 from stablenum.checkpoints.finiteness import NonFinite, is_meant, listed
-from stablenum.checkpoints.folders import POST_MORTEMS, found_in, intact_in, remove, tidy
+from stablenum.checkpoints.folders import POST_MORTEMS, check_kind, found_in, intact_in, remove, tidy
 from stablenum.checkpoints.locks import writing_into
 from stablenum.checkpoints.manifest import Manifest
 from stablenum.checkpoints.reading import Loaded, newest_good
@@ -37,11 +37,16 @@ class Store:
         codec: the format.
         settings: how they are saved and kept.
         ranks: the processes that save and load together.
+        kind: what is saved, as in :attr:`Manifest.kind`.
     """
 
-    def __init__(self, folder: Path, codec: Codec, settings: StoreSettings, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, folder: Path, codec: Codec, settings: StoreSettings, ranks: Ranks = ALONE, kind: str = ""
+    ) -> None:
         # A program may change its working folder.
         self.folder, self.codec, self.settings, self.ranks = folder.absolute(), codec, settings, ranks
+        self.kind = kind
+        self.adopted: set[str] = set()  # of the kind, although their manifests do not say so
 
     def save(self, step: int, state: Any, *, confirmed: bool = True) -> Path | None:
         """Write a checkpoint, and remove those that are no longer needed.
@@ -58,7 +63,8 @@ class Store:
 
         Raises:
             PoisonedStateError: the state is not finite, and ``on_poisoned`` is ``"refuse"``.
-            CheckpointError: it could not be written, and ``on_error`` is ``"raise"``.
+            CheckpointError: it could not be written, and ``on_error`` is ``"raise"``; or the folder has what
+                something else saved.
             TypeError, ValueError: the step or the state is not allowed. In each case the checkpoints that
                 were there are unchanged.
         """
@@ -90,7 +96,8 @@ class Store:
         """
         if step is not None:
             step = check_int("step", step, at_least=0, at_most=10**15)
-        return newest_good(self.folder, like, self.codec, self.ranks, self.settings.allow, step)
+        allow = self.settings.allow
+        return newest_good(self.folder, like, self.codec, self.ranks, allow, step, self.kind)
 
     def steps(self) -> list[int]:
         """Return the steps that are there with all files in full length, in the order of writing.
@@ -155,12 +162,14 @@ class Store:
                 versions=dict(self.codec.versions()),
                 allowed=tuple(entry.name for entry in meant if entry.kind != "guard"),
                 poisoned=tuple(entry.name for entry in poison),
+                kind=self.kind,
             )
 
         with contextlib.ExitStack() as writing:
 
             def begin() -> None:
                 if self.ranks.rank == 0:
+                    check_kind(self.folder, self.kind, self.adopted)
                     self.folder.mkdir(parents=True, exist_ok=True)
                     writing.enter_context(writing_into(self.folder, lambda: tidy(self.folder)))
 

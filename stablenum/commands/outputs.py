@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,18 +13,38 @@ import typer
 
 from stablenum._support.files import is_special, write_file
 
-__all__ = ["SCRIPT_FAILED", "check_file", "check_folder", "check_suffix", "check_target", "write"]
+__all__ = [
+    "SCRIPT_FAILED",
+    "check_file",
+    "check_folder",
+    "check_suffix",
+    "check_target",
+    "check_there",
+    "write",
+]
 
 # The exit code if the user's script fails and nothing was found; 1 says that something was, 2 is for usage.
 SCRIPT_FAILED = 3
 
 
+def check_there(path: Path, argument: str, what: str = "file") -> os.stat_result:
+    """Check that there is something to read, and return what the system says of it."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise typer.BadParameter(f"there is no {what} {str(path)!r}.", param_hint=argument) from None
+    except (OSError, ValueError) as error:  # no right to look, a loop of links, a name that is too long
+        why = getattr(error, "strerror", None) or error
+        raise typer.BadParameter(f"{str(path)!r} cannot be read: {why}.", param_hint=argument) from error
+
+
 def check_file(path: Path, argument: str) -> None:
     """Check that there is a file to read."""
-    if not path.exists():
-        raise typer.BadParameter(f"there is no file {str(path)!r}.", param_hint=argument)
-    if path.is_dir():
+    if stat.S_ISDIR(check_there(path, argument).st_mode):
         raise typer.BadParameter(f"{str(path)!r} is a folder; name a file.", param_hint=argument)
+    if not os.access(path, os.R_OK):
+        why = os.strerror(errno.EACCES)
+        raise typer.BadParameter(f"{str(path)!r} cannot be read: {why}.", param_hint=argument)
 
 
 def check_target(option: str, path: Path | None) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stablenum._support.files import write_text
+from stablenum.errors import CheckpointError
 from stablenum.recovery.ledger import RecoveryEvent
 
-__all__ = ["events_in", "text_in", "write_events"]
+__all__ = ["events_in", "told_in", "write_events"]
 
 _logger = logging.getLogger("stablenum")
 _FILE = "recovery.json"
@@ -32,12 +33,47 @@ def write_events(folder: Path | None, events: Sequence[RecoveryEvent]) -> None:
         )
 
 
-def text_in(folder: Path | None) -> str | None:
-    """Return what the file says; None if there is none."""
+def told_in(folder: Path | None) -> tuple[Path, bytes | str] | None:
+    """Return the file and its bytes, or in words why it cannot be read; None if there is none."""
     path = None if folder is None else folder / _FILE
-    return path.read_text(encoding="utf-8") if path is not None and path.exists() else None
+    if path is None or not path.exists():
+        return None
+    try:
+        return path, path.read_bytes() if path.is_file() else "it is no file"
+    except OSError as error:
+        return path, error.strerror or str(error)
 
 
-def events_in(text: str) -> list[RecoveryEvent]:
-    """Return the rewinds that a file tells of."""
-    return [RecoveryEvent.from_dict(event) for event in json.loads(text)["events"]]
+def events_in(path: Path, told: bytes | str) -> list[RecoveryEvent]:
+    """Return the rewinds that a file tells of.
+
+    Args:
+        path: the file.
+        told: what :func:`told_in` returned of it.
+
+    Raises:
+        CheckpointError: it cannot be read, or it is not what :func:`write_events` writes.
+    """
+    if isinstance(told, str):
+        raise _unreadable(path, told)
+    try:
+        return [_checked(RecoveryEvent.from_dict(event)) for event in json.loads(told)["events"]]
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        why = f"it is damaged ({type(error).__name__}: {error!s:.100})"
+        raise _unreadable(path, why) from error
+
+
+def _checked(event: RecoveryEvent) -> RecoveryEvent:
+    """Return an event whose numbers are those that the next answers are computed from."""
+    counts = (event.attempt, event.to_step, event.symptom.step, event.symptom.origin)
+    if not all(type(count) is int for count in counts):
+        raise TypeError("a step or an attempt is no whole number")
+    return event
+
+
+def _unreadable(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} cannot be read: {why}. It has the rewinds of the run so far, which say how much of the "
+        "budget is left. Nothing was changed. To go on with the whole budget, remove it; to begin from step "
+        "0, give another folder."
+    )

@@ -13,7 +13,7 @@ from stablenum.errors import RecoveryStopped, bad_type
 from stablenum.recovery.hooks import Easing, Hooks
 from stablenum.recovery.identifiers import Identifiers
 from stablenum.recovery.ledger import Ledger, RecoveryEvent
-from stablenum.recovery.ledger_file import events_in, text_in, write_events
+from stablenum.recovery.ledger_file import events_in, told_in, write_events
 from stablenum.recovery.logged import Why, of_event, of_stop
 from stablenum.recovery.pairing import Pairing
 from stablenum.recovery.plan import Rewind, Stop, plan
@@ -319,14 +319,15 @@ class RecoveryLoop:
             The step of the snapshot; 0 if there is none, and nothing is changed.
 
         Raises:
-            CheckpointError: there are snapshots, but none is whole.
+            CheckpointError: there are snapshots, but none is whole, or what the file says of the rewinds so
+                far cannot be read.
         """
         snapshots = self._hooks.load()
         if not snapshots:
             return 0
-        text = self._hooks.shared(text_in(self._folder))  # ranks with other budgets would not stop together
-        if text is not None:
-            self._ledger.events = events_in(text)
+        told = self._hooks.shared(told_in(self._folder))  # ranks with other budgets would not stop together
+        if told is not None:
+            self._ledger.events = events_in(*told)
         self._snapshots.confirmed = snapshots[-1].course["confirmed"]
         for snapshot in snapshots:
             self._snapshots.add(snapshot)

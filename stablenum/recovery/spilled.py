@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stablenum.checkpoints.codec import Codec
-from stablenum.checkpoints.folders import Listings, found_in, intact_in, remove
+from stablenum.checkpoints.folders import Listings, check_kind, found_in, intact_in, remove
 from stablenum.checkpoints.settings import StoreSettings
 from stablenum.checkpoints.store import Store
 from stablenum.errors import CheckpointError
@@ -20,6 +20,8 @@ _logger = logging.getLogger("stablenum")
 # What is in a snapshot has been searched, and parts of it may be not finite on purpose.
 _SETTINGS = StoreSettings(keep=None, on_error="go on", allow=("*",))
 _OF_RANK = "rank-{:05d}"
+_KIND = "snapshot"
+_FIELDS = {"ranks", "step", "state", "data", "course"}
 
 
 class Together(Protocol):
@@ -60,7 +62,7 @@ class Spilled:
         self._whole, self._ranks = folder, ranks
         self._to_plain, self._from_plain = to_plain, from_plain
         self._folder = folder if ranks.size == 1 else folder / _OF_RANK.format(ranks.position)
-        self._store = Store(self._folder, codec, _SETTINGS)
+        self._store = Store(self._folder, codec, _SETTINGS, kind=_KIND)
 
     def save(self, snapshot: Snapshot, held: Sequence[int]) -> None:
         """Write a snapshot, and remove those of steps that are not in ``held``.
@@ -68,8 +70,11 @@ class Spilled:
         If the disk is full or cannot be written, a warning is logged, and what is there stays.
 
         Raises:
+            CheckpointError: the folder has checkpoints in it that are no snapshots; all stay.
             TypeError: the state of the data or of something else holds what cannot be loaded safely.
         """
+        if self._whole != self._folder:
+            check_kind(self._whole, _KIND)
         plain = {
             "ranks": self._ranks.size,
             "step": snapshot.step,
@@ -146,7 +151,11 @@ class Spilled:
         return loaded, reasons
 
     def _loaded(self, step: int) -> Snapshot:
-        plain: dict[str, Any] = self._store.load(None, step).state
+        loaded = self._store.load(None, step)
+        plain: dict[str, Any] = loaded.state
+        if not plain.keys() >= _FIELDS:
+            raise CheckpointError(f"{loaded.folder.name} is a checkpoint, and no snapshot of a recovery")
+        self._store.adopted.add(loaded.folder.name)
         if plain["ranks"] != self._ranks.size:
             raise CheckpointError(self._of_others(plain["ranks"]))
         return Snapshot(step, self._from_plain(plain["state"]), plain["data"], plain["course"])

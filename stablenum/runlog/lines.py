@@ -197,8 +197,8 @@ def _header(plain: dict[str, Any]) -> dict[str, Any]:
     rules = settings.get("clip", [])
     if not isinstance(rules, list) or not all(map(_is_rule, rules)):
         raise ValueError("not a header")
-    groups = {len(value["by_group"]) for value in optimizer.values() if is_by_group(value)}
-    if len(groups) > 1:
+    by_group = [value["by_group"] for value in optimizer.values() if is_by_group(value)]
+    if len(set(map(len, by_group))) > 1 or any(is_by_group(value) for group in by_group for value in group):
         raise ValueError("not a header")
     return plain
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -55,7 +56,6 @@ class Run:
         reason: its reason.
         worst: its worst parameter, as an index into ``names``; -1 if there is none.
         names: the names of parameters; of skipped steps with the rank or device at fault, if known.
-        updates: the measured updates.
         headers: each header with the number of the first step after it.
         restarts: the first step of each later start of the run.
         rewinds: the first step after each return to an earlier one in which the run had not ended, where the
@@ -75,7 +75,7 @@ class Run:
         self.reason: list[Reason] = []
         self.worst: list[int] = []
         self.names: dict[str, int] = {}
-        self.updates: list[Update] = []
+        self._measured: list[Update | int] = []  # and the steps to which the run went back
         self.headers: list[tuple[int, Mapping[str, Any]]] = []
         self.restarts: list[int] = []
         self.rewinds: list[int] = []
@@ -99,6 +99,30 @@ class Run:
         return [first, *(header for header in later if header.get("changed") is not True)]
 
     @property
+    def updates(self) -> list[Update]:
+        """The measured updates of steps that were not undone."""
+        kept: list[Update] = []
+        undone_from: float = math.inf
+        for each in reversed(self._measured):
+            if not isinstance(each, Update):
+                undone_from = min(undone_from, each)
+            elif each.step < undone_from:
+                kept.append(each)
+        kept.reverse()
+        self._measured = [*kept]
+        return kept
+
+    @property
+    def in_force(self) -> list[tuple[int, Mapping[str, Any]]]:
+        """The headers whose steps were not all undone, with the numbers of their first steps, which rise."""
+        kept: list[tuple[int, Mapping[str, Any]]] = []
+        for first, header in self.headers:
+            while kept and kept[-1][0] >= first:
+                kept.pop()
+            kept.append((first, header))
+        return kept
+
+    @property
     def skipped(self) -> list[int]:
         """The positions of the steps that were skipped."""
         return [i for i, reason in enumerate(self.reason) if reason not in APPLIED]
@@ -108,7 +132,7 @@ class Run:
         if isinstance(line, Step):
             self._add_step(line)
         elif isinstance(line, Update):
-            self.updates.append(line)
+            self._measured.append(line)
         elif isinstance(line, Rewind):
             self._go_back_to(line.first, restarted=False)
             self.events.append(line)
@@ -171,7 +195,7 @@ class Run:
         )
         for column in columns:
             del column[first:]
-        self.updates = [update for update in self.updates if update.step < step]
+        self._measured.append(step)
 
 
 class RunReader:

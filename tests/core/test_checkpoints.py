@@ -458,6 +458,24 @@ def test_folders_of_others_are_not_removed(run):
     assert names == {".lock", "step-5", "step-best", "step-000000030"}
 
 
+@pytest.mark.parametrize(("kind", "other"), [("", "snapshot"), ("snapshot", "")])
+@pytest.mark.parametrize("on_error", ["raise", "go on"])
+def test_what_something_else_saved_is_neither_replaced_nor_loaded(kind, other, on_error, tmp_path):
+    settings = StoreSettings(keep=1, on_error=on_error)
+    first = Store(tmp_path, ListCodec(), settings, kind=kind)
+    first.save(10, state_of(10))
+    before = contents(tmp_path)
+    second = Store(tmp_path, ListCodec(), settings, kind=other)
+    with pytest.raises(CheckpointError, match=rf"{tmp_path} is in use.*snapshot.*Give another folder"):
+        second.save(20, state_of(20))
+    assert contents(tmp_path) == before
+    first.save(30, state_of(30))
+    assert first.load(None).step == 30
+    if not other:
+        with pytest.raises(CheckpointError, match="it is a snapshot of a recovery"):
+            second.load(None)
+
+
 def test_after_a_rewind_the_checkpoint_saved_last_is_loaded(run):
     """Step 20 was reached by the way that was given up."""
     store = store_in(run)

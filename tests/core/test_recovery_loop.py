@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import math
+import os
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablenum import Reason, RecoveryEvent, RecoveryPolicy, RecoveryStopped
+from stablenum import CheckpointError, Reason, RecoveryEvent, RecoveryPolicy, RecoveryStopped
 from stablenum.recovery.buffers import Noted
 from stablenum.recovery.hooks import Easing
 from stablenum.recovery.ledger import Ledger
@@ -497,12 +498,12 @@ def test_a_run_that_gives_up_leaves_nothing_newer_than_its_good_state_on_the_dis
 
 def test_all_ranks_have_the_ledger_of_the_first_after_a_restart(tmp_path: Path) -> None:
     first, loop = run(hurt=once(101, made_nan), folder=tmp_path)
-    text = (tmp_path / "recovery.json").read_text()
+    content = (tmp_path / "recovery.json").read_bytes()
 
     class Second(Training):
         def shared(self, value: Any) -> Any:
             assert value is None
-            return text
+            return tmp_path / "recovery.json", content
 
     second = Second()
     second.saved = first.saved
@@ -510,6 +511,45 @@ def test_all_ranks_have_the_ledger_of_the_first_after_a_restart(tmp_path: Path) 
     again.resume()
     assert again.events == loop.events
     assert len(loop.events) == 1
+
+
+def _is_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _is_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _is_folder,
+        _is_pipe,
+        lambda file: file.write_bytes(file.read_bytes().replace(b'"step": 1', b'"step": "1', 1)),
+        lambda file: file.write_bytes(file.read_bytes().replace(b'"attempt": 1', b'"attempt": null')),
+        *(
+            lambda file, content=content: file.write_bytes(content)
+            for content in (
+                *(b"", b'{"events": [', b"[]", b"{}", b'{"events": null}', b'{"events": [{}]}'),
+                *(b'{"events": [1]}', b"\xff\xfe", b'{"events":' + b"[" * 10**5 + b"]" * 10**5 + b"}"),
+            )
+        ),
+    ],
+)
+def test_a_damaged_ledger_is_named_and_nothing_is_changed(
+    damage: Callable[[Path], object], tmp_path: Path
+) -> None:
+    first, _ = run(hurt=once(101, made_nan), folder=tmp_path)
+    damage(tmp_path / "recovery.json")
+    second = Training()
+    second.saved, before = first.saved, second.capture()
+    loop = RecoveryLoop(POLICY, second, targets, folder=tmp_path)
+    with pytest.raises(CheckpointError, match=r"recovery\.json cannot be read: .*remove it"):
+        loop.resume()
+    assert (loop.step, list(loop.events), second.capture()) == (0, [], before)
 
 
 def test_a_restart_does_not_refill_the_budget(tmp_path: Path) -> None:

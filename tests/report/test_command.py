@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import pty
@@ -145,11 +146,21 @@ def test_a_log_is_never_the_target(log, tmp_path):
     assert "other.jsonl is a log; name another file." in text
 
 
+def nested(size: int) -> dict[str, object]:
+    return {"by_group": [{"by_group": [1.0] * size}]}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
         ("notes.jsonl", "notes\n", "notes.jsonl is not the log of a run: its first line is not the header"),
         ("later.jsonl", '{"stablenum_log":2}\n', "later.jsonl has format 2"),
+        (
+            "nested.jsonl",
+            json.dumps({"stablenum_log": 1, "optimizer": {"betas": nested(2), "max_momentum": nested(3)}})
+            + "\n",
+            "nested.jsonl is not the log of a run: its first line is not the header",
+        ),
     ],
 )
 @pytest.mark.parametrize("options", [(), ("--watch",)])

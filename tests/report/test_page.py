@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import time
 from array import array
 from base64 import b64decode
 from pathlib import Path
@@ -17,6 +18,7 @@ from stablenum import Reason
 from stablenum._support.outside_text import in_script
 from stablenum.commands.report.page import as_html
 from stablenum.commands.report.tables import (
+    differences,
     rewinds_table,
     settings_table,
     skips_table,
@@ -87,6 +89,36 @@ def test_what_is_not_finite_or_beyond_float32(tmp_path):
 def test_a_loss_that_is_never_given_takes_no_room(tmp_path):
     (stored,) = data(run_of(tmp_path, [record(i, loss=math.nan) for i in range(100)]))["runs"]
     assert stored["loss"] == {"at": [0], "values": [None]}
+
+
+def _beginning(**settings: Any) -> dict[str, Any]:
+    return {"stablenum_log": 1, "settings": {"clip": [{"rule": "AutoClip"}], **settings}}
+
+
+_MANY = 12_000
+_STEP = {"grad_norm": 1, "clip_coefficient": 0.5, "reason": "OK"}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        lambda i: (_beginning(), {"step": i, **_STEP}),
+        lambda i: (_beginning(**{str(i): 1}), {"step": i, **_STEP}),
+        lambda i: (_beginning(lr=i), {"step": 10**6 - i, **_STEP}),
+        lambda i: (*[{"step": i, "update": 1, "largest": 1}] * 8, {"step": 10**6 - i, **_STEP}),
+    ],
+    ids=["starts", "settings", "returns", "updates"],
+)
+def test_the_work_grows_as_the_log_does(lines, tmp_path):
+    path = tmp_path / "run.jsonl"
+    plain = [_beginning(), *(line for i in range(_MANY) for line in lines(i))]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in plain))
+    begun = time.process_time()
+    run = read_run(path)
+    as_html([run])
+    list(differences([run, run]))
+    # It takes a second; with work for each pair of lines, each case takes more than ten times as long.
+    assert time.process_time() - begun < 4
 
 
 def test_steps_with_gaps_and_none_at_all(tmp_path):

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import stablenum_torch
 from stablenum import CheckpointError
 from tests.torch.recovering import AGAIN, KINDS, Training, made_nan, numbered, same, sgd, whole_state
 
@@ -62,6 +63,35 @@ def test_a_folder_without_a_whole_snapshot_is_refused_and_nothing_is_changed(tmp
     with pytest.raises(CheckpointError, match=r"no snapshot in .* can be loaded: none in .* is whole"):
         training.recovery(folder=tmp_path).resume()
     assert same(whole_state(training), before)
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_folder_of_checkpoints_is_refused_and_nothing_in_it_is_changed(tmp_path: Path) -> None:
+    training = Training(numbered, sgd)
+    checkpoints = stablenum_torch.Checkpoints(tmp_path, keep=5)
+    for step in (1000, 2000):
+        checkpoints.save(step, {"model": training.model})
+    before = files(tmp_path)
+    with pytest.raises(CheckpointError, match=rf"{tmp_path} is in use.*a checkpoint.*Give another folder"):
+        training.run(folder=tmp_path)
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}.*step-000002000 is a checkpoint.*another folder"):
+        training.recovery(folder=tmp_path).resume()
+    assert files(tmp_path) == before
+
+
+def test_the_folder_of_a_recovery_takes_and_gives_no_checkpoints(tmp_path: Path) -> None:
+    training = Training(numbered, sgd)
+    training.run(38, folder=tmp_path)
+    before = files(tmp_path)
+    checkpoints = stablenum_torch.Checkpoints(tmp_path, keep=1)
+    with pytest.raises(CheckpointError, match=r"a snapshot of a recovery.*Give another folder"):
+        checkpoints.save(1000, {"model": training.model})
+    with pytest.raises(CheckpointError, match="it is a snapshot of a recovery"):
+        checkpoints.load({"model": training.model})
+    assert files(tmp_path) == before
 
 
 def test_an_empty_folder_is_the_beginning(tmp_path: Path) -> None:

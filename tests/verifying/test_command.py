@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +64,65 @@ def test_a_poisoned_file_is_shown_in_a_table(tmp_path):
     assert code == 1
     assert "bad.pt: poisoned (torch, 2 arrays, 4 floating-point numbers)" in text
     assert re.search(r"model\.w +parameter or buffer +float32 +3 +1 +1 +\[1\]", text)
+
+
+@pytest.mark.parametrize("values", [[1.0], [float("nan")]])
+def test_an_output_without_the_letters_of_a_name(values, tmp_path):
+    one, two = saved(tmp_path / "gu\u00e9.pt", wł=values), saved(tmp_path / "\u6a21.pt", w=[1.0])
+    for paths in ([one], [one, two]):
+        result = CliRunner(charset="ascii").invoke(cli.app("verify", "diff"), ["verify", *map(str, paths)])
+        assert result.exit_code == (values != [1.0]), result.exception
+        assert "gu\\xe9.pt" in result.output
+
+
+# Each with what it would read.
+COMMANDS = {"verify": "a.pt", "report": "a.jsonl", "explain": "a.py", "checkup": "a.py", "diff": "a.py"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_path_that_cannot_be_looked_at_is_a_usage_error(command, tmp_path, monkeypatch):
+    locked, loop, long = tmp_path / "locked", tmp_path / "loop", tmp_path / ("x" * 300)
+    locked.mkdir()
+    (locked / COMMANDS[command]).write_text("")
+    loop.symlink_to(loop)
+    look = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        if path.parent == locked:
+            raise PermissionError(13, "Permission denied")
+        return look(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    for path, why in (
+        (locked / COMMANDS[command], "Permission denied"),
+        (long, "File name too long"),
+        (loop, "Too many levels of symbolic links"),
+    ):
+        result = CliRunner().invoke(cli.app(*COMMANDS), [command, str(path)])
+        assert (result.exit_code, type(result.exception)) == (2, SystemExit), result.exception
+        assert why in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_folder_that_cannot_be_listed_is_unreadable(inner, tmp_path, monkeypatch):
+    saved(tmp_path / "good.pt", w=[1.0])
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    saved(locked / "bad.pt", w=[float("nan")])
+    made, listed = Path.iterdir, os.listdir
+
+    def refusing(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def lists(path: Any) -> Any:
+            if Path(path) == locked:
+                raise PermissionError(13, "Permission denied")
+            return call(path)
+
+        return lists
+
+    monkeypatch.setattr(Path, "iterdir", refusing(made))
+    monkeypatch.setattr(os, "listdir", refusing(listed))
+    code, text = verify(tmp_path if inner else locked)
+    assert (code, "Permission denied" in text, "good.pt" in text) == (2, True, inner)
 
 
 def test_a_long_report_is_cut_and_the_json_has_all(tmp_path):

@@ -103,6 +103,32 @@ def test_a_flipped_bit_is_found_by_the_checksums_that_a_format_has(framework, fo
     assert_not_checked(path, "corrupt")
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize(
+    "member",
+    [
+        np.arange(4096),
+        np.arange(4096) % 2 == 0,
+        np.full(512, "abcdefgh"),
+        np.arange(3072, dtype="u1").view("V3"),
+        np.zeros(512, [("a", "i4"), ("b", "i8")]),
+        np.asfortranarray(np.arange(4096).reshape(64, 64)),
+    ],
+    ids=lambda member: str(member.dtype),
+)
+def test_a_flipped_bit_is_found_in_arrays_that_are_not_judged(save, member, tmp_path):
+    path = tmp_path / "state.npz"
+    save(path, w=np.ones(4, np.float32), member=member)
+    assert looked_at(path).word == "good"
+    with zipfile.ZipFile(path) as archive:
+        size = archive.getinfo("member.npy").compress_size
+        at = archive.getinfo("member.npy").header_offset
+    content = bytearray(path.read_bytes())
+    content[at + size * 2 // 3] ^= 4
+    path.write_bytes(content)
+    assert_not_checked(path, "corrupt")
+
+
 def _inside_an_array(path: Path, content: bytearray) -> int:
     """A position that is part of the data, and not of the space between them."""
     start, end = 0, len(content)

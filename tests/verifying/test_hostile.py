@@ -10,8 +10,9 @@ import os
 import pathlib
 import pickle
 import signal
+import tracemalloc
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,12 @@ from typer.testing import CliRunner
 import stablenum_torch
 from stablenum import CheckpointError, cli
 from stablenum.checkpoints.manifest import FileRecord, Manifest
+from stablenum.commands.verify import counts
+from stablenum.commands.verify.formats import numpy_files
 from stablenum.commands.verify.limits import Limits
 from stablenum.commands.verify.looking import look_at
 from stablenum.commands.verify.verdicts import Outcome
+from tests.verifying import jax_states
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning"
@@ -262,6 +266,92 @@ def repacked(path: Path) -> Path:
     return path
 
 
+PACKED = {"deflate": zipfile.ZIP_DEFLATED, "bz2": zipfile.ZIP_BZIP2, "lzma": zipfile.ZIP_LZMA}
+LARGE = 2**23  # float32 numbers, 32 MiB
+
+
+@pytest.fixture(scope="module", params=PACKED)
+def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive of a large array, whose columns come first, with one NaN."""
+    values = np.zeros((8, LARGE // 8), np.float32, order="F")
+    values[3, 5] = np.nan
+    content, path = io.BytesIO(), tmp_path_factory.mktemp("packed") / "large.npz"
+    np.save(content, values)
+    with zipfile.ZipFile(path, "w", PACKED[request.param]) as archive:
+        archive.writestr("w.npy", content.getvalue())
+    return path
+
+
+def seen_in_little_memory(path: Path) -> Outcome:
+    tracemalloc.start()
+    try:
+        outcome = seen(path)
+        # Half the array: the dictionary of lzma has 8 MiB.
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+    return outcome
+
+
+def test_what_is_packed_is_unpacked_in_blocks(packed):
+    outcome = seen_in_little_memory(packed)
+    assert outcome.word == "poisoned", outcome.why
+    (poison,) = outcome.verdict.poison
+    assert (poison.nan, poison.size, poison.first) == (1, LARGE, (3, 5))
+
+
+def test_a_member_is_not_unpacked_beyond_the_size_that_it_gives(packed, tmp_path):
+    path = tmp_path / "lie.npz"
+    header = io.BytesIO()
+    np.save(header, np.zeros(16, np.float32))
+    with zipfile.ZipFile(path, "w") as archive, zipfile.ZipFile(packed) as of:
+        kind = of.infolist()[0].compress_type
+        archive.writestr("w.npy", header.getvalue() + bytes(2**25), compress_type=kind)
+        archive.infolist()[0].file_size = len(header.getvalue())
+    outcome = seen_in_little_memory(path)
+    assert (outcome.word, "more than the" in outcome.why) == ("corrupt", True)
+
+
+def test_a_structured_array_is_unpacked_once_for_all_its_fields(tmp_path, monkeypatch):
+    path, made = tmp_path / "fields.npz", []
+    np.savez_compressed(path, w=np.zeros(100, [(f"f{i}", "f4") for i in range(50)]))
+    begin = numpy_files.Unpacked.__init__
+    monkeypatch.setattr(
+        numpy_files.Unpacked, "__init__", lambda self, *of: (made.append(of), begin(self, *of))[1]
+    )
+    outcome = seen(path)
+    assert (outcome.word, outcome.verdict.elements) == ("good", 5000)
+    assert len(made) == 2  # for the header, and for the fields
+
+
+def _truncating(path: Path) -> Callable[[Any], Any]:
+    """Return what makes the file shorter at the second block that is counted."""
+    blocks, widened = [], counts.widened
+
+    def truncating(block: Any) -> Any:
+        blocks.append(len(block))
+        if len(blocks) == 2:
+            os.truncate(path, path.stat().st_size // 4)
+        return widened(block)
+
+    return truncating
+
+
+@pytest.mark.parametrize("form", ["safetensors", "npy", "npz"])
+def test_a_file_that_becomes_shorter_while_it_is_read(form, tmp_path, monkeypatch):
+    path = tmp_path / f"large.{form}"
+    large = np.zeros(2**21, np.float32)
+    if form == "safetensors":
+        save_file({"a": torch.zeros(2**10), "w": torch.from_numpy(large)}, path)
+    elif form == "npz":
+        np.savez(path, w=large, b=large)
+    else:
+        np.save(path, large)
+    monkeypatch.setattr(counts, "widened", _truncating(path))
+    outcome = seen(path)
+    assert (outcome.word, outcome.exit_code) == ("corrupt", 2)
+
+
 def claimed_zarr(folder: Path) -> Path:
     """A checkpoint of Orbax with an array of zeros, which take no room in its files."""
     ocp = pytest.importorskip("orbax.checkpoint")
@@ -313,6 +403,39 @@ def test_what_is_no_file(tmp_path):
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pt")
     outcomes, _ = look_at(tmp_path)
     assert [Path(outcome.path).name for outcome in outcomes] == ["a.pt"]
+
+
+@pytest.mark.parametrize(
+    ("form", "names"),
+    [
+        ("orbax", ["manifest.ocdbt", "_sharding", "d/more", "linked"]),
+        ("distributed", ["__0_0.distcp", "more"]),
+        ("ours", ["state.pt", "more"]),
+    ],
+)
+def test_a_folder_in_which_something_is_no_file(form, names, tmp_path):
+    if form == "orbax":
+        folder = jax_states.WRITERS["orbax"](jax_states.started("adamw"), tmp_path)
+    elif form == "distributed":
+        checkpoint.save({"w": torch.ones(2)}, checkpoint_id=str(folder := tmp_path / "dcp"))
+    else:
+        folder = stablenum_torch.Checkpoints(tmp_path).save(1, {"model": torch.nn.Linear(2, 1)})
+    assert seen(folder).word == "good"
+    for name in names:
+        path = folder / name
+        before = path.read_bytes() if path.exists() else None
+        path.unlink(missing_ok=True)
+        if name == "linked":
+            path.symlink_to("/dev/zero")
+        else:
+            path.parent.mkdir(exist_ok=True)
+            os.mkfifo(path)
+        outcome = seen(folder)
+        assert (outcome.exit_code, f"{name} in it is neither a file" in outcome.why) == (2, True), outcome
+        path.unlink()
+        if before is not None:
+            path.write_bytes(before)
+    assert seen(folder).word == "good"
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "../x", "a/../../x", "fifo", "link"])

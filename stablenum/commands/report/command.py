@@ -83,10 +83,13 @@ def _check_log(path: Path) -> None:
 
 
 def _check_folder(path: Path) -> None:
-    if path.is_dir():
-        raise _unreadable(path, "it is a folder. Name the log in it.")
-    if not path.parent.is_dir():
-        raise _unreadable(path, f"there is no folder {path.parent}.")
+    try:
+        if path.is_dir():
+            raise _unreadable(path, "it is a folder. Name the log in it.")
+        if not path.parent.is_dir():
+            raise _unreadable(path, f"there is no folder {path.parent}.")
+    except OSError as error:  # no right to look, or a name that is too long
+        raise _unreadable(path, f"{error.strerror}.") from error
 
 
 def _target(logs: list[Path], html: Path | None) -> Path:

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 from stablenum._support.outside_text import in_html
@@ -185,19 +184,26 @@ def _courses(run: Run) -> dict[str, list[tuple[str, str]]]:
 
     A value that only a schedule has moved is not another one.
     """
-    columns = [(dict(_flat(header)), dict(_flat(_as_begun(header)))) for header in _in_force(run)]
-    keys = dict.fromkeys(key for column, _ in columns for key in column)
-    each = {key: [(own.get(key, ""), begun.get(key, "")) for own, begun in columns] for key in keys}
-    return {key: [next(same) for _, same in groupby(values, itemgetter(1))] for key, values in each.items()}
+    courses: dict[str, list[tuple[str, str]]] = {}
+    last: dict[str, int] = {}  # the place of the last header that has a setting
+    headers = [header for _, header in run.in_force] or [run.header]
+    for i, header in enumerate(headers):
+        begun = dict(_flat(_as_begun(header)))
+        for key, value in dict(_flat(header)).items():
+            if last.get(key, -1) < i - 1:
+                _go_on(courses.setdefault(key, []), ("", ""))
+            _go_on(courses.setdefault(key, []), (value, begun.get(key, "")))
+            last[key] = i
+    for key, course in courses.items():
+        if last[key] < len(headers) - 1:
+            _go_on(course, ("", ""))
+    return courses
 
 
-def _in_force(run: Run) -> list[Mapping[str, Any]]:
-    """Return the headers of the steps that were not undone, or the last one if there is no step."""
-    kept: list[tuple[int, Mapping[str, Any]]] = []
-    for first, header in run.headers:
-        kept = [(step, earlier) for step, earlier in kept if step < first]
-        kept.append((first, header))
-    return [header for _, header in kept] or [run.header]
+def _go_on(course: list[tuple[str, str]], value: tuple[str, str]) -> None:
+    """Add a value to a course, unless it compares equal to the last one."""
+    if not course or course[-1][1] != value[1]:
+        course.append(value)
 
 
 def _as_begun(header: Mapping[str, Any]) -> Mapping[str, Any]:

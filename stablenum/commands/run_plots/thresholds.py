@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import pairwise
 
 from stablenum.runlog.reading import Run
 
@@ -21,19 +22,19 @@ def thresholds(run: Run) -> list[float]:
     where the step was clipped, from the norm and the coefficient. Rules that treat each parameter by itself
     have none.
     """
-    found = [_NONE] * len(run)
-    for first, header in run.headers:  # each holds from its first step on, until the next one
-        start = bisect_left(run.steps, first)
+    found: list[float] = []
+    starts = [bisect_left(run.steps, first) for first, _ in run.in_force]
+    for (_, header), (start, end) in zip(run.in_force, pairwise([*starts, len(run)]), strict=True):
+        found += [_NONE] * (start - len(found))
         rules = (header.get("settings") or {}).get("clip", [])
         names = {rule.get("rule") for rule in rules}
         fixed = [rule.get("max_norm", _NONE) for rule in rules if rule.get("rule") == _FIXED]
-        count = len(run) - start
         if fixed and names <= {_FIXED, *_OTHER}:
-            found[start:] = [min(fixed)] * count
+            found += [min(fixed)] * (end - start)
         elif names & set(_JOINT) and names <= {*_JOINT, *_OTHER}:
-            found[start:] = [_at_step(run, i) for i in range(start, len(run))]
+            found += [_at_step(run, i) for i in range(start, end)]
         else:
-            found[start:] = [_NONE] * count
+            found += [_NONE] * (end - start)
     return found
 
 

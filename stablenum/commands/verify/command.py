@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from stablenum._support.outside_text import in_html
-from stablenum.commands.outputs import check_target
+from stablenum.commands.outputs import check_target, check_there
 from stablenum.commands.reports import about, write_reports
 from stablenum.commands.terminal import Terminal
 from stablenum.commands.verify.rendering import shown
@@ -70,8 +70,7 @@ def verify(
     for option, target in (("--json", json), ("--html", html)):
         check_target(option, target)
     for path in paths:
-        if not path.exists():
-            raise typer.BadParameter(f"there is no file or folder {str(path)!r}.", param_hint="FILE|FOLDER")
+        check_there(path, "FILE|FOLDER", "file or folder")
     try:
         limits = Limits.parsed(limit or ())
     except ValueError as error:

@@ -43,6 +43,7 @@ class Entry:
         size: the number of elements that :attr:`read` returns: elements that stand for several are read once.
         source: equal for entries that hold the same elements; None where that is not known.
         blocks: returns the elements in order, in one-dimensional arrays; None if they are read at once.
+        columns: whether in that order the first index changes fastest, and not the last.
     """
 
     path: Path
@@ -52,6 +53,7 @@ class Entry:
     size: int = -1
     source: Hashable = None
     blocks: Callable[[], Iterator[Array]] | None = None
+    columns: bool = False
 
     def __post_init__(self) -> None:
         if self.size < 0:
@@ -73,6 +75,7 @@ class Contents:
         notes: what was not read, and why.
         faults: fields of a guard's state that must be finite and are not, by name.
         stored: the bytes of its files.
+        finish: called after the arrays have been read: it reads all else, so that no checksum is passed over.
         close: called when nothing more is read.
     """
 
@@ -82,6 +85,7 @@ class Contents:
     notes: tuple[str, ...] = ()
     faults: Mapping[str, float] = field(default_factory=dict)
     stored: int = 0
+    finish: Callable[[], object] = lambda: None
     close: Callable[[], object] = lambda: None
 
 

@@ -102,8 +102,13 @@ def count(values: Array, *, signed: bool = True) -> Counts:
     return count_blocks([np.asarray(values).reshape(-1)], values.shape, signed=signed)
 
 
-def count_blocks(parts: Iterable[Array], shape: tuple[int, ...], *, signed: bool = True) -> Counts:
-    """Return what is in an array of this shape whose elements come in one-dimensional parts, in order."""
+def count_blocks(
+    parts: Iterable[Array], shape: tuple[int, ...], *, signed: bool = True, columns: bool = False
+) -> Counts:
+    """Return what is in an array of this shape whose elements come in one-dimensional parts, in order.
+
+    With ``columns``, the first index changes fastest in that order, and not the last.
+    """
     found = Counts()
     bad: int | None = None
     negative: int | None = None
@@ -126,7 +131,8 @@ def count_blocks(parts: Iterable[Array], shape: tuple[int, ...], *, signed: bool
     first = bad if bad is not None else negative
     if first is not None:
         each = found.size // math.prod(shape)  # 2 if they are complex
-        found.first = tuple(int(i) for i in np.unravel_index(first // each, shape))
+        place = np.unravel_index(first // each, shape, order="F" if columns else "C")
+        found.first = tuple(map(int, place))
     return found
 
 

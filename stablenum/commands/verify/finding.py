@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 import zipfile
@@ -16,7 +17,7 @@ from stablenum.commands.verify.formats import distributed_folders, orbax_folders
 from stablenum.commands.verify.formats.torch_files import LEGACY, holds_arrays
 from stablenum.commands.verify.limits import Limits
 
-__all__ = ["Found", "checkpoints_in", "format_of", "part_format"]
+__all__ = ["Found", "check_files", "checkpoints_in", "format_of", "part_format"]
 
 # Files with these endings are reported even if they cannot be recognised.
 _ENDINGS = (".bin", ".ckpt", ".npz", ".pt", ".pth", ".safetensors")
@@ -47,9 +48,37 @@ def format_of(path: Path) -> str:
 
 
 def _of_folder(folder: Path) -> str:
+    os.listdir(folder)  # searches by pattern find nothing in a folder that cannot be listed
     if (folder / MANIFEST).is_file():
         return "stablenum"
     return part_format(folder)
+
+
+def check_files(folder: Path, limits: Limits) -> None:
+    """Check that all in a checkpoint that is a folder are files and folders: whoever opens a pipe waits.
+
+    Raises:
+        NotCheckedError: something is not.
+        OSError: it cannot be looked at.
+    """
+    seen, count = {os.path.realpath(folder)}, 0
+    for place, folders, files in os.walk(folder, followlinks=True):
+        count += len(files)
+        limits.check("parts", count, "the files in it are many")
+        for name in files:
+            path = Path(place, name)
+            if path.exists() and not path.is_file():
+                raise _no_file(f"{path.relative_to(folder)} in it")
+        # Links may lead to where the walk has been.
+        there = {name: os.path.realpath(os.path.join(place, name)) for name in folders}
+        folders[:] = [name for name in folders if there[name] not in seen]
+        seen |= set(there.values())
+
+
+def _no_file(what: str) -> NotCheckedError:
+    return NotCheckedError(
+        "unknown", f"{what} is neither a file nor a folder, but a pipe, a device or the like"
+    )
 
 
 def part_format(path: Path) -> str:
@@ -75,9 +104,7 @@ def _of_framework(folder: Path) -> str:
 
 def _of_file(file: Path) -> str:
     if not file.is_file():
-        raise NotCheckedError(
-            "unknown", "it is neither a file nor a folder, but a pipe, a device or the like"
-        )
+        raise _no_file("it")
     with file.open("rb") as stream:
         head = stream.read(64)
     if not head:

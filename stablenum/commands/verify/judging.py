@@ -134,7 +134,7 @@ class _Look:
         if entry.blocks is None:
             found = count(entry.read(), signed=signed)
         else:
-            found = count_blocks(entry.blocks(), entry.shape, signed=signed)
+            found = count_blocks(entry.blocks(), entry.shape, signed=signed, columns=entry.columns)
         if key is not None:
             self._known[key] = found
         return found

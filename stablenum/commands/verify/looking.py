@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from stablenum.commands.verify.contents import Contents, NotCheckedError
-from stablenum.commands.verify.finding import checkpoints_in, format_of, part_format
+from stablenum.commands.verify.finding import check_files, checkpoints_in, format_of, part_format
 from stablenum.commands.verify.formats import (
     distributed_folders,
     numpy_files,
@@ -55,6 +55,8 @@ def look_at(
             return [_outcome(part, allow, limits) for part in found.paths], found.notes
     except NotCheckedError as why:
         return [Outcome(path=str(path), word=why.word, why=str(why))], ()
+    except OSError as error:
+        return [Outcome(path=str(path), word="unreadable", why=error.strerror or str(error))], ()
     return [_outcome(path, allow, limits)], ()
 
 
@@ -62,6 +64,8 @@ def _outcome(path: Path, allow: Sequence[str], limits: Limits) -> Outcome:
     try:
         with contextlib.ExitStack() as reading:
             kind = format_of(path)
+            if path.is_dir():
+                check_files(path, limits)
             if kind == "stablenum":
                 contents, meant = own_folders.read(path, lambda part: _part(part, limits), limits)
                 allow = (*allow, *map(_literal, meant))
@@ -69,6 +73,7 @@ def _outcome(path: Path, allow: Sequence[str], limits: Limits) -> Outcome:
                 contents = _READERS[kind](path, limits)
             reading.callback(contents.close)
             verdict = judged(contents, allow=allow, limits=limits)
+            contents.finish()
     except NotCheckedError as why:
         return Outcome(path=str(path), word=why.word, why=str(why))
     except OSError as error:

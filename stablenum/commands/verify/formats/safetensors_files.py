@@ -6,11 +6,13 @@ framework, and so that a header that does not fit the file is found.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +26,7 @@ __all__ = ["begins_like_one", "read"]
 # The longest header that the format allows.
 _LONGEST = 100_000_000
 _MOST = 64  # dimensions of an array of NumPy
+_BYTES = 2**20  # that are read at a time, whole elements of any dtype
 _DTYPES: Mapping[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -52,18 +55,28 @@ def read(path: Path, limits: Limits) -> Contents:
     Raises:
         NotCheckedError: the header is not one, or does not fit the file.
     """
-    header, data = _header(path, limits)
+    file = path.open("rb")  # and not mapped: it may become shorter while it is read
+    with contextlib.ExitStack() as opened:
+        opened.callback(file.close)
+        contents = _contents(file, limits)
+        opened.pop_all()
+    return contents
+
+
+def _contents(file: BinaryIO, limits: Limits) -> Contents:
+    size = os.fstat(file.fileno()).st_size
+    header, begin = _header(file, size, limits)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict):
         raise NotCheckedError("corrupt", "its metadata are no JSON object")
     limits.check("parts", len(header) + len(metadata), "its arrays and plain values are many")
-    _check_cover(header, len(data))
+    _check_cover(header, size - begin)
     arrays, notes = [], []
     for name, place in header.items():
         if place["dtype"] not in _DTYPES:
             notes.append(f"{name} is in {place['dtype']}, which was not looked at")
             continue
-        arrays.append(_entry(name, place, data))
+        arrays.append(_entry(name, place, file, begin))
     values: dict[Keys, Plain] = {
         ("__metadata__", key): text for key, text in metadata.items() if isinstance(text, str)
     }
@@ -72,29 +85,24 @@ def read(path: Path, limits: Limits) -> Contents:
         arrays=tuple(arrays),
         values=values,
         notes=tuple(notes),
-        stored=path.stat().st_size,
+        stored=size,
+        close=file.close,
     )
 
 
-def _header(path: Path, limits: Limits) -> tuple[dict[str, Any], Any]:
-    """Return the header and the bytes after it."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > size - 8:
-            raise NotCheckedError(
-                "corrupt", f"its header should have {length:,} bytes, the file has {size:,}"
-            )
-        limits.check("description", length, "the bytes of its header")
-        try:
-            header = json.loads(file.read(length).decode())
-        except (ValueError, RecursionError) as error:
-            raise NotCheckedError("corrupt", f"its header is not JSON: {error}") from error
+def _header(file: BinaryIO, size: int, limits: Limits) -> tuple[dict[str, Any], int]:
+    """Return the header, and where the bytes after it begin."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > size - 8:
+        raise NotCheckedError("corrupt", f"its header should have {length:,} bytes, the file has {size:,}")
+    limits.check("description", length, "the bytes of its header")
+    try:
+        header = json.loads(file.read(length).decode())
+    except (ValueError, RecursionError) as error:
+        raise NotCheckedError("corrupt", f"its header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise NotCheckedError("corrupt", "its header is not a JSON object")
-    rest = size - 8 - length
-    empty: Any = np.empty(0, np.uint8)
-    return header, np.memmap(path, np.uint8, "r", 8 + length, (rest,)) if rest else empty
+    return header, 8 + length
 
 
 def _check_cover(header: Mapping[str, Any], size: int) -> None:
@@ -134,12 +142,21 @@ def _check_size(name: str, place: Mapping[str, Any], size: int) -> None:
         )
 
 
-def _entry(name: str, place: Mapping[str, Any], data: Any) -> Entry:
+def _entry(name: str, place: Mapping[str, Any], file: BinaryIO, begin: int) -> Entry:
     dtype, shape = np.dtype(_DTYPES[place["dtype"]]), tuple(place["shape"])
-    start, end = place["data_offsets"]
+    start, end = (begin + offset for offset in place["data_offsets"])
+
+    def part(at: int, size: int) -> Any:
+        file.seek(at)
+        data = file.read(size)
+        if len(data) < size:
+            raise NotCheckedError("corrupt", f"{name} ends too early: the file was changed while it was read")
+        return np.frombuffer(data, dtype)
+
     return Entry(
         path=(name,),
         dtype=dtype.name,
         shape=shape,
-        read=lambda: np.asarray(data[start:end]).view(dtype).reshape(shape),
+        read=lambda: part(start, end - start).reshape(shape),
+        blocks=lambda: (part(at, min(_BYTES, end - at)) for at in range(start, end, _BYTES)),
     )
