@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 from stablenum.commands.verify.formats.restricted_pickles import (
@@ -52,7 +53,7 @@ class _Reader(RestrictedUnpickler):
             return Function(lambda *parts: "/".join(map(text_of, parts)))
         if module == "torch" and isinstance(getattr(self._torch, name, None), self._torch.dtype):
             return name
-        known = {
+        known: dict[tuple[str, str], Callable[..., Any]] = {
             # A member of an enumeration, in Python 3.11.
             ("builtins", "getattr"): lambda owner, member: member,
             ("torch", "Size"): lambda *sizes: tuple(*sizes),

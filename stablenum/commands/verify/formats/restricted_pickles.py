@@ -29,6 +29,10 @@ _REFUSED = """INT LONG FLOAT STRING UNICODE PERSID INST OBJ NEWOBJ_EX EXT1 EXT2 
     NEXT_BUFFER READONLY_BUFFER"""
 
 
+# The one in Python, which its stub describes in part.
+_Unpickler: Any = pickle._Unpickler
+
+
 class Sealed(type):
     """A class of which nothing can be set."""
 
@@ -101,7 +105,7 @@ def _refused(reader: Any) -> None:
     raise pickle.UnpicklingError("it has an instruction that no checkpoint needs")
 
 
-class RestrictedUnpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
+class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
     """Reads a pickle into stand-ins.
 
     Args:
@@ -110,7 +114,7 @@ class RestrictedUnpickler(pickle._Unpickler):  # type: ignore[name-defined, misc
         stored: the bytes of the file.
     """
 
-    dispatch = pickle._Unpickler.dispatch | {getattr(pickle, name)[0]: _refused for name in _REFUSED.split()}
+    dispatch = _Unpickler.dispatch | {getattr(pickle, name)[0]: _refused for name in _REFUSED.split()}
 
     def __init__(self, data: io.BytesIO, limits: Limits, stored: int) -> None:
         super().__init__(data, encoding="utf-8")
@@ -223,7 +227,7 @@ class RestrictedUnpickler(pickle._Unpickler):  # type: ignore[name-defined, misc
             pickle.REDUCE[0]: load_reduce,
             pickle.NEWOBJ[0]: load_reduce,  # the stand-in of a class is called
             pickle.BUILD[0]: load_build,
-            pickle.BYTEARRAY8[0]: pickle._Unpickler.load_binbytes8,
+            pickle.BYTEARRAY8[0]: _Unpickler.load_binbytes8,
             pickle.APPEND[0]: load_append,
             pickle.APPENDS[0]: load_appends,
             pickle.ADDITEMS[0]: load_additems,

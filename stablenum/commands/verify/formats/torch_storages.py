@@ -27,7 +27,6 @@ LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _VERSION = 1001
 # The fixed part of a local header in an archive, and where in it the lengths of the name and the rest are.
 _HEADER, _LENGTHS = 30, slice(26, 30)
-_COPY = mmap.ACCESS_COPY  # what is written is not written into the file
 
 
 class Stored:
@@ -36,8 +35,7 @@ class Stored:
     def __init__(self, torch: Any, source: Path | bytes, limits: Limits) -> None:
         self._torch, self._limits = torch, limits
         self._file = source.open("rb") if isinstance(source, Path) else io.BytesIO(source)
-        mapped = isinstance(source, Path)
-        self._bytes: Any = mmap.mmap(self._file.fileno(), 0, access=_COPY) if mapped else bytearray(source)
+        self._bytes: Any = bytearray(source) if isinstance(source, bytes) else _mapped(self._file)
         self._storages: dict[str, Any] = {}
 
     def __enter__(self) -> Stored:
@@ -164,6 +162,11 @@ class Stored:
         if found:
             held = self._torch.empty(0, dtype=self._torch.uint8).set_(untyped)
             held.copy_(self._torch.frombuffer(bytearray(found), dtype=self._torch.uint8))
+
+
+def _mapped(file: Any) -> mmap.mmap:
+    """Return the bytes of a file; what is written into them is not written into the file."""
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 def _is_sound(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bool:
