@@ -215,6 +215,26 @@ def test_small_tuples_are_keys(tmp_path):
     assert poisoned(seen(saved(tmp_path, {(1, ("a", 2)): NAN, "w": torch.ones(1)}))) == ["(1, ('a', 2))"]
 
 
+def test_names_that_repeat_long_keys_are_limited(tmp_path):
+    """In the file a key is there once; in the names it is there for every leaf, and for every level."""
+    inner: Any = {f"{i}": 1.0 for i in range(300)}
+    for _ in range(50):
+        inner = {"k" * 1000: inner}
+    path = saved(tmp_path, inner)
+    assert "--limit description" in seen(path, description=2**23).why
+    assert seen(path).word == "good"
+
+
+def test_dtypes_that_share_their_fields_take_no_time(tmp_path):
+    nested = DTYPE + text("f8") + b"\x85Rq\x00"
+    names = text("a") + text("b") + b"\x86"
+    for _ in range(40):
+        fields = b"}" + b"".join(text(name) + b"h\x00K\x00\x86s" for name in "ab")
+        nested += b"0" + VOID + b"(K\x03" + text("|") + b"N" + names + fields + b"K\x08K\x01K\x00tbq\x00"
+    path = packed(tmp_path, b"\x80\x02}" + text("w") + MULTIARRAY + b"scalar\n" + nested + BYTES + b"\x86Rs.")
+    assert "fields" in seen(path).why
+
+
 # --- what is hidden ----------------------------------------------------------------------------------------
 
 
@@ -333,6 +353,18 @@ def test_an_archive_with_two_parts_of_one_name(tmp_path):
     path = saved(tmp_path, {"w": torch.full((3,), NAN)})
     with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         archive.writestr("x/data/0", np.ones(3, np.float32).tobytes())
+    assert seen(path).word == "corrupt"
+
+
+def test_an_archive_whose_parts_have_two_sizes(tmp_path):
+    path = saved(tmp_path, {"w": torch.ones(3)})
+    data = path.read_bytes()
+    start = (
+        data.rindex(b"x/data/0") - 46
+    )  # its header in the table of contents
+    sizes = struct.pack("<II", 12, 12)
+    assert data[start + 20 : start + 28] == sizes
+    path.write_bytes(data[: start + 20] + struct.pack("<II", 12, 16) + data[start + 28 :])
     assert seen(path).word == "corrupt"
 
 

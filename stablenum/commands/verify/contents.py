@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -107,6 +108,7 @@ class Gathered:
             self.values[path] = found[1]
 
 
+@functools.lru_cache(maxsize=2**14)  # the keys of a state are few, and come again in every part of it
 def path_of(name: str) -> Path:
     """Return the parts of a flat name, whichever way it was joined.
 

@@ -50,22 +50,27 @@ def leaves_of(tree: Any, path: Path, limits: Limits) -> Iterator[tuple[Path, Any
         NotCheckedError: deeper or more than the limits allow.
     """
     seen: set[int] = set()
-    count = 0
+    count = length = 0
     levels = [iter([(path, tree)])]
+    lengths = [sum(map(len, path))]  # of the names so far, at each level
     while levels:
         place, value = next(levels[-1], (None, None))
         if place is None:
             levels.pop()
+            lengths.pop()
             continue
         parts = _parts(value)
         if parts is None:
             count += 1
             limits.check("parts", count, "its arrays and plain values are many")
+            length += lengths[-1] + len(place[-1]) if place else 0
+            limits.check("description", length, "the letters of the names of all that is in it")
             yield place, value
         elif id(value) not in seen or _is_small(value):
             seen.add(id(value))
             limits.check("depth", len(levels), "it is nested deep")
             levels.append(_placed(place, parts))
+            lengths.append(lengths[-1] + len(place[-1]) if place else 0)
 
 
 def _placed(place: Path, parts: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Path, Any]]:

@@ -20,20 +20,23 @@ __all__ = ["numpy_stand_in"]
 _OBJECTS = re.compile(r"\|?O\d?")
 _PLAIN = re.compile(r"[|<>=]?([biufcVSU]\d{1,9}|[mM]8)")
 _MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
+# Records have tens of fields. Chosen, not measured.
+_MOST_FIELDS = 1000
 # NumPy's own limit.
 _MOST_DIMENSIONS = 64
 
 
 class _Dtype(Built):
-    """What stands for a dtype: None for one of objects."""
+    """What stands for a dtype: None for one of objects. Fields may share theirs, so they are counted."""
 
-    __slots__ = ("dtype",)
+    __slots__ = ("dtype", "fields")
 
     def __init__(self, text: str) -> None:
         objects = _OBJECTS.fullmatch(text)
         if not objects and not _PLAIN.fullmatch(text):
             raise TypeError(f"there is no dtype {text!r:.40}")
         self.dtype = None if objects else np.dtype(text)
+        self.fields = 1
 
     def take(self, state: Any) -> None:
         """Take a state of NumPy: version, byte order, subarray, names, fields, size, alignment, flags."""
@@ -42,8 +45,10 @@ class _Dtype(Built):
             return
         if sub is not None:
             base, shape = sub
+            self.fields = _fields([base])
             self.dtype = np.dtype((_plain(base), _shape(shape)))
         elif names is not None:
+            self.fields = _fields([fields[name][0] for name in names])
             self.dtype = np.dtype(
                 {
                     "names": [text_of(name) for name in names],
@@ -74,6 +79,18 @@ class _Array(Holder, Built):
 
 def _holds_objects(dtype: Any, data: Any) -> bool:
     return isinstance(dtype, _Dtype) and dtype.dtype is None and isinstance(data, list)
+
+
+def _fields(parts: list[Any]) -> int:
+    """Return how many fields dtypes have together, those in one another among them.
+
+    Raises:
+        TypeError: they are too many.
+    """
+    found = 1 + sum(part.fields for part in parts if isinstance(part, _Dtype))
+    if found > _MOST_FIELDS:
+        raise TypeError(f"a dtype has more than {_MOST_FIELDS:,} fields")
+    return found
 
 
 def _plain(dtype: Any) -> np.dtype[Any]:

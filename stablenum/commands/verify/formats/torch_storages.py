@@ -104,6 +104,8 @@ class Stored:
         for member in members.values():
             if member.filename.endswith("data.pkl"):
                 self._limits.check("description", member.file_size, f"the bytes of {member.filename}")
+            if member.compress_type == zipfile.ZIP_STORED and member.compress_size != member.file_size:
+                raise NotCheckedError("corrupt", f"{member.filename} in it has two sizes")
             # Without sums (torch.serialization.set_crc32_options) all of them are 0.
             if member.CRC and not _is_sound(archive, member):
                 raise NotCheckedError("corrupt", f"the checksum of {member.filename} in it is wrong")
