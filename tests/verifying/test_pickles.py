@@ -225,6 +225,22 @@ def test_names_that_repeat_long_keys_are_limited(tmp_path):
     assert seen(path).word == "good"
 
 
+@pytest.mark.parametrize("bad", [None, NAN, math.inf])
+@pytest.mark.parametrize(
+    "values", [list(range(200)), [0.5] * 200, [1, 0.5] * 100], ids=["int", "float", "both"]
+)
+def test_a_long_list_of_numbers_is_judged_as_one(values, bad, tmp_path, monkeypatch):
+    """What is not finite in it is named, and judged as it is in a short list."""
+    state = {"x": values if bad is None else [*values[:5], bad, *values[6:]], "w": torch.ones(1)}
+    short = seen(saved(tmp_path, state))
+    monkeypatch.setattr("stablenum.commands.verify.leaves._LONG", 100)
+    long = seen(saved(tmp_path, state))
+    assert (long.word, poisoned(long)) == (short.word, poisoned(short))
+    assert poisoned(long) == (["x.5"] if bad is NAN else [])
+    one = bad is None and len(set(map(type, values))) == 1
+    assert long.verdict.entries == (2 if one else 1)
+
+
 def test_dtypes_that_share_their_fields_take_no_time(tmp_path):
     nested = DTYPE + text("f8") + b"\x85Rq\x00"
     names = text("a") + text("b") + b"\x86"
@@ -359,9 +375,7 @@ def test_an_archive_with_two_parts_of_one_name(tmp_path):
 def test_an_archive_whose_parts_have_two_sizes(tmp_path):
     path = saved(tmp_path, {"w": torch.ones(3)})
     data = path.read_bytes()
-    start = (
-        data.rindex(b"x/data/0") - 46
-    )  # its header in the table of contents
+    start = data.rindex(b"x/data/0") - 46  # its header in the table of contents
     sizes = struct.pack("<II", 12, 12)
     assert data[start + 20 : start + 28] == sizes
     path.write_bytes(data[: start + 20] + struct.pack("<II", 12, 16) + data[start + 28 :])

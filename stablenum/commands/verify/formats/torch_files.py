@@ -114,6 +114,8 @@ def entries_in(
             yield _entry(torch, at or ("tensor",), value)
         elif isinstance(value, np.ndarray):
             yield from entries_of(at or ("array",), value, notes)
+        elif isinstance(value, Entry):
+            yield value
         elif isinstance(value, bool | int | float | complex | str):
             yield at or ("value",), value
 
