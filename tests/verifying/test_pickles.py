@@ -251,6 +251,22 @@ def test_dtypes_that_share_their_fields_take_no_time(tmp_path):
     assert "fields" in seen(path).why
 
 
+@pytest.mark.parametrize(
+    "again",
+    [
+        DTYPE
+        + text("f8")
+        + b"\x85R(K\x03"
+        + text("<")
+        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tq\x00bh\x00b",
+        b"ctorch\nSize\n(" + b"K\x01" * 65 + b"t\x85R",
+    ],
+    ids=["states", "dimensions"],
+)
+def test_what_would_be_gone_through_again_and_again_is_small(again, tmp_path):
+    assert seen(packed(tmp_path, b"\x80\x02(" + again + ONE + b"t.")).word == "corrupt"
+
+
 # --- what is hidden ----------------------------------------------------------------------------------------
 
 

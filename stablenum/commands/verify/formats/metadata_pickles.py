@@ -50,18 +50,22 @@ class _Reader(RestrictedUnpickler):
         if (module, name) in _RECORDS:
             return Sealed(name, (Record,), {"__slots__": ()})
         if (module, name) in _PATHS:
-            return Function(lambda *parts: "/".join(map(text_of, parts)))
+            return Function(self._path)
         if module == "torch" and isinstance(getattr(self._torch, name, None), self._torch.dtype):
             return name
         known: dict[tuple[str, str], Callable[..., Any]] = {
             # A member of an enumeration, in Python 3.11.
             ("builtins", "getattr"): lambda owner, member: member,
-            ("torch", "Size"): lambda *sizes: tuple(*sizes),
+            ("torch", "Size"): lambda sizes=(): tuple(self.keys(sizes)),
             ("torch.serialization", "_get_layout"): lambda layout: layout,
         }
         if (module, name) in known:
             return Function(known[module, name])
         return super().stand_in(module, name)
+
+    def _path(self, *parts: Any) -> str:
+        self.charge(sum(len(text_of(part)) for part in parts))
+        return "/".join(parts)
 
 
 def load_metadata(data: bytes, torch: Any, limits: Limits) -> Record:

@@ -21,7 +21,7 @@ _OBJECTS = re.compile(r"\|?O\d?")
 _PLAIN = re.compile(r"[|<>=]?([biufcVSU]\d{1,9}|[mM]8)")
 _MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
 # Records have tens of fields. Chosen, not measured.
-_MOST_FIELDS = 1000
+_MOST_FIELDS = 200
 # NumPy's own limit.
 _MOST_DIMENSIONS = 64
 
@@ -29,7 +29,7 @@ _MOST_DIMENSIONS = 64
 class _Dtype(Built):
     """What stands for a dtype: None for one of objects. Fields may share theirs, so they are counted."""
 
-    __slots__ = ("dtype", "fields")
+    __slots__ = ("_is_complete", "dtype", "fields")
 
     def __init__(self, text: str) -> None:
         objects = _OBJECTS.fullmatch(text)
@@ -37,9 +37,13 @@ class _Dtype(Built):
             raise TypeError(f"there is no dtype {text!r:.40}")
         self.dtype = None if objects else np.dtype(text)
         self.fields = 1
+        self._is_complete = False
 
     def take(self, state: Any) -> None:
         """Take a state of NumPy: version, byte order, subarray, names, fields, size, alignment, flags."""
+        if self._is_complete:
+            raise TypeError("a dtype has one state")
+        self._is_complete = True
         _, order, sub, names, fields, size = state[:6]
         if self.dtype is None:
             return

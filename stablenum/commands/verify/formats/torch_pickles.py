@@ -49,6 +49,8 @@ _STORAGES = {
 }
 # How many numbers of four or two bits lie in a byte.
 _PACKED = {"QUInt2x4": 4, "QUInt4x2": 2}
+# torch's own limit.
+_MOST_DIMENSIONS = 64
 # Quantization has one scale for all, or one for each channel.
 _SCALES = {2: ("scale", "zero_point"), 3: ("scales", "zero_points", "axis")}
 
@@ -196,23 +198,20 @@ class TorchUnpickler(RestrictedUnpickler):
         return _with(self.called(function, arguments), state)
 
     def _sizes(self, sizes: Any) -> tuple[int, ...]:
-        if not isinstance(sizes, tuple | list):
-            raise TypeError(f"sizes are a tuple, not {type(sizes).__name__}")
+        if not isinstance(sizes, tuple | list) or len(sizes) > _MOST_DIMENSIONS:
+            raise TypeError("sizes are a tuple of as many numbers as there are dimensions")
         if not all(type(n) is int and 0 <= n < 2**63 for n in sizes):
             raise TypeError("sizes are numbers that are not negative, and have 63 bits")
         return tuple(sizes)
 
 
-def _with(data: Any, state: Any) -> Holder:
+def _with(data: Any, state: Any) -> Any:
     """Return a tensor and its attributes: a dict, or one of those in a dict and one of those in slots."""
-    parts = state if isinstance(state, tuple) else (state,)
-    attributes: dict[Any, Any] = {}
-    for part in parts:
-        if isinstance(part, dict):
-            attributes |= part
-        elif part is not None:
+    for part in state if isinstance(state, tuple) else (state,):
+        if part is not None and not isinstance(part, dict):
             raise TypeError(f"attributes are a dict, not {type(part).__name__}")
-    return Holder(data, attributes)
+        data = Holder(data, part or {})
+    return data
 
 
 def _sparse(layout: Any, data: Any) -> Holder:
