@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-__all__ = ["Contents", "Entry", "NotCheckedError", "Path", "Plain", "bounded", "path_of"]
+__all__ = ["Contents", "Entry", "Gathered", "NotCheckedError", "Path", "Plain", "bounded", "path_of"]
 
 # Three times as deep as the states of large models. Chosen, not measured.
 _DEEPEST = 32
@@ -89,6 +90,29 @@ class Contents:
     close: Callable[[], object] = lambda: None
 
 
+@dataclass(slots=True)
+class Gathered:
+    """What a reader has found so far; what prints alike, as the keys 1 and "1", stays apart."""
+
+    arrays: list[Entry] = field(default_factory=list)
+    values: dict[Path, Plain] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    _seen: dict[Path, int] = field(default_factory=dict)
+
+    def add(self, found: Entry | tuple[Path, Plain]) -> None:
+        """Add an array, or the path of a value and the value."""
+        path = found.path if isinstance(found, Entry) else found[0]
+        number = self._seen[path] = self._seen.get(path, 0) + 1
+        while number > 1 and (path := (*path[:-1], f"{path[-1]} ({number})")) in self._seen:
+            number = self._seen[path] = self._seen[path] + 1
+        self._seen.setdefault(path, 1)
+        if isinstance(found, Entry):
+            self.arrays.append(replace(found, path=path))
+        else:
+            self.values[path] = found[1]
+
+
+@functools.lru_cache(maxsize=2**14)  # the keys of a state are few, and come again in every part of it
 def path_of(name: str) -> Path:
     """Return the parts of a flat name, whichever way it was joined.
 

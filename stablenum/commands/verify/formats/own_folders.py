@@ -13,6 +13,7 @@ from stablenum.checkpoints.manifest import Manifest, complaints, files_in, read_
 from stablenum.checkpoints.structure import put_together
 from stablenum.commands.verify.contents import Contents, Entry, NotCheckedError, Plain
 from stablenum.commands.verify.contents import Path as Keys
+from stablenum.commands.verify.formats.distributed_folders import METADATA
 from stablenum.commands.verify.leaves import leaves_of
 from stablenum.commands.verify.limits import Limits, read_json
 from stablenum.errors import CheckpointError
@@ -21,6 +22,8 @@ __all__ = ["read"]
 
 # Formats without complex numbers hold the pairs of their parts, under the name with this behind it.
 COMPLEX = "#complex"
+# Hidden files that a reader would go by: those of torch.distributed.checkpoint and of zarr.
+_READ = (METADATA, ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 
 
 def read(
@@ -100,7 +103,7 @@ def _verified(folder: Path) -> Manifest:
         raise NotCheckedError("corrupt", str(error)) from error
     wrong = complaints(folder, manifest)
     # What file managers and network file systems leave is hidden, and read by nobody.
-    more = [name for name in files_in(folder) if not Path(name).name.startswith(".")]
+    more = [name for name in files_in(folder) if Path(name).name in _READ or Path(name).name[0] != "."]
     wrong += [f"{name} is not in the manifest" for name in more if name not in manifest.files]
     if wrong:
         raise NotCheckedError("corrupt", listed(wrong))
