@@ -50,7 +50,7 @@ class GuardOptState(_Fields):
     Attributes:
         guard: the core's state.
         names_id: () int32, the number under which this process keeps the parameters' names
-            (a checksum of them).
+            (a checksum of them; its complement for a guard that does not log its skips).
     """
 
     __slots__ = ()
