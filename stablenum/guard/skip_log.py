@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import cast
+from typing import NamedTuple, cast
 
+from stablenum.guard.decide import GuardState
 from stablenum.guard.halting import first_bad_parameter
 from stablenum.guard.readout import Metrics, StepRecord
 from stablenum.guard.reasons import EXPLANATIONS, Reason, explain_reason
+from stablenum.guard.recorder import CAPACITY
 
-__all__ = ["SkipLog"]
+__all__ = ["SkipLog", "SkipLogs"]
 
 _FIRST = 3  # a dynamic loss scale comes down by a step or two now and then
 _QUIET = 1000  # steps between messages about the beginnings of two runs of skips
+
+_TRAININGS = 64  # so many are told apart; cross-validation and ensembles rarely have more
 
 _logger = logging.getLogger("stablenum")
 
@@ -92,3 +96,58 @@ class SkipLog:
             return explain_reason(reason)
         what = EXPLANATIONS[reason].what
         return f"{what} ({reason.name}; for cause and remedy see the message at step {before})."
+
+
+class SkipLogs:
+    """A log of skips for each training of equal models, which only the records in their states tell apart.
+
+    Trainings whose records are the same, bit for bit, share a log. If no step is in the records of two
+    states, they may belong to one training if their counts allow it.
+    """
+
+    def __init__(self) -> None:
+        self._trainings: list[tuple[_Seen, SkipLog]] = []  # that seen last is last
+
+    def of(self, state: GuardState) -> SkipLog:
+        """Return the log of the training that a state, in NumPy, belongs to: a new one if to no other."""
+        seen = _seen(state)
+        at = next((i for i, (last, _) in reversed([*enumerate(self._trainings)]) if _agree(last, seen)), None)
+        if at is None:
+            at = next((i for i, (last, _) in enumerate(self._trainings) if _may_follow(last, seen)), None)
+        log = SkipLog() if at is None else self._trainings.pop(at)[1]
+        self._trainings = [*self._trainings, (seen, log)][-_TRAININGS:]
+        return log
+
+
+class _Seen(NamedTuple):
+    """What tells trainings apart: the number of the last recorded step, the bits of the records and the
+    counts."""
+
+    step: int
+    records: tuple[bytes, bytes]
+    skipped: int
+    in_a_row: int
+
+
+def _seen(state: GuardState) -> _Seen:
+    floats, ints = state.recorder
+    counts = state.skipped_total.tolist(), state.skipped_in_a_row.tolist()
+    return _Seen(ints[-1, 0].tolist(), (floats.tobytes(), ints.tobytes()), *counts)
+
+
+def _agree(one: _Seen, other: _Seen) -> bool:
+    """Return whether steps are in the records of both, and are the same."""
+    earlier, later = sorted((one, other), key=lambda seen: seen.step)
+    steps = later.step - earlier.step
+    return steps < CAPACITY and all(
+        was[len(was) // CAPACITY * steps :] == now[: len(now) // CAPACITY * (CAPACITY - steps)]
+        for was, now in zip(earlier.records, later.records, strict=True)
+    )
+
+
+def _may_follow(before: _Seen, after: _Seen) -> bool:
+    """Return whether a state may be a later one of a training, by its counts, if no step is in the records of
+    both."""
+    steps, skips = after.step - before.step, after.skipped - before.skipped
+    run = skips + (before.in_a_row if skips == steps else 0)  # the longest that may have led here
+    return steps >= CAPACITY and 0 <= skips <= steps and after.in_a_row <= run

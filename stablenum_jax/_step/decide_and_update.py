@@ -73,7 +73,7 @@ class Captured(NamedTuple):
     """What the capture found out.
 
     Attributes:
-        config, axis_name: the guard's.
+        config, axis_name, log_skips: the guard's.
         paths: the paths of the parameters that the guard watches, as the guard sees them.
         source: for each of them the index of its gradient among the caller's leaves, -1 if it has
             no gradient; None if the guard sees arrays other than the caller's.
@@ -84,6 +84,7 @@ class Captured(NamedTuple):
 
     config: stablenum.GuardConfig
     axis_name: AxisName | None
+    log_skips: bool
     paths: tuple[Path, ...]
     source: tuple[int, ...] | None
     weights: tuple[Any, ...] | None
@@ -231,7 +232,9 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
         decision=decision,
         judged=judged,
         before=own,
-        after=GuardOptState(after, names_id_of(seen.paths, own.names_id), own.bad_at_init),
+        after=GuardOptState(
+            after, names_id_of(seen.paths, own.names_id, log_skips=seen.log_skips), own.bad_at_init
+        ),
         paths=seen.paths,
         moved=tuple(gradient is not None for gradient in watched.gradients),
         unscale=not direct and scaled and not unscaled,
@@ -376,7 +379,8 @@ def _capture(call: _Call, params: PyTree, opt_state: PyTree) -> Captured:
                 tuple(-1 if leaf is None else place[id(leaf)] for leaf in seen.gradients) if same else None
             )
             weights = seen.weights if all(id(leaf) in own_weights for leaf in seen.weights) else None
-            found.append(Captured(reached.config, reached.axis_name, seen.paths, source, weights, seen.specs))
+            of_guard = reached.config, reached.axis_name, reached.log_skips
+            found.append(Captured(*of_guard, seen.paths, source, weights, seen.specs))
 
     jax.eval_shape(probe, [leaves[i] for i in traced])
     if not found:

@@ -130,8 +130,14 @@ def _evaluated(program: Any, consts: Sequence[Any], args: Sequence[Any]) -> list
 
 
 def _quotient(x: Array, divisor: Array) -> Array:
-    usable = divisor != 0
-    return jnp.where(usable, x / jnp.where(usable, divisor, jnp.ones_like(divisor)), jnp.zeros_like(x))
+    # A product: the derivative of a quotient in its divisor has the square of that, which may flush to 0.
+    return x * with_finite_slopes(_inverse)(jnp.asarray(divisor))
+
+
+def _inverse(divisor: Array) -> Array:
+    """Return 1 over a divisor; 0 where that is not finite."""
+    inverse = 1 / jnp.where(divisor == 0, jnp.ones_like(divisor), divisor)
+    return jnp.where((divisor == 0) | ~jnp.isfinite(inverse), jnp.zeros_like(inverse), inverse)
 
 
 def undefined_beyond(factor: Array, norm: Array, joint: Array, scale: Array) -> Array:

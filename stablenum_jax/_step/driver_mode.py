@@ -70,6 +70,8 @@ def in_mode(mode: Mode) -> Iterator[None]:
 class GuardReached(BaseException):
     """Ends the capture. It is a BaseException, so that no transformation in between swallows it."""
 
-    def __init__(self, config: stablenum.GuardConfig, axis_name: AxisName | None, watched: Watched) -> None:
+    def __init__(
+        self, config: stablenum.GuardConfig, axis_name: AxisName | None, watched: Watched, *, log_skips: bool
+    ) -> None:
         super().__init__()
-        self.config, self.axis_name, self.watched = config, axis_name, watched
+        self.config, self.axis_name, self.watched, self.log_skips = config, axis_name, watched, log_skips

@@ -3,9 +3,9 @@
 They are in closures, so nothing shows them but the program of the update. In it, numbers that depend on no
 array (a learning rate, a power of the step's number) are computed before the decision, which costs next to
 nothing, and each operation of such a number with an array says whether *every* element of the result is
-certain to be NaN or inf, whatever the gradients are. An operation that is not known here is certain of
-nothing, so that no sound step is skipped. (RAdam computes the root of a negative number in its first steps,
-but does not select it.)
+certain to be NaN or inf, whatever the gradients are. Small tables are computed with in the same way. An
+operation that is not known here is certain of nothing, so that no sound step is skipped. (RAdam computes the
+root of a negative number in its first steps, but does not select it.)
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ class _Known(NamedTuple):
     number: Any
 
 
+class _Table(NamedTuple):
+    """A small array that depends on no other, such as the table of a schedule."""
+
+    number: Any
+
+
 class _Certain(NamedTuple):
     """What is certain of every element of an array."""
 
@@ -39,7 +45,7 @@ class _Certain(NamedTuple):
     nonfinite: Bool = False
 
 
-_Fact: TypeAlias = _Known | _Certain
+_Fact: TypeAlias = _Known | _Table | _Certain
 _UNKNOWN = _Certain()
 
 # The element at each place is that of the operand, wherever that is.
@@ -53,9 +59,26 @@ _MOVES = frozenset(
 _KEEPS = frozenset(("abs", "convert_element_type", "neg", "reduce_precision", "sqrt", "square"))
 # The result is NaN where an operand is.
 _PASSES_NAN = frozenset(
-    ("cbrt", "cos", "exp", "exp2", "expm1", "log", "log1p", "logistic", "max", "min", "rsqrt", "sin", "tanh")
+    (
+        "cbrt",
+        "cos",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log1p",
+        "logistic",
+        "max",
+        "min",
+        "rsqrt",
+        "sign",
+        "sin",
+        "tanh",
+    )
 )
+_COMPARES = frozenset(("eq", "ge", "gt", "le", "lt", "ne"))
 _SUMS = frozenset(("add", "add_any", "mul", "sub"))
+_SMALL = 256  # elements of a table, which are computed with before the decision
 _CALLS = ("call_jaxpr", "fun_jaxpr", "jaxpr")
 
 
@@ -97,7 +120,7 @@ class _Tests:
         """Return the facts of a program's results."""
         known: dict[Any, _Fact] = dict(zip(jaxpr.invars, arguments, strict=True))
         for var, value in zip(jaxpr.constvars, consts, strict=True):
-            known[var] = _setting(value)
+            known[var] = _constant(value)
 
         def read(var: Any) -> _Fact:
             return _Known(var.val) if hasattr(var, "val") else known.get(var, _UNKNOWN)
@@ -111,16 +134,23 @@ class _Tests:
         unknown: list[_Fact] = [_UNKNOWN] * len(eqn.outvars)
         if all(fact is _UNKNOWN for fact in operands):
             return unknown
-        if name in _MOVES:
+        if name in _MOVES and not isinstance(operands[0], _Table):
             return [operands[0]]
         inner = next((eqn.params[key] for key in _CALLS if key in eqn.params), None)
         if inner is not None and len(getattr(inner, "jaxpr", inner).invars) == len(operands):
             return self.of_program(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands)
-        plain = all(var.aval.shape == () for var in (*eqn.invars, *eqn.outvars)) and not eqn.effects
-        numbers = [fact.number for fact in operands if isinstance(fact, _Known)]
+        plain = all(_is_small(var.aval) for var in (*eqn.invars, *eqn.outvars)) and not eqn.effects
+        numbers = [fact.number for fact in operands if isinstance(fact, (_Known, _Table))]
         if plain and len(numbers) == len(operands):
             return self._computed(eqn, numbers)
-        if name in _SUMS or name in _KEEPS or (name == "integer_pow" and eqn.params["y"] > 0):
+        if name in _COMPARES and True in map(_plain, map(self.nan, operands)):
+            return [_Known(np.bool_(name == "ne"))]
+        if (
+            name in _MOVES
+            or name in _SUMS
+            or name in _KEEPS
+            or (name == "integer_pow" and eqn.params["y"] > 0)
+        ):
             return [_Certain(self.any(*map(self.nan, operands)), self.any(*map(self.nonfinite, operands)))]
         if name in _PASSES_NAN:
             nan = self.any(*map(self.nan, operands))
@@ -133,9 +163,12 @@ class _Tests:
         """Compute an operation on numbers."""
 
         def compute() -> list[_Fact]:
-            given = [jnp.asarray(x, var.aval.dtype) for x, var in zip(numbers, eqn.invars, strict=True)]
+            given = [
+                jnp.broadcast_to(jnp.asarray(x, var.aval.dtype), var.aval.shape)
+                for x, var in zip(numbers, eqn.invars, strict=True)
+            ]
             found = eqn.primitive.bind(*given, **eqn.params)
-            return [_Known(number) for number in (found if eqn.primitive.multiple_results else [found])]
+            return [_constant(number) for number in (found if eqn.primitive.multiple_results else [found])]
 
         kinds = tuple(str(var.aval) for var in (*eqn.invars, *eqn.outvars))
         found: list[_Fact] = self._once((eqn.primitive.name, str(eqn.params), kinds), numbers, compute)
@@ -165,11 +198,15 @@ class _Tests:
 
     def nan(self, fact: _Fact) -> Bool:
         """Return whether every element is certain to be NaN."""
-        return self._test("nan", fact.number, lambda x: x != x) if isinstance(fact, _Known) else fact.nan
+        return (
+            self._test("nan", fact.number, lambda x: x != x)
+            if isinstance(fact, (_Known, _Table))
+            else fact.nan
+        )
 
     def nonfinite(self, fact: _Fact) -> Bool:
         """Return whether every element is certain to be NaN or inf."""
-        if isinstance(fact, _Known):
+        if isinstance(fact, (_Known, _Table)):
             return self._test("nonfinite", fact.number, lambda x: x - x != 0)
         return fact.nonfinite
 
@@ -179,8 +216,8 @@ class _Tests:
             return False
         if isinstance(number, (float, complex, np.ndarray, np.generic)):
             with np.errstate(invalid="ignore"):
-                return bool(test(number))
-        return self._once(name, [number], lambda: test(number))
+                return bool(np.all(test(number)))
+        return self._once(name, [number], lambda: jnp.all(test(number)))
 
     def any(self, *tests: Bool) -> Bool:
         """Return whether one of the tests holds."""
@@ -195,6 +232,19 @@ class _Tests:
 def _setting(value: Any) -> _Fact:
     """Return what is certain of a value that is no argument. What differs between devices is no setting."""
     return _Known(value) if jnp.shape(value) == () and not varying_axes(value) else _UNKNOWN
+
+
+def _constant(value: Any) -> _Fact:
+    """Return what is certain of a value in a program or computed from such: a number or a small table."""
+    small = _is_small(value) and jnp.shape(value) != () and not varying_axes(value)
+    return _Table(value) if small else _setting(value)
+
+
+def _is_small(value: Any) -> bool:
+    """Return whether a value has a few numbers or truth values. Keys of random numbers are none."""
+    dtype = jnp.result_type(value) if not hasattr(value, "dtype") else value.dtype
+    number = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
+    return jnp.shape(value) == () or bool(number and 0 < np.prod(jnp.shape(value)) <= _SMALL)
 
 
 def _plain(test: Bool) -> bool | None:

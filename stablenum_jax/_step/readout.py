@@ -17,10 +17,11 @@ from stablenum.guard import halting, readout, statedict
 from stablenum.guard.clip_log import ClipLog
 from stablenum.guard.ranks import MAX_PARAMETERS
 from stablenum.guard.reasons import APPLIED, Reason
-from stablenum.guard.skip_log import SkipLog
-from stablenum_jax._trees.names import known_names
+from stablenum.guard.recorder import Recorder
+from stablenum.guard.skip_log import SkipLog, SkipLogs
+from stablenum_jax._trees.names import known_names, logs_skips
 from stablenum_jax._trees.scale_reads import note_scale_read
-from stablenum_jax._trees.settings import known_settings, logs_skips
+from stablenum_jax._trees.settings import known_settings
 from stablenum_jax._trees.state import GuardOptState, find_guard, is_inside_multisteps, replace_guard
 
 __all__ = [
@@ -32,12 +33,13 @@ __all__ = [
     "metrics",
     "raise_if_halted",
     "scalars",
+    "skip_log_of",
     "tell_of_skips",
     "unless_skipped",
 ]
 
 # The logs of skips are kept under the number of the parameters' names.
-_skips: defaultdict[int, SkipLog] = defaultdict(SkipLog)
+_skips: defaultdict[int, SkipLogs] = defaultdict(SkipLogs)
 _clips = ClipLog()
 
 PyTree: TypeAlias = Any
@@ -117,7 +119,7 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.typ
         _check_halted(state, number)
     last = readout.metrics(state, known_names(number))
     if logs_skips(number):
-        _skips[number].after_read(last)
+        skip_log_of(state, number).after_read(last)
     _clips.after_step(int(state.step), state)
     return last
 
@@ -214,15 +216,20 @@ def _check_halted(
     try:
         halting.check_halted(state, known_names(number), config=config)
     except stablenum.NonFiniteError as error:
-        _skips[number].after_halt(error.metrics["step"])
+        skip_log_of(state, number).after_halt(error.metrics["step"])
         raise
+
+
+def skip_log_of(state: stablenum.GuardState, number: int) -> SkipLog:
+    """Return the log of skips of the training that a state belongs to."""
+    return _skips[number].of(state._replace(recorder=Recorder(*map(np.asarray, state.recorder))))
 
 
 def tell_of_skips(state: stablenum.GuardState, number: int) -> None:
     """Log a halt, or the runs of skips that are due, of a state in NumPy that its caller may not read."""
     if not logs_skips(number):
         return
-    names, log = known_names(number), _skips[number]
+    names, log = known_names(number), skip_log_of(state, number)
     try:
         halting.check_halted(state, names, config=known_settings(number))
     except stablenum.NonFiniteError as error:

@@ -11,13 +11,15 @@ from __future__ import annotations
 import atexit
 import time
 from collections import deque
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
 import stablenum
-from stablenum_jax._step.readout import tell_of_skips
+from stablenum.guard.skip_log import SkipLog
+from stablenum_jax._step.readout import skip_log_of, tell_of_skips
 from stablenum_jax._trees.state import GuardOptState, listen, plain_arrays
 
 __all__ = ["begin"]
@@ -30,8 +32,8 @@ _Seen: TypeAlias = tuple[stablenum.GuardState, jax.Array]
 
 
 class _Watch:
-    """Looks at the states of all guards in this process. Only where a step is traced, and at the end of the
-    program, it waits for them."""
+    """Looks at the states of all guards in this process. It waits for them only where a step is traced or a
+    state is made, and at the end of the program."""
 
     def __init__(self) -> None:
         self._due: float | None = None
@@ -39,7 +41,7 @@ class _Watch:
         self._copy: _Seen | None = None
 
     def begin(self) -> None:
-        """Watch from now on, or look at what was trained before another step is traced."""
+        """Watch from now on, or look at what was trained before."""
         if self._due is not None:
             self.flush()
             return
@@ -49,7 +51,7 @@ class _Watch:
 
     def see(self, state: GuardOptState) -> None:
         """Remember a state, and look at one if it is time. This never waits."""
-        if not _is_array(state.names_id):
+        if not _is_array(state.names_id) or _is_traced(state.guard):
             return
         seen = state.guard, state.names_id  # not a state, whose building would be seen
         self._last.append(seen)
@@ -64,25 +66,33 @@ class _Watch:
         copy = self._copy
         if copy is not None and not all(leaf.is_ready() for leaf in jax.tree.leaves(copy)):
             return
-        try:
-            with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
-                if copy is not None:
-                    _tell(*copy)
-                self._copy = jax.tree.map(_copied, plain_arrays(seen))
-        except RuntimeError:  # an array was deleted, or the device has failed, of which its reader will learn
-            self._copy = None
+        self._copy = None
+        with _quietly(), jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
+            if copy is not None:
+                tell_of_skips(*_read(*copy))
+            self._copy = jax.tree.map(_copied, plain_arrays(seen))
 
     def flush(self) -> None:
-        """Log what the last state of each guard shows."""
-        told: set[int] = set()
-        for guard, names_id in map(plain_arrays, reversed(tuple(self._last))):
-            try:
-                number = int(np.max(_on_host(names_id)))
-                if number not in told:
-                    _tell(guard, names_id)
-                told.add(number)
-            except RuntimeError:  # donated, or the device has failed
-                continue
+        """Log what the last state of each training shows."""
+        latest: dict[SkipLog, tuple[stablenum.GuardState, int]] = {}
+        states = tuple(self._last)
+        self._last.clear()
+        for seen in states:
+            with _quietly():
+                state, number = _read(*plain_arrays(seen))
+                log = skip_log_of(state, number)
+                if log in latest and latest[log][0].step > state.step:  # it went back, or another run began
+                    tell_of_skips(*latest[log])
+                latest[log] = state, number
+        for told in latest.values():
+            with _quietly():
+                tell_of_skips(*told)
+
+
+def _quietly() -> AbstractContextManager[None]:
+    """Suppress all errors: arrays may be donated, and the device may have failed, of which their reader
+    learns; and a user may have made anything of a state."""
+    return suppress(Exception)
 
 
 def _is_array(leaf: Any) -> bool:
@@ -91,6 +101,11 @@ def _is_array(leaf: Any) -> bool:
         found = jax.tree.leaves(leaf) if hasattr(leaf, "get_value") else []
         return len(found) == 1 and leaf is not found[0] and _is_array(found[0])
     return not isinstance(leaf, jax.core.Tracer)
+
+
+def _is_traced(tree: Any) -> bool:
+    """Return whether a leaf is traced: outside of jit, some leaves of a state may be so, and others not."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def _copied(array: jax.Array) -> jax.Array:
@@ -105,16 +120,16 @@ def _on_host(array: jax.Array) -> np.ndarray[Any, Any]:
     return np.asarray(jax.device_get(array if whole else array.addressable_data(0)))
 
 
-def _tell(guard: stablenum.GuardState, names_id: jax.Array) -> None:
-    """Log what a state shows; of several in one, as vmap stacks them, that with the most skips in a row."""
+def _read(guard: stablenum.GuardState, names_id: jax.Array) -> tuple[stablenum.GuardState, int]:
+    """Return a state in NumPy; of several in one, as vmap stacks them, that with the most skips in a row."""
     guard, number = jax.tree.map(_on_host, (guard, names_id))
     worst = np.unravel_index(np.argmax(guard.skipped_in_a_row), number.shape)
-    tell_of_skips(jax.tree.map(lambda leaf: leaf[worst], guard), int(number[worst]))
+    return jax.tree.map(lambda leaf: leaf[worst], guard), int(number[worst])
 
 
 _watch = _Watch()
 
 
 def begin() -> None:
-    """Note that a step is being traced."""
+    """Note that a step is being traced, or that a state is made for a training."""
     _watch.begin()

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 import stablenum
 from stablenum._support.settings_checks import check_flag
 from stablenum.guard.config import Settings, make_config
+from stablenum_jax._step import skip_watch
 from stablenum_jax._step.apply import apply_multiplier, zeros_unless
 from stablenum_jax._step.decide_and_update import without_unsupported_value
 from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, Passing, current_mode
@@ -196,6 +197,7 @@ class _Guard:
 
     def init(self, params: PyTree) -> GuardOptState:
         """Return the state before the first step."""
+        skip_watch.begin()
         params = watched_parameters(parameters(params))
         leaves = guarded_leaves(params, None)
         paths = list(leaves)
@@ -204,8 +206,8 @@ class _Guard:
         names = [path_name(path) for path in paths]
         if self.config.unit_rule is not None:
             self.config.unit_rule.included(names)  # raises if a pattern matches nothing
-        number = register_names(names)
-        register_settings(number, self.config, log_skips=self.log_skips)
+        number = register_names(names, log_skips=self.log_skips)
+        register_settings(number, self.config)
         state = GuardOptState(
             guard=stablenum.init_guard(self.config, len(paths), xp=jnp),
             names_id=jnp.asarray(number, jnp.int32),
@@ -226,7 +228,7 @@ class _Guard:
         watched = Watched(tuple(leaves), tuple(leaves.values()), weights, specs=specs)
         mode = current_mode()
         if isinstance(mode, Capture):
-            raise GuardReached(self.config, self.axis_name, watched)
+            raise GuardReached(self.config, self.axis_name, watched, log_skips=self.log_skips)
         if isinstance(mode, Passing):
             return updates, state
         if isinstance(mode, Direct):
@@ -246,7 +248,8 @@ class _Guard:
         )
         # Selected first: the derivative of the product has the gradients as a factor.
         updates = self._apply(zeros_unless(decision.apply, updates), watched, decision)
-        return updates, GuardOptState(after, names_id_of(leaves, state.names_id), state.bad_at_init)
+        names_id = names_id_of(leaves, state.names_id, log_skips=self.log_skips)
+        return updates, GuardOptState(after, names_id, state.bad_at_init)
 
     def _apply(self, updates: PyTree, watched: Watched, decision: stablenum.Decision) -> PyTree:
         return apply_multiplier(self.config, updates, watched.paths, decision, watched.shapes)

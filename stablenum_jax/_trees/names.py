@@ -8,6 +8,9 @@ The number is () int32 in states that are already saved, so it stays 31 bits wid
 one: among a thousand trees the odds are 1 in 4,000. Names under a number that is shared are forgotten, with
 a warning, because a state cannot say which tree it belongs to. Nothing else is ever forgotten: a process
 trains few different trees, and a state that uses a number may be read at any time.
+
+A guard that does not log its skips has the complement of the number, which is negative: a state says itself
+whether it is silent, whatever other guards there are for equal names.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import jax.numpy as jnp
 
 from stablenum._support.user_warnings import warn
 
-__all__ = ["Path", "known_names", "names_id_of", "path_name", "register_names"]
+__all__ = ["Path", "known_names", "logs_skips", "names_id_of", "path_name", "register_names"]
 
 Path: TypeAlias = tuple[Any, ...]
 
@@ -42,7 +45,7 @@ def path_name(path: Path) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".") or "param"
 
 
-def register_names(names: Sequence[str]) -> int:
+def register_names(names: Sequence[str], *, log_skips: bool) -> int:
     """Remember ``names``, and return the number under which :func:`known_names` finds them.
 
     Warns if another tree has the same number: the names of both are then unknown.
@@ -57,19 +60,25 @@ def register_names(names: Sequence[str]) -> int:
             f"indices of their parameters. One begins with {first}, the other with {second}; rename a "
             "parameter in one of them.",
         )
-    return number
+    return number if log_skips else ~number
 
 
-def names_id_of(paths: Iterable[Path], before: jax.Array) -> jax.Array:
+def names_id_of(paths: Iterable[Path], before: jax.Array, *, log_skips: bool) -> jax.Array:
     """Remember the names of the parameters at these paths, and return their number: an array like ``before``.
 
     The parameters that a step has may be others than those that the state was made for, as where a part of
-    a model is frozen. The indices that the step records are those of its own parameters.
+    a model is frozen. The indices that the step records are those of its own parameters. And the state may
+    have been loaded from a run whose skips were logged, or not.
     """
-    number = register_names([path_name(path) for path in paths])
+    number = register_names([path_name(path) for path in paths], log_skips=log_skips)
     return jnp.where(before == number, before, jnp.asarray(number, jnp.int32))
 
 
 def known_names(number: int) -> tuple[str, ...] | None:
     """Return the names registered under ``number``; None if this process has none, or two trees share it."""
-    return _NAMES.get(number)
+    return _NAMES.get(number if logs_skips(number) else ~number)
+
+
+def logs_skips(number: int) -> bool:
+    """Return whether skipped steps of a guard whose state has this number are logged."""
+    return number >= 0

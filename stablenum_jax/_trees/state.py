@@ -51,7 +51,7 @@ class GuardOptState(_Fields):
     Attributes:
         guard: the core's state.
         names_id: () int32, the number under which this process keeps the parameters' names
-            (a checksum of them).
+            (a checksum of them; its complement for a guard that does not log its skips).
         bad_at_init: (n,) bool, which parameters were not finite from the beginning, as a mask of -inf is: no
             step is at fault for them.
     """

@@ -8,8 +8,9 @@ import math
 import pytest
 
 from stablenum import GuardConfig
+from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import history, metrics
-from stablenum.guard.skip_log import SkipLog
+from stablenum.guard.skip_log import SkipLog, SkipLogs
 from tests.backends import BACKENDS
 
 NAMES = ["embed.weight", "head.weight"]
@@ -135,3 +136,49 @@ def test_a_halt_is_told_once_and_not_to_one_who_knows_it(caplog):
     log.after_halt(9)
     log.after_halt(9, "It stopped again.")
     assert [record.getMessage() for record in caplog.records] == ["It stopped."]
+
+
+def _states(pattern: str, at: set[int], norm: float) -> list[GuardState]:
+    """The states after so many steps of ``pattern`` (b: bad), whose good steps have a norm of their own."""
+    numpy, config, found = BACKENDS["numpy"], GuardConfig(), []
+    run, state = numpy.prepare(config), numpy.init(config, 1)
+    for i, letter in enumerate(pattern, start=1):
+        _, state = run(state, numpy.observe([math.nan if letter == "b" else norm], loss=None))
+        found += [state] * (i in at)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("g" * 900, "g" * 900), ("g" * 900, "b" * 900), ("b" * 900, "g" * 900), ("b" + "g" * 899, "g" * 900)],
+)
+@pytest.mark.parametrize("every", [1, 100, 300])  # beyond 128 steps no record is common to two states
+def test_trainings_in_turn_have_a_log_each(one, other, every):
+    logs, at = SkipLogs(), set(range(every, 901, every))
+    turns = zip(_states(one, at, 1.0), _states(other, at, 2.0), strict=True)
+    found = [(logs.of(first), logs.of(second)) for first, second in turns]
+    assert found == [found[0]] * len(found)
+    assert found[0][0] is not found[0][1]
+
+
+def test_a_training_that_goes_back_keeps_its_log():
+    logs = SkipLogs()
+    early, late = _states("g" * 60 + "b" * 40, {50, 100}, 1.0)
+    assert logs.of(late) is logs.of(early)
+    (other,) = _states("g" * 50, {50}, 2.0)
+    assert logs.of(late) is not logs.of(other)
+
+
+def test_a_training_that_begins_like_another_has_a_log_once_it_differs():
+    logs = SkipLogs()
+    (same,), (one,), (other,) = (_states(steps, {len(steps)}, 1.0) for steps in ("bbb", "bbbg", "bbbb"))
+    first = logs.of(same)
+    assert logs.of(one) is first
+    assert logs.of(other) is not first
+
+
+def test_the_logs_of_so_many_trainings_are_kept_and_no_more():
+    logs = SkipLogs()
+    for i in range(200):
+        logs.of(*_states("g", {1}, 1.0 + i))
+    assert len(logs._trainings) == 64

@@ -238,6 +238,22 @@ def test_a_derivative_of_second_order_is_that_of_optax() -> None:
     np.testing.assert_allclose(curvature(ours), curvature(OPTAX), rtol=1e-4)
 
 
+@pytest.mark.parametrize("shape", only([(3,)], [(3,), (3, 2), ()]))
+@pytest.mark.parametrize("name", only(["AGC"], RULES))
+def test_a_derivative_of_second_order_is_the_same_in_every_mode(name: str, shape: tuple[int, ...]) -> None:
+    tx = guarded(RULES[name], 0.05)
+
+    def final(x: Any) -> Any:
+        params = {"w": jnp.full(shape, 0.5) * x}
+        state = tx.init(params)
+        grads = {"w": 2.0 * x * (params["w"] - 3.0 * x) * stablenum_jax.loss_scale(state)}
+        return jnp.sum(stablenum_jax.step(tx, params, state, grads, value=x)[0]["w"] ** 2)
+
+    slope = jax.grad(final)
+    backward, forward = jax.jit(lambda x: (jax.grad(slope)(x), jax.jacfwd(slope)(x)))(1.3)
+    np.testing.assert_allclose(backward, forward, rtol=1e-4)
+
+
 OPTAX = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.5))
 
 

@@ -231,11 +231,19 @@ INSIDE = {
     "rmsprop, lr nan": lambda: optax.rmsprop(math.nan),
     "radam, lr nan": lambda: optax.radam(math.nan),
     "adafactor, lr nan": lambda: optax.adafactor(math.nan),
+    "lion, b1 nan": lambda: optax.lion(0.1, b1=math.nan),
+    "clip by norm, nan": lambda: optax.chain(optax.clip_by_global_norm(math.nan), optax.sgd(0.1)),
+    "AGC, nan": lambda: optax.chain(optax.adaptive_grad_clip(math.nan), optax.sgd(0.1)),
     "a part": lambda: optax.partition(
         {"good": optax.sgd(0.1), "bad": optax.sgd(math.nan)}, {"w": "good", "b": "bad"}
     ),
 }
 SCHEDULES = {name: getattr(optax, name) for name in ("sgd", "adam", "adamw", "lion", "rmsprop")}
+LATER = {
+    "table": lambda n: jnp.asarray([0.1, 0.1, 0.1, math.nan])[n],
+    "select": lambda n: jnp.select([n < 3, n >= 3], [0.1, math.nan]),
+    "interp": lambda n: jnp.interp(n, jnp.asarray([0.0, 3.0, 4.0]), jnp.asarray([0.1, 0.1, math.nan])),
+}
 
 
 def _trained(tx, steps, *, wrapper=False):
@@ -270,7 +278,23 @@ def test_a_schedule_inside_is_skipped_from_the_step_at_which_it_is_not_finite(na
     assert all(map(np.array_equal, jax.tree.leaves(seen[2][0]), jax.tree.leaves(seen[4][0])))
 
 
+@pytest.mark.parametrize("name", LATER)
+def test_a_schedule_from_a_table_is_skipped_from_the_step_at_which_it_is_not_finite(name):
+    seen = _trained(optax.sgd(LATER[name]), 5)
+    assert [reason.name for _, reason in seen] == ["OK"] * 3 + ["NONFINITE_SETTING"] * 2
+
+
 SOUND = {
+    "a table with a NaN that is not reached": lambda: optax.sgd(
+        lambda n: jnp.asarray([0.1] * 6 + [math.nan])[n]
+    ),
+    "a comparison with NaN": lambda: optax.sgd(lambda n: jnp.where(n > math.nan, math.nan, 0.1)),
+    "a table of factors": lambda: optax.chain(
+        optax.stateless(
+            lambda g, _: jax.tree.map(lambda x: x * jnp.asarray([1.0] * x.size).reshape(x.shape), g)
+        ),
+        optax.sgd(0.1),
+    ),
     "radam": lambda: optax.radam(0.1),  # the root of a negative number in the first steps
     "bounds of inf": lambda: optax.chain(
         optax.clip(math.inf), optax.clip_by_global_norm(math.inf), optax.sgd(0.1)

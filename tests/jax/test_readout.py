@@ -17,7 +17,7 @@ import pytest
 import stablenum
 import stablenum_jax
 from stablenum import GuardConfig, NonFiniteError, Observation, decide, init_guard
-from stablenum.guard.skip_log import SkipLog
+from stablenum.guard.skip_log import SkipLogs
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from tests.jax.helpers import (
     assert_same_bits,
@@ -244,7 +244,7 @@ def test_stacked_and_traced_states_are_rejected_with_a_clear_message() -> None:
 
 
 def test_metrics_log_a_run_of_skips_of_a_jitted_step(caplog, monkeypatch):
-    monkeypatch.setattr("stablenum_jax._step.readout._skips", defaultdict(SkipLog))
+    monkeypatch.setattr("stablenum_jax._step.readout._skips", defaultdict(SkipLogs))
     tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.1))
     params = {"w": jnp.ones(2)}
     opt_state = tx.init(params)

@@ -15,6 +15,7 @@ import pytest
 import stablenum_jax
 from stablenum_jax._step import skip_watch
 from stablenum_jax._trees import state as states
+from tests.selection import only
 
 BAD, GOOD = jnp.asarray([1.0, jnp.nan]), jnp.ones(2)
 
@@ -43,6 +44,7 @@ def watch(monkeypatch):
     monkeypatch.setattr(skip_watch, "_SECONDS", 0.0)
     monkeypatch.setattr(skip_watch.atexit, "register", lambda function: None)
     monkeypatch.setattr(states, "_listener", None)
+    monkeypatch.setattr(skip_watch, "_watch", made)
     made.begin()
     return made
 
@@ -97,11 +99,130 @@ def test_a_state_without_values_is_passed_over(watch, caplog):
     assert len(_told(caplog)) == 1
 
 
+def _two_steps(x):
+    """Return a loss of ``x`` after two guarded steps."""
+    step, params, opt_state = _step("traced")
+    for _ in range(2):
+        params, opt_state = step(params, opt_state, params["traced"] - x)
+    return params["traced"].sum()
+
+
+TRANSFORMATIONS = {
+    "grad": lambda f: jax.grad(f)(2.0),
+    "jvp": lambda f: jax.jvp(f, (2.0,), (1.0,)),
+    "vmap": lambda f: jax.vmap(f)(jnp.ones(2)),
+    "vmap of grad": lambda f: jax.vmap(jax.grad(f))(jnp.ones(2)),
+    "hessian": lambda f: jax.hessian(f)(2.0),
+    "linearize": lambda f: jax.linearize(f, 2.0)[0],
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(f))(2.0),
+    "jit of grad": lambda f: jax.jit(jax.grad(f))(2.0),
+}
+
+
+@pytest.mark.parametrize("name", only({"grad", "vmap"}, TRANSFORMATIONS))
+def test_steps_inside_a_transformation_are_not_watched(watch, caplog, name):
+    with jax.checking_leaks():
+        TRANSFORMATIONS[name](_two_steps)
+    watch.flush()
+    step, params, opt_state = _step(f"after {name}")
+    for _ in range(4):
+        params, opt_state = step(params, opt_state, BAD)
+    watch.flush()
+    assert len(_told(caplog)) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda leaf: leaf if leaf.ndim == 0 else None, lambda leaf: leaf[None], lambda leaf: leaf.astype(bool)],
+    ids=["without its records", "stacked", "of truth values"],
+)
+def test_what_a_user_makes_of_a_state_raises_nothing(watch, change):
+    step, params, opt_state = _step("changed")
+    kept = jax.tree.map(change, step(params, opt_state, GOOD)[1])
+    watch.flush()
+    step(params, opt_state, GOOD)
+    assert kept is not None
+
+
+def _train(trainings, steps):
+    """Train in turn: each of the trainings is a step, its carry and its gradient."""
+    for _ in range(steps):
+        for training in trainings:
+            step, carry, grad = training
+            training[1] = step(*carry, grad)
+
+
+def _training(name, grad, **settings):
+    step, *carry = _step(name, **settings)
+    return [jax.jit(step), carry, grad]
+
+
+@pytest.mark.parametrize("others", [1, 4])
+@pytest.mark.parametrize("bad_is_last", [False, True])
+def test_equal_models_trained_in_turn_are_told_apart(watch, caplog, monkeypatch, others, bad_is_last):
+    monkeypatch.setattr(skip_watch, "_SECONDS", 1e9)
+    name = f"in_turn_{others}_{bad_is_last}"
+    healthy = [_training(name, GOOD + i) for i in range(others)]
+    bad = _training(name, BAD)
+    _train([*healthy, bad] if bad_is_last else [bad, *healthy], 5)
+    watch.flush()
+    watch.flush()
+    assert _told(caplog) == ["5 steps in a row were skipped, up to step 4"]
+
+
+def test_a_model_trained_before_an_equal_one_is_told_of(watch, caplog, monkeypatch):
+    monkeypatch.setattr(skip_watch, "_SECONDS", 1e9)
+    step, params, opt_state = _step("fold")
+    step = jax.jit(step)
+    step(params, opt_state, GOOD)
+    for grad in (BAD, GOOD):
+        fold = [step, _step("fold")[1:], grad]
+        _train([fold], 2 * skip_watch._STATES)
+    watch.flush()
+    assert _told(caplog) == ["64 steps in a row were skipped, up to step 63"]
+
+
+def test_reading_the_states_of_equal_models_tells_of_each_once(caplog):
+    trainings = [_training("read_in_turn", grad) for grad in (BAD, GOOD, BAD.at[1].set(jnp.inf))]
+    for _ in range(12):
+        _train(trainings, 1)
+        for _, (_, opt_state), _ in trainings:
+            stablenum_jax.metrics(opt_state)
+    assert _told(caplog) == ["3 steps in a row were skipped, up to step 2"] * 2
+
+
+@pytest.mark.parametrize("silent_is_last", [False, True])
+def test_a_silent_guard_does_not_silence_that_of_an_equal_model(watch, caplog, monkeypatch, silent_is_last):
+    monkeypatch.setattr(skip_watch, "_SECONDS", 1e9)
+    order = [True, False] if silent_is_last else [False, True]
+    trainings = [_training(f"silent_{silent_is_last}", BAD, log_skips=log_skips) for log_skips in order]
+    _train(trainings, 3)
+    watch.flush()
+    assert len(_told(caplog)) == 1
+    for _ in range(2):
+        _train([trainings[silent_is_last]], 30)
+        watch.flush()
+        stablenum_jax.metrics(trainings[silent_is_last][1][1])
+    assert len(_told(caplog)) == 1
+    assert stablenum_jax.metrics(trainings[0][1][1])["worst"].name == f"silent_{silent_is_last}"
+
+
+def test_a_loaded_state_is_logged_as_the_guard_that_goes_on_says(watch, caplog):
+    loaded = _step("loaded")[2]
+    for log_skips in (False, True):
+        step, params, _ = _step("loaded", log_skips=log_skips)
+        for _ in range(4):
+            params, loaded = jax.jit(step)(params, loaded, BAD)
+        watch.flush()
+        assert len(_told(caplog)) == log_skips
+
+
 def test_a_compiled_step_is_the_same_with_and_without_the_log():
     texts = []
     for log_skips in (True, False):
         step, params, opt_state = _step("same", log_skips=log_skips)
-        texts.append(jax.jit(step).lower(params, opt_state, GOOD).as_text())
+        text = jax.jit(step).lower(params, opt_state, GOOD).as_text()
+        texts.append(text.replace(f"<{opt_state[0].names_id}>", "<names>"))
     assert texts[0] == texts[1]
     assert "callback" not in texts[0]
 
