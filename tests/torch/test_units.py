@@ -202,8 +202,9 @@ def test_the_rule_reads_gradients_and_weights_once(path):
         for p in net.parameters():
             p.grad = torch.ones_like(p)
         opt = st.wrap(torch.optim.SGD(net.parameters(), lr=0.1), **settings)
-        opt.step()  # the first step looks at all parameters
         opt.scale(torch.tensor(math.nan))  # so that nothing is applied after measuring
+        opt.step()  # the first step looks at all parameters
+        opt.scale(torch.tensor(math.nan))
         with Reads([p.grad for p in net.parameters()]) as gradients, Reads(list(net.parameters())) as weights:
             opt.step()
         return gradients.elements, weights.elements
