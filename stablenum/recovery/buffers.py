@@ -27,9 +27,8 @@ _FADED = 0.1
 _ENOUGH_CHANGES = 20
 # As for losses: at least 1 % of the first values. A branch that gave 0 at first may begin at any time.
 _LEAST = 0.01
-_LARGEST = (
-    2**16
-)  # elements; the channels of normalizations are far fewer, copies of weights and caches far more
+# Elements: the channels of normalizations are far fewer, copies of weights and caches far more.
+_LARGEST = 2**16
 
 
 class Part(Enum):

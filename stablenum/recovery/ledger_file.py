@@ -11,7 +11,7 @@ from stablenum._support.files import write_text
 from stablenum.errors import CheckpointError
 from stablenum.recovery.ledger import RecoveryEvent
 
-__all__ = ["events_in", "told_in", "write_events"]
+__all__ = ["events_in", "read_file", "write_events"]
 
 _logger = logging.getLogger("stablenum")
 _FILE = "recovery.json"
@@ -33,7 +33,7 @@ def write_events(folder: Path | None, events: Sequence[RecoveryEvent]) -> None:
         )
 
 
-def told_in(folder: Path | None) -> tuple[Path, bytes | str] | None:
+def read_file(folder: Path | None) -> tuple[Path, bytes | str] | None:
     """Return the file and its bytes, or in words why it cannot be read; None if there is none."""
     path = None if folder is None else folder / _FILE
     if path is None or not path.exists():
@@ -44,20 +44,20 @@ def told_in(folder: Path | None) -> tuple[Path, bytes | str] | None:
         return path, error.strerror or str(error)
 
 
-def events_in(path: Path, told: bytes | str) -> list[RecoveryEvent]:
+def events_in(path: Path, content: bytes | str) -> list[RecoveryEvent]:
     """Return the rewinds that a file tells of.
 
     Args:
         path: the file.
-        told: what :func:`told_in` returned of it.
+        content: what :func:`read_file` returned of it.
 
     Raises:
         CheckpointError: it cannot be read, or it is not what :func:`write_events` writes.
     """
-    if isinstance(told, str):
-        raise _unreadable(path, told)
+    if isinstance(content, str):
+        raise _unreadable(path, content)
     try:
-        return [_checked(RecoveryEvent.from_dict(event)) for event in json.loads(told)["events"]]
+        return [_checked(RecoveryEvent.from_dict(event)) for event in json.loads(content)["events"]]
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         why = f"it is damaged ({type(error).__name__}: {error!s:.100})"
         raise _unreadable(path, why) from error

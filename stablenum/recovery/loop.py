@@ -13,7 +13,7 @@ from stablenum.errors import RecoveryStopped, bad_type
 from stablenum.recovery.hooks import Easing, Hooks
 from stablenum.recovery.identifiers import Identifiers
 from stablenum.recovery.ledger import Ledger, RecoveryEvent
-from stablenum.recovery.ledger_file import events_in, told_in, write_events
+from stablenum.recovery.ledger_file import events_in, read_file, write_events
 from stablenum.recovery.logged import Why, of_event, of_stop
 from stablenum.recovery.pairing import Pairing
 from stablenum.recovery.plan import Rewind, Stop, plan
@@ -325,9 +325,11 @@ class RecoveryLoop:
         snapshots = self._hooks.load()
         if not snapshots:
             return 0
-        told = self._hooks.shared(told_in(self._folder))  # ranks with other budgets would not stop together
-        if told is not None:
-            self._ledger.events = events_in(*told)
+        found = self._hooks.shared(
+            read_file(self._folder)
+        )  # ranks with other budgets would not stop together
+        if found is not None:
+            self._ledger.events = events_in(*found)
         self._snapshots.confirmed = snapshots[-1].course["confirmed"]
         for snapshot in snapshots:
             self._snapshots.add(snapshot)

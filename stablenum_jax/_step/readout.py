@@ -225,11 +225,11 @@ def skip_log_of(state: stablenum.GuardState, number: int) -> SkipLog:
     return _skips[number].of(state._replace(recorder=Recorder(*map(np.asarray, state.recorder))))
 
 
-def tell_of_skips(state: stablenum.GuardState, number: int) -> None:
+def tell_of_skips(log: SkipLog, state: stablenum.GuardState, number: int) -> None:
     """Log a halt, or the runs of skips that are due, of a state in NumPy that its caller may not read."""
     if not logs_skips(number):
         return
-    names, log = known_names(number), skip_log_of(state, number)
+    names = known_names(number)
     try:
         halting.check_halted(state, names, config=known_settings(number))
     except stablenum.NonFiniteError as error:

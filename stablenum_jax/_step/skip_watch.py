@@ -69,7 +69,8 @@ class _Watch:
         self._copy = None
         with _quietly(), jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
             if copy is not None:
-                tell_of_skips(*_read(*copy))
+                state, number = _read(*copy)
+                tell_of_skips(skip_log_of(state, number), state, number)
             self._copy = jax.tree.map(_copied, plain_arrays(seen))
 
     def flush(self) -> None:
@@ -82,11 +83,11 @@ class _Watch:
                 state, number = _read(*plain_arrays(seen))
                 log = skip_log_of(state, number)
                 if log in latest and latest[log][0].step > state.step:  # it went back, or another run began
-                    tell_of_skips(*latest[log])
+                    tell_of_skips(log, *latest[log])
                 latest[log] = state, number
-        for told in latest.values():
+        for log, seen_last in latest.items():
             with _quietly():
-                tell_of_skips(*told)
+                tell_of_skips(log, *seen_last)
 
 
 def _quietly() -> AbstractContextManager[None]:

@@ -24,11 +24,8 @@ from stablenum_torch._devices.ranks import several_ranks
 
 __all__ = ["KEY", "carrying", "make_room", "taken"]
 
-KEY = (
-    "stablenum"  # the guard's key in a state dict, next to torch's "state" and "param_groups"; and in a group
-)
-
-
+# The guard's key in a state dict, next to torch's "state" and "param_groups"; and in a group.
+KEY = "stablenum"
 _EMPTY = 0  # a number, because there is code that formats every setting of a group as one
 
 
@@ -82,7 +79,7 @@ class _Progress(NamedTuple):
     sample: int | None
 
     def is_before(self, now: _Progress) -> bool:
-        """Return whether an optimizer has gone on since; False if it cannot be told."""
+        """Return whether an optimizer has gone on since; False if that is not known."""
         if self.steps is not None and now.steps is not None:
             return now.steps > self.steps
         return self.sample is not None and now.sample is not None and now.sample != self.sample

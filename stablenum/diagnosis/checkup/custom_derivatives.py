@@ -192,9 +192,8 @@ def _differences(call: CustomCall, xp: Any) -> tuple[tuple[Difference, ...], tup
     flat = set.intersection(*(set(flat) for _, flat in results))
     by_input = [{one.input: one for one in found} for found, _ in results]
     known = set.intersection(*map(set, by_input))
-    return tuple(min((of[i] for of in by_input), key=lambda d: d.apart) for i in sorted(known)), tuple(
-        sorted(flat)
-    )
+    nearest = (min((of[i] for of in by_input), key=lambda one: one.apart) for i in sorted(known))
+    return tuple(nearest), tuple(sorted(flat))
 
 
 def _cotangents(call: CustomCall, outputs: Sequence[Array], xp: Any) -> list[list[Array]]:
@@ -206,9 +205,7 @@ def _cotangents(call: CustomCall, outputs: Sequence[Array], xp: Any) -> list[lis
     if call.cotangents is not None:
         return [list(call.cotangents)]
     ones = [xp.ones_like(y) for y in outputs]
-    if all(
-        math.prod(y.shape) == 1 for y in outputs
-    ):  # of a loss, the training asks for the derivative itself
+    if all(math.prod(y.shape) == 1 for y in outputs):  # a loss: the training asks for its derivative
         return [ones]
     irregular = [_irregular(y, xp) for y in outputs]
     return [irregular, ones, [_SMALL * v for v in irregular]]
@@ -229,13 +226,13 @@ def _at(
     confirmed = ordinary is not None and _confirmed(call, ordinary, slope, xp)
     found, flat = [], []
     for i, own in enumerate(written):
-        one = None if confirmed else _by_slope(i, own, call, slope, xp)
-        if ordinary is not None and (confirmed or one is not None):
-            # Where central differences do not confirm it, at a kink, a derivative is wrong that is neither.
-            by_elements = _by_elements(i, own, ordinary[i], xp)
-            one = by_elements if one is None else min(one, by_elements, key=lambda d: d.apart)
-        if one is None:  # such as a step, across which central differences do not agree
+        by_slope = None if confirmed else _by_slope(i, own, call, slope, xp)
+        if by_slope is None and not confirmed:  # such as a step, across which differences do not agree
             return (), tuple(k for k, g in enumerate(written) if not _norm(g, xp))
+        ways = [] if by_slope is None else [by_slope]
+        if ordinary is not None:  # at a kink, which differences do not confirm, it is wrong if it is neither
+            ways.append(_by_elements(i, own, ordinary[i], xp))
+        one = min(ways, key=lambda way: way.apart)
         if one.written == one.actual == 0.0:
             flat.append(i)
         elif one.actual == 0.0:  # something else stands in for its derivative, perhaps for all of them
