@@ -312,6 +312,30 @@ def test_a_member_is_not_unpacked_beyond_the_size_that_it_gives(packed, tmp_path
     assert (outcome.word, "more than the" in outcome.why) == ("corrupt", True)
 
 
+@pytest.mark.parametrize("kind", PACKED)
+def test_a_storage_of_torch_is_not_unpacked_beyond_the_size_that_it_gives(kind, tmp_path):
+    path, content = tmp_path / "lie.pt", io.BytesIO()
+    torch.save({"w": torch.zeros(4)}, content)
+    with zipfile.ZipFile(path, "w") as archive, zipfile.ZipFile(content) as of:
+        for member in of.infolist():
+            storage = member.filename.endswith("data/0")
+            data = bytes(2**25) if storage else of.read(member)
+            archive.writestr(member.filename, data, PACKED[kind] if storage else zipfile.ZIP_STORED)
+            archive.infolist()[-1].file_size = member.file_size
+    assert seen_in_little_memory(path).word == "corrupt"
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_a_packed_storage_of_torch_is_read(kind, tmp_path):
+    path, content = tmp_path / "packed.pt", io.BytesIO()
+    torch.save({"w": torch.tensor([1.0, float("nan")])}, content)
+    with zipfile.ZipFile(path, "w", PACKED[kind]) as archive, zipfile.ZipFile(content) as of:
+        for member in of.infolist():
+            archive.writestr(member.filename, of.read(member))
+    (poison,) = seen(path).verdict.poison
+    assert (poison.nan, poison.first) == (1, (1,))
+
+
 def test_a_structured_array_is_unpacked_once_for_all_its_fields(tmp_path, monkeypatch):
     path, made = tmp_path / "fields.npz", []
     np.savez_compressed(path, w=np.zeros(100, [(f"f{i}", "f4") for i in range(50)]))

@@ -6,6 +6,7 @@ One reader finds, checks and reads every part, so that nothing is judged but wha
 from __future__ import annotations
 
 import io
+import lzma
 import mmap
 import sys
 import zipfile
@@ -18,6 +19,7 @@ import numpy as np
 
 from stablenum.commands.verify.contents import NotCheckedError
 from stablenum.commands.verify.formats.torch_pickles import TorchUnpickler
+from stablenum.commands.verify.formats.zip_members import Unpacked
 from stablenum.commands.verify.limits import Limits
 
 __all__ = ["LEGACY", "Stored"]
@@ -27,6 +29,11 @@ LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _VERSION = 1001
 # The fixed part of a local header in an archive, and where in it the lengths of the name and the rest are.
 _HEADER, _LENGTHS = 30, slice(26, 30)
+_BLOCK = 2**20  # bytes that are unpacked at a time
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, OSError, RuntimeError,
+    ValueError,
+)  # fmt: skip
 
 
 class Stored:
@@ -78,7 +85,7 @@ class Stored:
             pickled = found[0]
             top = pickled.removesuffix("data.pkl")
             order = f"{top}byteorder"
-            swapped = order in members and archive.read(order) != sys.byteorder.encode()
+            swapped = order in members and _read(archive, members[order]) != sys.byteorder.encode()
 
             def storage(key: str, dtype: Any, size: int) -> Any:
                 if key not in self._storages:
@@ -89,7 +96,7 @@ class Stored:
                     raise ValueError(f"the storage {key} is too short")
                 return self._storages[key]
 
-            return self._unpickler(io.BytesIO(archive.read(pickled)), storage).load()
+            return self._unpickler(io.BytesIO(_read(archive, members[pickled])), storage).load()
 
     def _checked(self, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         """Return the members of an archive by their names, after their checksums, if it has any.
@@ -114,7 +121,7 @@ class Stored:
     def _member(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
         """Return the storage in a member of the archive."""
         if member.compress_type != zipfile.ZIP_STORED:
-            return self._untyped(bytearray(archive.read(member)), 0, member.file_size)
+            return self._untyped(_read(archive, member), 0, member.file_size)
         with archive.open(member):  # which checks its header
             header = self._bytes[member.header_offset : member.header_offset + _HEADER]
         name, more = np.frombuffer(header[_LENGTHS], "<u2")
@@ -173,9 +180,21 @@ def _mapped(file: Any) -> mmap.mmap:
 
 def _is_sound(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bool:
     try:
-        with archive.open(member) as stream:
-            while stream.read(2**20):
+        with Unpacked(archive, member) as stream:
+            while stream.read(_BLOCK):
                 pass
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError):
+    except _DAMAGE:
         return False
     return True
+
+
+def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytearray:
+    """Return the bytes of a member of an archive."""
+    if member.compress_type == zipfile.ZIP_STORED:
+        return bytearray(archive.read(member))
+    data, at = bytearray(member.file_size), 0
+    with Unpacked(archive, member) as stream:
+        while part := stream.read(_BLOCK):
+            data[at : at + len(part)] = part
+            at += len(part)
+    return data

@@ -8,7 +8,7 @@ import lzma
 import struct
 import zipfile
 import zlib
-from typing import IO, Any
+from typing import Any
 
 __all__ = ["Unpacked"]
 
@@ -32,13 +32,14 @@ class Unpacked(contextlib.AbstractContextManager["Unpacked"]):
         archive.open(member).close()  # compares the header before it with the table of contents
         self._member, self._left = member, member.compress_size
         self._count = self._checksum = 0
-        self._file: IO[bytes] = open(str(archive.filename), "rb")  # noqa: SIM115, closed by __exit__
-        self._file.seek(member.header_offset)
-        self._file.seek(sum(_LOCAL.unpack(self._file.read(_LOCAL.size))), 1)
+        file: Any = archive.fp  # of all members that are read: each keeps its own place
+        file.seek(member.header_offset)
+        self._at = member.header_offset + _LOCAL.size + sum(_LOCAL.unpack(file.read(_LOCAL.size)))
+        self._file = file
         self._unpacker = None if member.compress_type == zipfile.ZIP_STORED else self._made()
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        """Do nothing: the archive closes the file."""
 
     def read(self, size: int) -> bytes:
         """Return the next bytes, as many as ``size`` unless the member ends.
@@ -69,7 +70,9 @@ class Unpacked(contextlib.AbstractContextManager["Unpacked"]):
         return zipfile.BadZipFile(f"{self._member.filename} has {has}")
 
     def _packed(self, most: int) -> bytes:
-        data = self._file.read(min(most, self._left))
+        self._file.seek(self._at)
+        data: bytes = self._file.read(min(most, self._left))
+        self._at += len(data)
         self._left -= len(data)
         return data
 
