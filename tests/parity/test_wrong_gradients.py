@@ -299,6 +299,32 @@ def test_a_layer_that_computes_its_input_again_is_not_blamed():
     assert Symptom.WRONG_GRADIENT not in [c.symptom for c in complaints_torch(Reversible.apply)]
 
 
+class Sinh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.sinh(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * torch.cosh(ctx.saved_tensors[0])
+
+
+@pytest.mark.parametrize(("factor", "blamed"), [(1.0, False), (1.01, True)])
+def test_what_a_later_layer_computes_again_may_differ_by_rounding(factor, blamed):
+    def layer(x):
+        y = Sinh.apply(x)
+
+        def write(g):
+            x.data.copy_(factor * torch.asinh(torch.sinh(x.data)))
+
+        y.register_hook(write)
+        return y
+
+    found = [c.symptom for c in complaints_torch(layer)]
+    assert (Symptom.WRONG_GRADIENT in found) is blamed
+
+
 class Talking(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
