@@ -29,7 +29,7 @@ _ROUNDS = 3
 # The scripts with small steps, each with its optimizers; the steps take some seconds, so that a block of them
 # finds the machine quiet.
 _SMALL = {"torch": ("torch_small.py", ("sgd", "adam")), "jax": ("jax_small.py", ("sgd", "adam"))}
-_SMALL_STEPS, _SMALL_ROUNDS = 4000, 2
+_SMALL_STEPS, _SMALL_ROUNDS = 4000, 3
 _LEAST = "the fastest block of 10 steps of all rounds; each round runs the script alone, then watched"
 _COMMANDS = {
     "script": (),

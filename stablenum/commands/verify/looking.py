@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from stablenum.checkpoints.folders import Listings
 from stablenum.commands.verify.contents import Contents, NotCheckedError
 from stablenum.commands.verify.finding import check_files, checkpoints_in, format_of, part_format
 from stablenum.commands.verify.formats import (
@@ -39,6 +40,8 @@ def look_at(
 ) -> tuple[list[Outcome], tuple[str, ...]]:
     """Return what is said of a file or folder; of a folder with checkpoints in it, of each of them.
 
+    Where a training saves into the folder meanwhile, those that it removes before they are read are no failures.
+
     Args:
         path: a file or folder.
         allow: patterns of the names of entries that may be not finite.
@@ -49,15 +52,50 @@ def look_at(
     """
     try:
         if format_of(path) == "folder":
-            found = checkpoints_in(path, limits)
-            if not found.paths:
-                raise NotCheckedError("unknown", "there is no checkpoint in it")
-            return [_outcome(part, allow, limits) for part in found.paths], found.notes
+            return _in_folder(path, allow, limits)
     except NotCheckedError as why:
         return [Outcome(path=str(path), word=why.word, why=str(why))], ()
     except OSError as error:
         return [Outcome(path=str(path), word="unreadable", why=error.strerror or str(error))], ()
     return [_outcome(path, allow, limits)], ()
+
+
+def _in_folder(
+    folder: Path, allow: Sequence[str], limits: Limits
+) -> tuple[list[Outcome], tuple[str, ...]]:
+    listings = Listings()
+    while True:
+        try:
+            found = checkpoints_in(folder, limits)
+        except FileNotFoundError:  # a subfolder was removed while the folder was listed
+            if not folder.exists() or not listings.changed(()):
+                raise
+            continue
+        there = [(part, _identity(part)) for part in found.paths]
+        outcomes = [_outcome(part, allow, limits) for part in found.paths]
+        gone = {
+            part
+            for (part, before), outcome in zip(there, outcomes, strict=True)
+            if outcome.verdict is None and (before is None or _identity(part) != before)
+        }
+        if len(gone) < len(outcomes):
+            kept = [o for part, o in zip(found.paths, outcomes, strict=True) if part not in gone]
+            notes = [f"{part.name} was removed while it was looked at" for part in found.paths if part in gone]
+            return kept, (*found.notes, *notes)
+        if not listings.changed(there):
+            raise NotCheckedError(
+                "unknown",
+                "what was in it was removed while it was looked at" if gone else "there is no checkpoint in it",
+            )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file or folder from another of the same name; None if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _outcome(path: Path, allow: Sequence[str], limits: Limits) -> Outcome:

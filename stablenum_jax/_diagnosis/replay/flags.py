@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -13,10 +12,10 @@ from jax import jit
 
 from stablenum.diagnosis import TensorStats
 from stablenum.diagnosis.replay.outliers import Outliers, outliers_in
-from stablenum_jax._diagnosis.replay.processes import asked, spans
+from stablenum_jax._diagnosis.replay.processes import asked, is_on_host, spans
 from stablenum_jax._trees.leaves import is_floating
 
-__all__ = ["CLEAN", "Flags", "device_flags", "flags_in", "flags_of", "is_on_host", "outliers_of", "stats_of"]
+__all__ = ["CLEAN", "Flags", "device_flags", "flags_in", "flags_of", "outliers_of", "stats_of"]
 
 Flags = tuple[bool, bool, bool]
 CLEAN: Flags = (False, False, False)
@@ -63,17 +62,6 @@ def flags_in(x: Any) -> Any:
 
 
 device_flags = jit(flags_in)
-
-
-def is_on_host(x: jax.Array) -> bool:
-    """Return whether an array is in host memory as a whole."""
-    return _is_on_host(x.sharding)
-
-
-@lru_cache(maxsize=256)
-def _is_on_host(sharding: Any) -> bool:
-    known = sharding.is_fully_addressable or sharding.is_fully_replicated
-    return known and all(d.platform == "cpu" for d in sharding.device_set)
 
 
 def stats_of(x: Any, name: str = "", at: Any = None) -> TensorStats | None:

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import jit
 
-from stablenum_jax._diagnosis.replay.flags import is_on_host
-from stablenum_jax._diagnosis.replay.processes import asked, spans
+from stablenum_jax._diagnosis.replay.processes import asked, is_on_host, spans
 
 __all__ = ["magnitudes_of"]
 
