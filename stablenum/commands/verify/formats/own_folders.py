@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -40,12 +41,23 @@ def read(
         NotCheckedError: it is not what was written, or a part of it cannot be read.
     """
     manifest = _verified(folder)
-    whole = part(folder)
-    tops = {Path(name).parts[0] for name in manifest.files}
-    parts = [folder / name for name in sorted(tops) if not name.endswith(".json")]
-    found = [whole] if whole else [c for c in map(part, parts) if c is not None]
-    plain = [folder / name for name in sorted(manifest.files) if name.endswith(".json") and "/" not in name]
-    arrays, values = _merged(found, plain, limits)
+    with contextlib.ExitStack() as opened:
+
+        def looked_into(path: Path) -> Contents | None:
+            found = part(path)
+            if found is not None:
+                opened.callback(found.close)
+            return found
+
+        whole = looked_into(folder)
+        tops = {Path(name).parts[0] for name in manifest.files}
+        parts = [folder / name for name in sorted(tops) if not name.endswith(".json")]
+        found = [whole] if whole else [c for c in map(looked_into, parts) if c is not None]
+        plain = [
+            folder / name for name in sorted(manifest.files) if name.endswith(".json") and "/" not in name
+        ]
+        arrays, values = _merged(found, plain, limits)
+        close = opened.pop_all().close
     notes = [note for contents in found for note in contents.notes]
     if manifest.poisoned:
         notes.append(f"it was set aside as poisoned, and is never loaded: {listed(manifest.poisoned)}")
@@ -58,7 +70,7 @@ def read(
         values=values,
         notes=tuple(notes),
         stored=sum(record.bytes for record in manifest.files.values()),
-        close=lambda: [contents.close() for contents in found],
+        close=close,
     )
     return contents, manifest.allowed
 
