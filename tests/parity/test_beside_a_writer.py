@@ -91,7 +91,7 @@ def test_a_snapshot_is_found_and_whole(framework, keep, times, tmp_path):
             last = step
 
 
-@times
+@pytest.mark.parametrize("times", [12, pytest.param(60, marks=REPEATS)])  # each reads all, and all grows
 @each_framework
 def test_a_log_is_read_to_its_last_whole_line(framework, times, tmp_path):
     path = tmp_path / "run.jsonl"
