@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from stablenum import cli
+from stablenum.commands.verify import looking
 from stablenum.commands.verify.looking import look_at
 from stablenum.commands.verify.verdicts import Outcome
 from tests.verifying import jax_states, torch_states
@@ -303,3 +307,27 @@ def test_a_path_that_does_not_exist():
     result = CliRunner().invoke(cli.app("verify", "diff"), ["verify", "/nowhere/at/all"])
     assert result.exit_code == 2
     assert "there is no file or folder '/nowhere/at/all'" in result.output
+
+
+SHORTENED: dict[str, Callable[[Path, dict[str, torch.Tensor]], object]] = {
+    "torch": lambda path, tensors: torch.save(tensors, path),
+    "safetensors": lambda path, tensors: save_file(tensors, path),
+    "npz": lambda path, tensors: np.savez(path, **{name: t.numpy() for name, t in tensors.items()}),
+}
+
+
+@pytest.mark.parametrize("kind", SHORTENED)
+def test_a_file_that_is_shortened_while_it_is_read_is_damaged(kind, tmp_path, monkeypatch):
+    """As by a training that saves under the same name. If it were mapped, that would end this process."""
+    path = tmp_path / "x.npz"
+    SHORTENED[kind](path, {name: torch.full((300_000,), 2.0) for name in "abc"})
+    assert look_at(path)[0][0].word == "good"
+    read = looking._READERS[kind]
+
+    def shortened(*given):
+        contents = read(*given)
+        os.truncate(path, 5000)
+        return contents
+
+    monkeypatch.setattr(looking, "_READERS", {**looking._READERS, kind: shortened})
+    assert look_at(path)[0][0].word in ("corrupt", "unreadable")

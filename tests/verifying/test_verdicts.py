@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -236,9 +237,10 @@ def test_optimizers_of_torch_are_told_apart_by_what_they_keep(tmp_path):
         w.grad = torch.ones(3)
         opt.step()
         torch.save({"model": {"w": w.detach()}, "optimizer": opt.state_dict()}, tmp_path / "x.pt")
-        layout = Layout(read(tmp_path / "x.pt", Limits()))
-        state = {e.name: e for e in layout.contents.arrays if e.name == "model.w"}
-        (row,) = rows_of(layout.slots, state, lambda entry: None)
+        with contextlib.closing(read(tmp_path / "x.pt", Limits())) as contents:
+            layout = Layout(contents)
+            state = {e.name: e for e in layout.contents.arrays if e.name == "model.w"}
+            (row,) = rows_of(layout.slots, state, lambda entry: None)
         assert (row.name, row.law.kind) == ("w", kind)
         assert row.law.step == (1.0 if kind else None)
         assert row.measured.parameter_rms == pytest.approx(float(w.detach().square().mean().sqrt()))

@@ -40,7 +40,7 @@ def look_at(
 ) -> tuple[list[Outcome], tuple[str, ...]]:
     """Return what is said of a file or folder; of a folder with checkpoints in it, of each of them.
 
-    Where a training saves into the folder meanwhile, those that it removes before they are read are no failures.
+    Where a training saves into the folder meanwhile, what it removes before it is read is no failure.
 
     Args:
         path: a file or folder.
@@ -60,9 +60,7 @@ def look_at(
     return [_outcome(path, allow, limits)], ()
 
 
-def _in_folder(
-    folder: Path, allow: Sequence[str], limits: Limits
-) -> tuple[list[Outcome], tuple[str, ...]]:
+def _in_folder(folder: Path, allow: Sequence[str], limits: Limits) -> tuple[list[Outcome], tuple[str, ...]]:
     listings = Listings()
     while True:
         try:
@@ -80,12 +78,16 @@ def _in_folder(
         }
         if len(gone) < len(outcomes):
             kept = [o for part, o in zip(found.paths, outcomes, strict=True) if part not in gone]
-            notes = [f"{part.name} was removed while it was looked at" for part in found.paths if part in gone]
+            notes = [
+                f"{part.name} was removed while it was looked at" for part in found.paths if part in gone
+            ]
             return kept, (*found.notes, *notes)
         if not listings.changed(there):
             raise NotCheckedError(
                 "unknown",
-                "what was in it was removed while it was looked at" if gone else "there is no checkpoint in it",
+                "what was in it was removed while it was looked at"
+                if gone
+                else "there is no checkpoint in it",
             )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 import zipfile
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,6 +26,7 @@ __all__ = ["LEGACY", "as_numpy", "entries_in", "holds_arrays", "load", "read", "
 Tensor: TypeAlias = Any
 
 _OLDEST = "2.11"
+_BLOCK = 2**22  # elements that are read at a time. Chosen: 16 MiB in float32
 # Formats that NumPy lacks, by the integers that have their width.
 _BITS = {1: "uint8", 2: "int16"}
 
@@ -47,19 +49,22 @@ def read(path: Path, limits: Limits) -> Contents:
     Raises:
         NotCheckedError: it needs code of its own, it is damaged, or torch is missing.
     """
-    torch = torch_module()
-    tree = load(torch, path, limits)
-    found = Gathered()
-    for entry in entries_in(torch, tree, (), found.notes, limits):
-        found.add(entry)
-    if not found.arrays and not found.values:
-        raise NotCheckedError("unknown", f"it holds no tensor and no number, but {type(tree).__name__}")
+    torch, found = torch_module(), Gathered()
+    with contextlib.ExitStack() as opened:
+        stored = opened.enter_context(Stored(torch, path, limits))
+        tree = _loaded(stored)
+        for entry in entries_in(torch, tree, (), found.notes, limits, stored.filled):
+            found.add(entry)
+        if not found.arrays and not found.values:
+            raise NotCheckedError("unknown", f"it holds no tensor and no number, but {type(tree).__name__}")
+        close = opened.pop_all().close
     return Contents(
         format="torch",
         arrays=tuple(found.arrays),
         values=found.values,
         notes=tuple(found.notes),
         stored=path.stat().st_size,
+        close=close,
     )
 
 
@@ -69,18 +74,21 @@ def holds_arrays(path: Path) -> bool:
         return any("/data/" in f"/{name}" for name in archive.namelist())
 
 
-def load(torch: Any, source: Path | bytes, limits: Limits) -> Any:
-    """Return the object in a file, or in the bytes of one, of ``torch.save``.
+def load(torch: Any, source: bytes, limits: Limits) -> Any:
+    """Return the object in the bytes of a file of ``torch.save``.
 
     Raises:
         NotCheckedError: it needs code of its own, or is damaged.
-        OSError: it cannot be read.
     """
+    with Stored(torch, source, limits) as stored:
+        return _loaded(stored)
+
+
+def _loaded(stored: Stored) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Stored(torch, source, limits) as stored:
-                return stored.load()
+            return stored.load()
     except (NotCheckedError, OSError, MemoryError):
         raise
     except Exception as error:
@@ -104,14 +112,28 @@ def _first_line(text: str) -> str:
 
 
 def entries_in(
-    torch: Any, tree: Any, path: Keys, notes: list[str], limits: Limits
+    torch: Any,
+    tree: Any,
+    path: Keys,
+    notes: list[str],
+    limits: Limits,
+    filled: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> Iterator[Entry | tuple[Keys, Plain]]:
-    """Yield the tensors and plain values in dicts, lists, tuples and sets, with their paths."""
+    """Yield the tensors and plain values in dicts, lists, tuples and sets, with their paths.
+
+    Args:
+        torch: the package.
+        tree: what a file holds.
+        path: where the tree is.
+        notes: what is not read is told here.
+        limits: how much may be in it.
+        filled: returns a tensor with its numbers.
+    """
     for at, value in leaves_of(tree, path, limits):
         if isinstance(value, Storage):
             value = torch.empty(0, dtype=value.dtype).set_(value.untyped)
         if isinstance(value, torch.Tensor):
-            yield _entry(torch, at or ("tensor",), value)
+            yield _entry(torch, at or ("tensor",), value, filled)
         elif isinstance(value, np.ndarray):
             yield from entries_of(at or ("array",), value, notes)
         elif isinstance(value, Entry):
@@ -120,15 +142,23 @@ def entries_in(
             yield at or ("value",), value
 
 
-def _entry(torch: Any, path: Keys, tensor: Tensor) -> Entry:
+def _entry(torch: Any, path: Keys, tensor: Tensor, filled: Callable[[Tensor], Tensor]) -> Entry:
     stored = _stored(tensor)
+    marked = stored.is_meta or stored.is_conj() or stored.is_neg()
+    in_order = stored.shape == tensor.shape and stored.is_contiguous() and not marked
+
+    def blocks() -> Iterator[Any]:
+        for part in stored.reshape(-1).split(_BLOCK):
+            yield as_numpy(torch, filled(part))
+
     return Entry(
         path=path,
         dtype=str(tensor.dtype).removeprefix("torch."),
         shape=tuple(tensor.shape),
-        read=lambda: as_numpy(torch, stored),
+        read=lambda: as_numpy(torch, filled(stored)),
         size=stored.numel(),
         source=_source(stored),
+        blocks=blocks if in_order and stored.numel() > _BLOCK else None,
     )
 
 

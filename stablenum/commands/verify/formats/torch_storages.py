@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import lzma
 import mmap
+import os
 import sys
 import zipfile
 import zlib
@@ -37,13 +38,19 @@ _DAMAGE = (
 
 
 class Stored:
-    """A file of ``torch.save``, or the bytes of one."""
+    """A file of ``torch.save``, or the bytes of one.
+
+    The storages of an archive on the disk have their sizes at first, and no numbers: :meth:`filled` reads
+    those of a tensor. The file is not mapped into memory, where one that shortens it would end this process.
+    """
 
     def __init__(self, torch: Any, source: Path | bytes, limits: Limits) -> None:
         self._torch, self._limits = torch, limits
         self._file = source.open("rb") if isinstance(source, Path) else io.BytesIO(source)
-        self._bytes: Any = bytearray(source) if isinstance(source, bytes) else _mapped(self._file)
+        self._held = bytearray(source) if isinstance(source, bytes) else None
+        self._size = self._file.seek(0, os.SEEK_END)
         self._storages: dict[str, Any] = {}
+        self._unread: dict[int, int] = {}  # where the bytes of a storage begin in the file, by its address
 
     def __enter__(self) -> Stored:
         return self
@@ -60,12 +67,36 @@ class Stored:
             NotCheckedError: it needs code of its own, or is damaged.
             Exception: it is damaged.
         """
-        if self._bytes[: len(LEGACY)] == LEGACY:
+        if self._bytes(0, len(LEGACY)) == LEGACY:
             return self._load_pickles()
         return self._load_archive()
 
+    def filled(self, tensor: Any) -> Any:
+        """Return a tensor with the numbers that the file has for it.
+
+        Raises:
+            NotCheckedError: the file has become shorter.
+        """
+        begin = self._unread.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
+        if begin is None:
+            return tensor
+        width, sizes, strides = tensor.element_size(), tensor.size(), tensor.stride()
+        span = 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
+        held = bytearray(span * width)
+        self._file.seek(begin + tensor.storage_offset() * width)
+        if self._file.readinto(held) < len(held):
+            raise NotCheckedError("corrupt", "the file has become shorter while it was read")
+        made = self._torch.frombuffer(held, dtype=self._torch.uint8).view(tensor.dtype)
+        made = made.as_strided(sizes, strides)
+        made = self._torch.conj(made) if tensor.is_conj() else made
+        return self._torch._neg_view(made) if tensor.is_neg() else made
+
+    def _bytes(self, start: int, size: int) -> bytes:
+        self._file.seek(start)
+        return self._file.read(size)
+
     def _unpickler(self, data: io.BytesIO, storage: Any) -> TorchUnpickler:
-        return TorchUnpickler(data, self._limits, len(self._bytes), self._torch, storage)
+        return TorchUnpickler(data, self._limits, self._size, self._torch, storage)
 
     def _untyped(self, buffer: Any, offset: int, size: int) -> Any:
         """Return a storage of the bytes in a buffer, which are not copied."""
@@ -107,7 +138,7 @@ class Stored:
         members = {member.filename: member for member in archive.infolist()}
         if len(members) < len(archive.infolist()):
             raise NotCheckedError("corrupt", "its archive has two parts of the same name")
-        self._limits.check_bytes(sum(member.file_size for member in members.values()), len(self._bytes))
+        self._limits.check_bytes(sum(member.file_size for member in members.values()), self._size)
         for member in members.values():
             if member.filename.endswith("data.pkl"):
                 self._limits.check("description", member.file_size, f"the bytes of {member.filename}")
@@ -123,27 +154,34 @@ class Stored:
         if member.compress_type != zipfile.ZIP_STORED:
             return self._untyped(_read(archive, member), 0, member.file_size)
         with archive.open(member):  # which checks its header
-            header = self._bytes[member.header_offset : member.header_offset + _HEADER]
+            header = self._bytes(member.header_offset, _HEADER)
         name, more = np.frombuffer(header[_LENGTHS], "<u2")
         start = member.header_offset + _HEADER + int(name) + int(more)
-        return self._untyped(self._bytes, start, member.file_size)
+        if start + member.file_size > self._size:
+            raise EOFError
+        if self._held is not None:
+            return self._untyped(self._held, start, member.file_size)
+        untyped = self._untyped(_reserved(member.file_size), 0, member.file_size)
+        self._unread[untyped.data_ptr()] = start
+        return untyped
 
     def _in_native_order(self, untyped: Any, dtype: Any) -> Any:
         size = dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
-        swapped = bytearray(np.frombuffer(bytes(untyped), f"u{size}").byteswap().tobytes())
+        held = self.filled(self._torch.empty(0, dtype=self._torch.uint8).set_(untyped)).numpy()
+        swapped = bytearray(np.frombuffer(held, f"u{size}").byteswap().tobytes())
         return self._untyped(swapped, 0, len(swapped))
 
     # --- one pickle after another ------------------------------------------------------------
 
     def _load_pickles(self) -> Any:
-        data = io.BytesIO(bytes(self._bytes))
+        data = io.BytesIO(self._bytes(0, self._size))
         widths: dict[str, int] = {}
         announced = [0]
 
         def storage(key: str, dtype: Any, size: int) -> Any:
             if key not in self._storages:
                 announced[0] += size
-                if announced[0] > len(self._bytes):  # all of them follow in the file
+                if announced[0] > self._size:  # all of them follow in the file
                     raise EOFError
                 self._storages[key] = self._untyped(bytearray(size), 0, size)
                 widths[key] = dtype.itemsize
@@ -173,9 +211,11 @@ class Stored:
             held.copy_(self._torch.frombuffer(bytearray(found), dtype=self._torch.uint8))
 
 
-def _mapped(file: Any) -> mmap.mmap:
-    """Return the bytes of a file; what is written into them is not written into the file."""
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+def _reserved(size: int) -> mmap.mmap | bytearray:
+    """Return so much room, none of which takes memory before something is written into it."""
+    if not size or not hasattr(mmap, "MAP_NORESERVE"):
+        return bytearray(size)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE)
 
 
 def _is_sound(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bool:
