@@ -133,3 +133,19 @@ def test_other_labels_are_no_shift() -> None:
     causes = stablenum.diff(program(), program(other)).causes
 
     assert "label_shift" not in [c.code for c in causes]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weights", [None, np.linspace(0.5, 2.0, CLASSES)])
+@pytest.mark.parametrize("ignored", [False, True])
+def test_the_loss_of_the_targets_is_that_of_the_function(
+    smoothing: float, weights: Any, ignored: bool
+) -> None:
+    labels = np.where(ignored & (np.arange(ROWS) % 4 == 3), -100, LABELS)
+    options = {"label_smoothing": smoothing, "weight": None if weights is None else torch.from_numpy(weights)}
+
+    found = targets_of(*gradient(labels, **options))
+
+    assert found is not None
+    expected = cross_entropy(torch.tensor(X), torch.from_numpy(labels), **options)  # type: ignore[arg-type]
+    assert found.loss == pytest.approx(float(expected), rel=1e-9)

@@ -14,7 +14,7 @@ import pytest
 
 from stablenum.commands.verify.looking import look_at
 from stablenum.runlog.reading import Run, RunReader
-from tests.parity.writers import LOSS_AT, checkpoints_of, recovery_of
+from tests.parity.writers import checkpoints_of, recovery_of
 from tests.selection import REPEATS
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 @contextlib.contextmanager
 def writer(framework: str, kind: str, folder: Path, keep: int = 1) -> Iterator[subprocess.Popen[str]]:
-    """A process that writes until the end of the block, which ends with an error if the process did before."""
+    """A process that writes until the end of the block, and has not ended before."""
     command = [sys.executable, "-m", "tests.parity.writers", framework, kind, str(folder), str(keep)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -114,4 +114,4 @@ def test_a_log_is_read_to_its_last_whole_line(framework, times, tmp_path):
 def assert_whole(run: Run) -> None:
     assert not run.unreadable
     assert run.steps == list(range(len(run)))
-    assert run.loss == [LOSS_AT(step) for step in run.steps]
+    assert run.loss == [float(step) for step in run.steps]

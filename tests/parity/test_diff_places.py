@@ -506,4 +506,6 @@ def test_a_function_is_recognised_if_only_one_side_computes_it_at_once() -> None
     left, right, difference = compared(torch_views, jax_views)
     assert "gelu" in left
     assert "gelu" in right
-    assert [(c.code, c.confirmed) for c in difference.causes] == [("gelu_variant", True)]
+    # Its parts cannot be replaced by the whole, so that the other variant was not tried in the program.
+    cause = difference.causes[0]
+    assert (cause.code, cause.confirmed) == ("gelu_variant", False)

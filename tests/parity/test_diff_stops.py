@@ -181,7 +181,7 @@ PAIRS = {
     "a long part that is put behind another value": (torch_behind, jax_behind, "stopped_gradient", True),
     "a sum that hands gradients on": (torch_temperature, jax_temperature, "stopped_gradient", True),
     "a straight-through estimator": (torch_target, jax_target, "straight_through_missing", True),
-    "a quantiser with both terms": (torch_quantised, jax_quantised, "straight_through_missing", True),
+    "a quantiser with both terms": (torch_quantised, jax_quantised, "straight_through_missing", False),
     "a derivative written by hand": (torch_function, jax_function, "straight_through_missing", True),
     "a running sum": (torch_sum, jax_sum, "accumulation", True),
 }

@@ -1,7 +1,7 @@
 """Programs that write for ever, for those that read beside them.
 
-Run as ``FRAMEWORK KIND FOLDER KEEP``, where the kind is a format of checkpoints, ``snapshots`` or ``log``. All
-that is written follows from its step.
+Run as ``FRAMEWORK KIND FOLDER KEEP``, where the kind is a format of checkpoints, ``snapshots`` or ``log``.
+All that is written follows from its step.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any
 
 from stablenum import RecoveryPolicy
 
-__all__ = ["LOSS_AT", "checkpoints_of", "log_at", "recovery_of", "state_of", "step_of"]
+__all__ = ["checkpoints_of", "log_at", "recovery_of", "state_of", "step_of"]
 
 ELEMENTS = 64  # of each array
-LOSS_AT = float  # the loss of a step
 
 
 def state_of(framework: str, step: int) -> dict[str, Any]:
@@ -25,7 +24,10 @@ def state_of(framework: str, step: int) -> dict[str, Any]:
     if framework == "torch":
         import torch
 
-        return {"w": torch.full((ELEMENTS, ELEMENTS), float(step)), "narrow": torch.full((ELEMENTS,), step % 7)}
+        return {
+            "w": torch.full((ELEMENTS, ELEMENTS), float(step)),
+            "narrow": torch.full((ELEMENTS,), step % 7),
+        }
     import jax.numpy as jnp
 
     return {"w": jnp.full((ELEMENTS, ELEMENTS), float(step)), "narrow": jnp.full(ELEMENTS, step % 7)}
@@ -43,7 +45,7 @@ def step_of(state: dict[str, Any]) -> int:
 
 
 def checkpoints_of(framework: str, folder: Path, kind: str, keep: int) -> tuple[Any, Callable[[], int]]:
-    """Return the checkpoints in a folder, and what loads one and returns the step that its state follows from."""
+    """Return the checkpoints in a folder, and what loads one and returns the step of its state."""
     if framework == "torch":
         import stablenum_torch
 
@@ -67,7 +69,9 @@ def checkpoints_of(framework: str, folder: Path, kind: str, keep: int) -> tuple[
     return others, load_other
 
 
-def recovery_of(framework: str, folder: Path, keep: int) -> tuple[Any, Callable[[], object], Callable[[], set[float]]]:
+def recovery_of(
+    framework: str, folder: Path, keep: int
+) -> tuple[Any, Callable[[], object], Callable[[], set[float]]]:
     """Return a recovery in a folder, what takes a step, which adds 1 to each weight, and what reads these."""
     policy = RecoveryPolicy(every=1, keep=keep, good_after=0, check_every=1)
     if framework == "torch":
@@ -120,7 +124,7 @@ def log_at(framework: str, path: Path) -> Callable[[int], object]:
 
         def step(number: int) -> None:
             opt.zero_grad()
-            opt.backward(0.0 * weights.sum() + LOSS_AT(number))
+            opt.backward(0.0 * weights.sum() + float(number))
             opt.step()
 
         return step
@@ -140,7 +144,7 @@ def log_at(framework: str, path: Path) -> Callable[[int], object]:
         return stablenum_jax.step(tx, params, opt_state, jnp.zeros(ELEMENTS), value=loss)
 
     def step_in_jax(number: int) -> None:
-        state[:] = one(*state, LOSS_AT(number))
+        state[:] = one(*state, float(number))
         log(state[1], state[0])
 
     return step_in_jax

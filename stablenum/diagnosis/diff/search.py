@@ -101,7 +101,7 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], Stuck | None]:
         place = next(comparison.frontiers(group))
         stop = (stopped if group.kind == "gradient" else offset)(comparison, group, place)
         pairs, patch = list[Pair](), None
-        if group.kind == "gradient" and (stop is None or not stop.cause.confirmed):
+        if group.kind == "gradient" and (stop is None or not stop.cause.evidence):
             earlier = unseen_in_loss(comparison, group)
             if earlier is not None:
                 group, stop, (place, pairs, patch) = earlier[0], None, earlier[1]

@@ -111,6 +111,7 @@ def by_gradient(scene: Scene) -> Cause | None:
     return cause(
         "stopped_gradient",
         f"the losses agree, and {len(pairs)} gradients do not: {said}",
-        "The same loss with different gradients: something is detached, or a derivative is defined by hand.",
-        confirmed=bool(who),
+        "The same loss with different gradients: something is detached, a derivative is defined by hand, or "
+        "the loss has a kink there.",
+        confirmed=False,
     )

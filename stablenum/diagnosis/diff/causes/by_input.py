@@ -75,13 +75,12 @@ def _share(scene: Scene, reads: Mapping[str, tuple[set[int], set[int]]]) -> bool
 
 
 def _of_inputs(scene: Scene, name: str, here: str, there: str, *, tried: bool) -> Cause:
-    agrees = scene.patch is not None and scene.patch.agrees
-    told = "With what the left program computes there, the results agree." if agrees else ""
+    told = "With what the left program computes there, the results agree." if scene.agrees else ""
     return cause(
         "other_input",
         f"{name} reads {here} in the left program, and {there} in the right one.",
         "With the value that the left program reads, the two lines give the same result." if tried else told,
-        confirmed=agrees or tried,
+        confirmed=tried,
     )
 
 
@@ -96,12 +95,12 @@ def by_entries(scene: Scene) -> Cause | None:
     indices = [_indices(side, step) for side, step in ((here, mine), (there, theirs))]
     if any(i is None for i in indices) or indices[0].shape != indices[1].shape:
         return None
-    count, agrees = int((indices[0] != indices[1]).sum()), scene.patch is not None and scene.patch.agrees
+    count = int((indices[0] != indices[1]).sum())
     return None if not count else cause(
         "other_input",
         f"the two sides look up different entries of the same table, at {count} of {indices[0].size} places.",
-        "With the entries of the left program, the results agree." if agrees else "",
-        confirmed=agrees,
+        "With the entries of the left program, the results agree." if scene.agrees else "",
+        confirmed=False,
     )  # fmt: skip
 
 

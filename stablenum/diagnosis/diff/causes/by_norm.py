@@ -70,9 +70,10 @@ def by_normalisation(scene: Scene) -> Cause | None:
 
 def _compared(scene: Scene, x: Any, mine: list[Any], theirs: list[Any], axis: int) -> Cause | None:
     if is_of_batch(scene):
-        return _by_batch(x, (mine, theirs), axis, _shifts(scene, x.shape[axis]))
+        return _by_batch(scene, x, (mine, theirs), axis, _shifts(scene, x.shape[axis]))
     told = [v for v in variants_of(x) if v.family in _FAMILIES and v.values.shape == x.shape]
-    return _by_formula([v for v in told if not _is_line(x, v.values, axis)], mine, theirs, axis)
+    tried = [v for v in told if not _is_line(x, v.values, axis)]
+    return _by_formula(scene, tried, mine, theirs, axis)
 
 
 def _layers(scene: Scene) -> Iterator[tuple[_Layer, _Layer]]:
@@ -114,7 +115,9 @@ def is_of_batch(scene: Scene) -> bool:
     return any(_BATCH in functions_of(step) for step in starts)
 
 
-def _by_formula(tried: Sequence[Variant], mine: list[Any], theirs: list[Any], axis: int) -> Cause | None:
+def _by_formula(
+    scene: Scene, tried: Sequence[Variant], mine: list[Any], theirs: list[Any], axis: int
+) -> Cause | None:
     """Return the cause where two formulas of one family give each side's value up to scale and shift."""
     here = list(_fitting(tried, mine, axis))
     there = list(_fitting(tried, theirs, axis)) if here else []
@@ -126,7 +129,7 @@ def _by_formula(tried: Sequence[Variant], mine: list[Any], theirs: list[Any], ax
             f"the left program computes {a}, the right one {b}.",
             "Both formulas were evaluated on what the layer reads; each gives its side's value, up to one "
             "scale and shift for each channel.",
-            confirmed=True,
+            confirmed=scene.goes_on_alike,
         )
     return None
 
@@ -139,7 +142,9 @@ def _fitting(tried: Sequence[Variant], values: list[Any], axis: int) -> Iterator
             yield v
 
 
-def _by_batch(x: Any, values: tuple[list[Any], list[Any]], axis: int, shifts: Sequence[Any]) -> Cause | None:
+def _by_batch(
+    scene: Scene, x: Any, values: tuple[list[Any], list[Any]], axis: int, shifts: Sequence[Any]
+) -> Cause | None:
     """Return the cause where one side normalises by the statistics of the batch and the other by others: only
     by those of the batch is the mean of a channel its shift."""
     others = tuple(k for k in range(x.ndim) if k != axis)
@@ -155,7 +160,7 @@ def _by_batch(x: Any, values: tuple[list[Any], list[Any]], axis: int, shifts: Se
         f"the {of_batch} program normalises by the batch, the {other} one by running statistics.",
         f"On the {of_batch}, the mean of each channel is its shift, as normalising by the batch makes it; on "
         f"the {other}, each channel is affine in what the layer reads, with a different mean.",
-        confirmed=True,
+        confirmed=scene.goes_on_alike,
     )
 
 

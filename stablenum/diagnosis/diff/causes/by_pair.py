@@ -30,13 +30,13 @@ def by_pair(scene: Scene) -> Cause | None:
         reason = reason._replace(code="stopped_gradient", sentence="only one side passes this gradient on.")
     # Two values side by side, such as queries and keys, may have the same fault.
     alike = [p for p, r in reasons if r.code == reason.code]
-    confirmed = scene.stops_at([pair]) or (len(alike) > 1 and scene.stops_at(alike))
-    told = " With the left value in its place, the two sides agree in what follows." if confirmed else ""
+    agree = scene.stops_at([pair]) or (len(alike) > 1 and scene.stops_at(alike))
+    told = " With the left value in its place, the two sides agree in what follows." if agree else ""
     number = follows_number(scene, pair, _factor(pair)) if reason.code == "scale" else ""
     if number:
         sentence = f"the two sides multiply by different numbers: {number}."
         return cause(reason.code, sentence, reason.evidence, confirmed=False)
-    return cause(reason.code, reason.sentence, reason.evidence + told, confirmed=confirmed)
+    return cause(reason.code, reason.sentence, reason.evidence + told, confirmed=agree and reason.made)
 
 
 def _factor(pair: Pair) -> float:

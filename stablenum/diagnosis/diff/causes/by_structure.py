@@ -32,7 +32,7 @@ def by_structure(scene: Scene) -> Cause | None:
             "entry_order",
             "the same numbers are in another order relative to what they are combined with.",
             "Sorted, they are equal; unsorted, no permutation of the axes makes all operands equal.",
-            confirmed=scene.patch is not None and scene.patch.agrees,
+            confirmed=scene.agrees,
         )
     names = {here.step.operation, there.step.operation}
     if {here.step.primitive, there.step.primitive} & _MOVING and names & _MOVING:
@@ -52,12 +52,12 @@ def _other(scene: Scene) -> Cause | None:
     """Return a cause for two lines that differ in a forward pass, if no more is known of them."""
     if scene.group.kind in ("updated", "gradient"):
         return None
-    agrees = scene.patch is not None and scene.patch.agrees and _within(scene)
+    agrees = scene.agrees and _within(scene)
     return cause(
         "other_function",
         "the two lines compute different functions of the same values.",
         "With the result of the left program's line in its place, the results agree." if agrees else "",
-        confirmed=agrees,
+        confirmed=False,
     )
 
 
@@ -123,7 +123,7 @@ def _statistics(side: Side, start: Start, region: Iterable[Step]) -> tuple[int, 
 def by_lack(scene: Scene) -> Cause | None:
     """Return the cause where one side lacks an operation, if the results agree with it."""
     here, there = scene.found.left, scene.found.right
-    if here is None or there is None or scene.patch is None or not scene.patch.agrees:
+    if here is None or there is None or scene.patch is None or not scene.agrees:
         return None
     has, values = (here, there) if there.missing else (there, here)
     value, made = scene.patch.right, scene.patch.left

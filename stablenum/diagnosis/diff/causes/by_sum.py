@@ -40,7 +40,7 @@ def by_sum(scene: Scene) -> Cause | None:
                     f"the other program takes {how} of what the {name} one keeps apart, "
                     f"{y.size} values of {x.size}.",
                     "With what the left program computes, the results agree.",
-                    confirmed=True,
+                    confirmed=False,
                 )
     return None
 

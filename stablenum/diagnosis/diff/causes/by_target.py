@@ -35,7 +35,7 @@ def by_targets(scene: Scene) -> Cause | None:
         return None
     left = _found(scene.left)
     right = None if left is None else _found(scene.right)
-    return None if left is None or right is None else _compared(left, right)
+    return None if left is None or right is None else _compared(scene, left, right)
 
 
 def _found(side: Side) -> Targets | None:
@@ -89,7 +89,7 @@ class _Reason(NamedTuple):
     remedy: str = ""
 
 
-def _compared(left: Targets, right: Targets) -> Cause | None:
+def _compared(scene: Scene, left: Targets, right: Targets) -> Cause | None:
     pairs = _pairs(left.rows, right.rows)
     if 2 * len(pairs) < min(len(left.rows), len(right.rows)):
         return None
@@ -101,7 +101,19 @@ def _compared(left: Targets, right: Targets) -> Cause | None:
     if found is None:
         return None
     evidence = f"The gradients with respect to the logits show it, in {len(pairs)} rows."
-    return cause(found.code, found.sentence, evidence, confirmed=True, remedy=found.remedy)
+    explained = _explained(scene, left, right)
+    evidence += (
+        " The cross-entropies with these targets differ by as much as the losses." if explained else ""
+    )
+    return cause(found.code, found.sentence, evidence, confirmed=explained, remedy=found.remedy)
+
+
+def _explained(scene: Scene, left: Targets, right: Targets) -> bool:
+    """Return whether the cross-entropies with these targets differ by as much as the losses: terms that both
+    losses have beside them, such as a penalty, cancel."""
+    mine, theirs = (float(np.sum(loss)) for loss in scene.comparison.arrays_of(scene.group.pairs[0]))
+    size = max(abs(left.loss), abs(right.loss))
+    return abs((mine - theirs) - (left.loss - right.loss)) <= SAME_FORMULA * size
 
 
 def _pairs(mine: Any, theirs: Any) -> list[tuple[int, int]]:

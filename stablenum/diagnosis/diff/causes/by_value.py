@@ -46,11 +46,17 @@ class Values(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """A cause, in a sentence, with what was measured."""
+    """A cause, in a sentence, with what was measured.
+
+    Attributes:
+        code, sentence, evidence: as in a cause.
+        made: whether what the cause says makes one value the other, entry by entry.
+    """
 
     code: str
     sentence: str
     evidence: str
+    made: bool = True
 
 
 def reason_of(values: Values) -> Reason | None:
@@ -205,6 +211,7 @@ def _rotation(v: Values) -> Reason | None:
                 "rotary_layout",
                 f"the left side rotates {next(iter(mine))}, the right one {next(iter(theirs))}.",
                 "A rotation keeps the norm of each pair; these are the pairs whose norms each side keeps.",
+                made=False,
             )
     return None
 
@@ -236,6 +243,7 @@ def _permutation(v: Values) -> Reason | None:
         "entry_order" if entries else "head_split_order",
         "the same numbers are put in another order.",
         "Sorted, the two are equal; unsorted, no transposition makes them equal.",
+        made=entries,  # that these are heads is a guess
     )
 
 

@@ -48,9 +48,9 @@ def by_variant(scene: Scene) -> Cause | None:
             products = "matmul" in (here.step.operation, there.step.operation)
             sums = products and pair[0].family == pair[1].family == "reduction"
             code = "reduction" if sums else code_of(*pair)  # no statistic begins with a product
-            return _confirmed(code, *pair)
+            return _cause(scene, code, *pair)
     pair = None if read or here.missing or there.missing else _unlike_in_parts(scene, here, there)
-    return None if pair is None else _confirmed(code_of(*pair), *pair)
+    return None if pair is None else _cause(scene, code_of(*pair), *pair)
 
 
 def _unlike_in_parts(scene: Scene, here: Start, there: Start) -> tuple[Variant, Variant] | None:
@@ -74,12 +74,12 @@ def _region(scene: Scene, side: Side) -> Iterable[Step]:
     return scene.found.region_left if side is scene.left else scene.found.region_right
 
 
-def _confirmed(code: str, left: Variant, right: Variant) -> Cause:
+def _cause(scene: Scene, code: str, left: Variant, right: Variant) -> Cause:
     return cause(
         code,
         f"the left program computes {left}, the right one {right}.",
         "Both formulas were evaluated on what the operation reads; each gives its side's value.",
-        confirmed=True,
+        confirmed=scene.goes_on_alike,
     )
 
 

@@ -57,7 +57,7 @@ def by_window(scene: Scene) -> Cause | None:
                     found.append(variant._replace(values=None))
         if left and right and not {v[:2] for v in left} & {v[:2] for v in right}:
             likely = min(left, key=_uneven), min(right, key=_uneven)
-            return _cause(_code_of(code, *likely), *likely)
+            return _cause(scene, _code_of(code, *likely), *likely)
     return None
 
 
@@ -78,12 +78,12 @@ def _code_of(code: str, left: Variant, right: Variant) -> str:
     return code if unlike & {"padding", "filled with"} else "other_function"
 
 
-def _cause(code: str, left: Variant, right: Variant) -> Cause:
+def _cause(scene: Scene, code: str, left: Variant, right: Variant) -> Cause:
     return cause(
         code,
         f"the left program computes {left}, the right one {right}.",
         "Both were evaluated on what the operation reads; each gives its side's value.",
-        confirmed=True,
+        confirmed=scene.goes_on_alike,
     )
 
 

@@ -52,6 +52,19 @@ class Scene:
         """Value of the right side -> values of the left side that are equal to it."""
         return self.comparison.found.right
 
+    @property
+    def goes_on_alike(self) -> bool:
+        """Whether the two sides agree in what follows with the left program's value in place of the right's.
+
+        That confirms the place. It confirms a cause only together with what makes one value the other.
+        """
+        return self.patch is not None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether also the results agree then."""
+        return self.patch is not None and self.patch.agrees
+
     def forward_starts(self) -> Iterator[tuple[str, Side, Start, tuple[Step, ...]]]:
         """Yield the sides that have an operation where the programs part in the forward pass, right first."""
         for name in ("right", "left"):
@@ -90,6 +103,11 @@ class Scene:
 def cause(
     code: str, sentence: str, evidence: str, *, confirmed: bool, update: bool = False, remedy: str = ""
 ) -> Cause:
-    """Return a cause with the remedy of its code, which may be another one for an update, or its own."""
+    """Return a cause with the remedy of its code, which may be another one for an update, or its own.
+
+    Confirmed is one that was tried: one side was changed as the cause says, with what the side itself reads,
+    and the two sides agreed then. That they agree with a value of the other side in its place shows where
+    they part, not why.
+    """
     remedy = remedy or (REMEDIES_OF_UPDATES if update else REMEDIES)[code]
     return Cause(code=code, sentence=sentence, evidence=evidence, remedy=remedy, confirmed=confirmed)

@@ -126,11 +126,13 @@ def _stopped(other: Side, case: Case, after: Comparison | None, evidence: str) -
         sentence=_SENTENCES[case.code].format(stops=case.side, passes=OTHER[case.side]),
         evidence=evidence,
         remedy=REMEDIES[case.code],
-        confirmed=bool(evidence),
+        confirmed=bool(evidence) and evidence is not _ON_BOTH,
     )
     return Stopped(*((here, there) if case.side == "left" else (there, here)), cause, after)
 
 
+# This shows the place, and not what either side does there.
+_ON_BOTH = "Without the gradient of what follows here, on both sides, all gradients agree."
 _MEASURED = "Finite differences show that its gradients lack what would pass here."
 _SENTENCES = {
     "stopped_gradient": "the {stops} program blocks the gradient here; the {passes} one does not.",
@@ -167,11 +169,11 @@ def _cut(comparison: Comparison, group: Group, found: Frontier, case: Case) -> s
     region = found.region_left if case.side == "left" else found.region_right
     made, sizes = {o for s in region for o in s.outputs}, {own.shapes[r.value] for r in case.own}
     known = dict.fromkeys(i for s in region for i in s.inputs if i not in made and i in equal)
-    both = [{case.side: {i}, other: {equal[i][0]}} for i in known if own.shapes[i] in sizes]
     alone = [{case.side: values} for values in _contributions(own, case.own)]
-    for values in [*both[:_MOST_TRIALS], *alone]:
+    both = [{case.side: {i}, other: {equal[i][0]}} for i in known if own.shapes[i] in sizes]
+    for values in [*alone, *both[:_MOST_TRIALS]]:
         if _without(comparison, values, group).agrees(group):
-            return "Without the gradient of what follows here, all gradients agree."
+            return _ON_BOTH if len(values) > 1 else "Without what passes there, all gradients agree."
     return ""
 
 

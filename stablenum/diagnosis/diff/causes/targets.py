@@ -56,6 +56,15 @@ class Targets(NamedTuple):
         return self.weight * self.on - self._smoothed
 
     @property
+    def loss(self) -> float:
+        """The cross-entropy with these targets, of all rows together."""
+        others = (self.weight * self.off)[:, None] if self.spread is None else self.spread
+        targets = np.where(self.weight[:, None] > 0, others, np.zeros(self.rows.shape))
+        targets[np.arange(len(targets)), self.label] = self.weight * self.on
+        told = targets != 0
+        return -float((targets[told] * np.log(self.rows[told])).sum())
+
+    @property
     def share(self) -> Any:
         """The label smoothing of each row: the share that goes to all classes."""
         with np.errstate(all="ignore"):
