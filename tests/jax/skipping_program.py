@@ -17,7 +17,7 @@ from stablenum import NonFiniteError
 
 def _training(name: str, bad: Any, **settings: Any) -> tuple[Any, Any]:
     """Return a training step of the steps that ``bad`` marks, in wrapper form, and its carry."""
-    tx = stablenum_jax.guard(optax.adam(0.1), **settings)
+    tx = stablenum_jax.guard(optax.sgd(0.1), **settings)
     params = {name: jnp.ones(2)}
 
     def step(carry: Any, i: Any) -> tuple[Any, None]:
