@@ -12,6 +12,7 @@ from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import history, metrics
 from stablenum.guard.skip_log import SkipLog, SkipLogs
 from tests.backends import BACKENDS
+from tests.selection import slow_but_for
 
 NAMES = ["embed.weight", "head.weight"]
 
@@ -148,11 +149,19 @@ def _states(pattern: str, at: set[int], norm: float) -> list[GuardState]:
     return found
 
 
+GOOD, BAD = "g" * 900, "b" * 900
+PATTERNS = [(GOOD, GOOD), (GOOD, BAD), (BAD, GOOD), ("b" + GOOD[1:], GOOD)]
+
+
+# Beyond 128 steps no record is common to two states. Each pair of trainings runs with one interval.
 @pytest.mark.parametrize(
-    ("one", "other"),
-    [("g" * 900, "g" * 900), ("g" * 900, "b" * 900), ("b" * 900, "g" * 900), ("b" + "g" * 899, "g" * 900)],
+    ("one", "other", "every"),
+    slow_but_for(
+        [(*pair, every) for pair, every in zip(PATTERNS, (100, 1, 100, 300), strict=True)],
+        [(*pair, every) for pair in PATTERNS for every in (1, 100, 300)],
+    ),
+    ids=lambda value: value if isinstance(value, int) else f"{value[:2]}...",
 )
-@pytest.mark.parametrize("every", [1, 100, 300])  # beyond 128 steps no record is common to two states
 def test_trainings_in_turn_have_a_log_each(one, other, every):
     logs, at = SkipLogs(), set(range(every, 901, every))
     turns = zip(_states(one, at, 1.0), _states(other, at, 2.0), strict=True)

@@ -1,4 +1,4 @@
-"""``python -m tests.jax.exact_layouts``: the same gradients on one to eight devices, in many layouts.
+"""``python -m tests.jax.exact_layouts [few]``: the same gradients on one to eight devices, in many layouts.
 
 It prints, as JSON, the bits that each layout recorded, for ``test_exact_norms.py``.
 """
@@ -32,6 +32,8 @@ LAYOUTS: dict[str, tuple[str, tuple[int, ...], Any, Any]] = {
     "shard_map, copies": ("shard_map", (8, 1), (), ()),
 }
 SOME = ("one device", "jit, 2-D", "shard_map, 2-D")
+# One of each kind of program; whatever the rules, they differ in how XLA or the user divides them.
+FEW = (*SOME, "explicit, 2-D")
 
 
 def gradients() -> dict[str, Any]:
@@ -78,16 +80,17 @@ def record(layout: str, **rules: Any) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Print everything."""
+def main(few: str = "") -> None:
+    """Print what all layouts recorded, or a few."""
     by_norm = {"clip": (stablenum.AdaGC(max_norm=0.5, warmup_steps=1), 1.0)}
+    layouts, some = (FEW, ("one device", "shard_map, 2-D")) if few else (LAYOUTS, SOME)
     found = {
-        "exact": {name: record(name, clip=1.0, exact_norms=True) for name in LAYOUTS},
-        "single norms": {name: record(name, **by_norm, exact_norms=True) for name in SOME},
-        "rounded": {name: record(name, clip=1.0) for name in SOME},
+        "exact": {name: record(name, clip=1.0, exact_norms=True) for name in layouts},
+        "single norms": {name: record(name, **by_norm, exact_norms=True) for name in some},
+        "rounded": {name: record(name, clip=1.0) for name in some},
     }
     json.dump(found, sys.stdout)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

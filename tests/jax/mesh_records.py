@@ -1,7 +1,8 @@
-"""``python -m tests.jax.mesh_records [LAYOUT ...]``: a training on eight devices in each layout, with faults.
+"""``python -m tests.jax.mesh_records LAYOUT ...``: a training on eight devices in each layout, with faults.
 
 It prints, as JSON, what each layout recorded and where its parameters ended, for ``test_meshes.py``, which
-compares that with one process on the gathered gradients; without a layout, the collectives of compiled steps.
+compares that with one process on the gathered gradients; of ``LAYOUT: RULES``, the collectives of a compiled
+step.
 """
 
 from __future__ import annotations
@@ -107,29 +108,24 @@ def collectives(layout: str, **rules: Any) -> dict[str, Any]:
     return {"collectives": found, "asks the host": bool(HOST.search(text))}
 
 
-def main(*layouts: str) -> None:
-    """Print what these layouts recorded; without a name, the collectives."""
-    if layouts:
-        json.dump({layout: record(layout) for layout in layouts}, sys.stdout)
-        return
-    rules = {
-        "clip": {"clip": 1.0},
-        "per tensor": {"clip": stablenum.ClipByNorm(1.0)},
-        "exact": {"clip": 1.0, "exact_norms": True},
-        "two rules": {"clip": (stablenum.AutoClip(), 1.0)},
-        "update": {"clip": (1.0, stablenum.ClipUpdateRMS(1.0, per_lr=False))},
-        "units": {"clip": stablenum.AdaptiveGradClip()},
-        "units, then a norm": {"clip": (stablenum.AdaptiveGradClip(), 1.0)},
-        "elements": {"loss_scale": stablenum.UnderflowAwareLossScale()},
-    }
-    joined = [("shard_map, FSDP", name) for name in rules] + [
-        ("shard_map, 2-D", "clip"),
-        ("shard_map, 2-D", "units"),
-        ("pmap", "clip"),
-    ]
-    by_xla = [("jit, FSDP", "clip"), ("jit, 2-D", "clip"), ("jit, data", "clip")]
-    programs = joined + by_xla
-    found = {f"{layout}: {name}": collectives(layout, **rules[name]) for layout, name in programs}
+RULES: dict[str, dict[str, Any]] = {
+    "clip": {"clip": 1.0},
+    "per tensor": {"clip": stablenum.ClipByNorm(1.0)},
+    "exact": {"clip": 1.0, "exact_norms": True},
+    "two rules": {"clip": (stablenum.AutoClip(), 1.0)},
+    "update": {"clip": (1.0, stablenum.ClipUpdateRMS(1.0, per_lr=False))},
+    "units": {"clip": stablenum.AdaptiveGradClip()},
+    "units, then a norm": {"clip": (stablenum.AdaptiveGradClip(), 1.0)},
+    "elements": {"loss_scale": stablenum.UnderflowAwareLossScale()},
+}
+
+
+def main(*names: str) -> None:
+    """Print what these layouts recorded, and the collectives of programs that have rules too."""
+    found = {}
+    for name in names:
+        layout, _, rules = name.partition(": ")
+        found[name] = collectives(layout, **RULES[rules]) if rules else record(layout)
     json.dump(found, sys.stdout)
 
 

@@ -1,8 +1,13 @@
-"""Trains under JAX without ever reading a guard's state; each guard has a parameter of its own name."""
+"""``skipping_program.py TRAINING ...``: trains under JAX without ever reading a guard's state.
+
+Each guard has a parameter of its own name.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +22,7 @@ from stablenum import NonFiniteError
 
 def _training(name: str, bad: Any, **settings: Any) -> tuple[Any, Any]:
     """Return a training step of the steps that ``bad`` marks, in wrapper form, and its carry."""
-    tx = stablenum_jax.guard(optax.adam(0.1), **settings)
+    tx = stablenum_jax.guard(optax.sgd(0.1), **settings)
     params = {name: jnp.ones(2)}
 
     def step(carry: Any, i: Any) -> tuple[Any, None]:
@@ -95,17 +100,22 @@ def _heard() -> None:
         stablenum_jax.metrics(opt_state)
 
 
+TRAININGS: dict[str, Callable[[str], None]] = {
+    "jitted": _jitted,
+    "good": lambda name: _jitted(name, lambda i: i < 0),
+    "seldom": lambda name: _jitted(name, lambda i: i % 2 == 0),
+    "early": lambda name: _jitted(name, lambda i: i < 10),
+    "silent": lambda name: _jitted(name, log_skips=False),
+    "ahead": _ahead,
+    "exported": _exported,
+    "scanned": _scanned,
+    "halted": lambda name: _scanned(name, max_skips_in_a_row=5),
+    "raised": lambda name: _jitted(name, on_nonfinite="raise"),
+    "stacked": _stacked,
+    "of_nnx": lambda name: _nnx(),
+    "heard": lambda name: _heard(),
+}
+
 if __name__ == "__main__":
-    _jitted("jitted")
-    _jitted("good", lambda i: i < 0)
-    _jitted("seldom", lambda i: i % 2 == 0)
-    _jitted("early", lambda i: i < 10)
-    _jitted("silent", log_skips=False)
-    _ahead("ahead")
-    _exported("exported")
-    _scanned("scanned")
-    _scanned("halted", max_skips_in_a_row=5)
-    _jitted("raised", on_nonfinite="raise")
-    _stacked("stacked")
-    _nnx()
-    _heard()
+    for name in sys.argv[1:]:
+        TRAININGS[name](name)

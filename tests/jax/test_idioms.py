@@ -47,8 +47,17 @@ def test_a_sound_step_passes_under_debug_nans(rules: str, value: Any) -> None:
     np.testing.assert_equal(seen["loss"], np.nan if value is None else value)
 
 
-@pytest.mark.parametrize("rule", ["SpikeGuard", "MeanStdSpikeGuard", "AutoClip", "ZClip"])
-@pytest.mark.parametrize("mode", ["step", "jit"])
+WATCHING = ["SpikeGuard", "MeanStdSpikeGuard", "AutoClip", "ZClip"]
+
+
+# Each rule, and both modes twice.
+@pytest.mark.parametrize(
+    ("mode", "rule"),
+    slow_but_for(
+        zip(["step", "jit", "jit", "step"], WATCHING, strict=True),
+        itertools.product(["step", "jit"], WATCHING),
+    ),
+)
 def test_sound_steps_pass_under_debug_infs(mode: str, rule: str) -> None:
     made = getattr(stablenum, rule)()
     with jax.debug_infs(True):
@@ -141,8 +150,13 @@ def test_leaves_of_8_bits(rules: str, dtype: Any) -> None:
     assert sj.metrics(opt_state)["worst"] == (1, "w")
 
 
-@pytest.mark.parametrize("mode", ["eager", "jit"])
-@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+FLOAT8 = [jnp.float8_e4m3fn, jnp.float8_e5m2]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mode"),
+    slow_but_for(zip(FLOAT8, ["eager", "jit"], strict=True), itertools.product(FLOAT8, ["eager", "jit"])),
+)
 def test_updates_of_8_bits_can_be_added_under_a_loss_scale(dtype: Any, mode: str) -> None:
     params = {**PARAMS, "w": jnp.full((2, 2), 2.0).astype(dtype)}
     tx = sj.guard(optax.sgd(1.0), loss_scale=8.0)

@@ -75,10 +75,51 @@ def records(request: pytest.FixtureRequest, layout: str) -> Any:
     return request.getfixturevalue("some" if layout in SOME else "others")[layout]
 
 
+# The collectives of a joint decision: how many numbers each device gives.
+TENSORS = len(SHAPES)
+# Parts of units on one device. Along "d", units of "v" and "w" have a part on each; "b" is one unit.
+UNITS_FSDP, UNITS_2D = 1 + 8 + 8, 1 + 8 // 4 + 8 // 2
+NUMBERS = {
+    "shard_map, FSDP: clip": 5,
+    "shard_map, 2-D: clip": 5,
+    "pmap: clip": 5,
+    "shard_map, FSDP: elements": 5 + 3,
+    "shard_map, FSDP: per tensor": 5 + 2 * TENSORS,
+    "shard_map, FSDP: two rules": 5,
+    "shard_map, FSDP: units": 5 + 3 * UNITS_FSDP,
+    "shard_map, FSDP: units, then a norm": 5 + 2 * TENSORS + 3 * UNITS_FSDP,
+    "shard_map, 2-D: units": 5 + 3 * UNITS_2D,
+    "shard_map, FSDP: exact": 5 + exact_sums.COLUMNS,
+}
+UPDATE = "shard_map, FSDP: update"
+BY_XLA = {"jit, data: clip": 0, "jit, FSDP: clip": 1, "jit, 2-D: clip": 3}
+PROGRAMS = [*NUMBERS, UPDATE, *BY_XLA]
+# Norms alone, with units and tensors besides, as exact sums, and by XLA: all that is reduced.
+FEW = [
+    "shard_map, 2-D: clip",
+    "shard_map, FSDP: units, then a norm",
+    "shard_map, FSDP: exact",
+    UPDATE,
+    "jit, FSDP: clip",
+]
+
+
 @pytest.fixture(scope="module")
-def programs() -> Any:
-    """The collectives of compiled steps."""
-    return printed()
+def few() -> Any:
+    """The collectives of a few compiled steps."""
+    return printed(*FEW)
+
+
+@pytest.fixture(scope="module")
+def rest() -> Any:
+    """The same for the other programs."""
+    return printed(*(program for program in PROGRAMS if program not in FEW))
+
+
+@pytest.fixture
+def compiled(request: pytest.FixtureRequest, program: str) -> Any:
+    """The collectives of the program of the test, and whether it asks the host."""
+    return request.getfixturevalue("few" if program in FEW else "rest")[program]
 
 
 def mean(made: Any, names: Any) -> tuple[dict[str, Any], float]:
@@ -168,48 +209,27 @@ def test_without_axis_name_no_device_is_named(records: Any, layout: str) -> None
     assert {one["worst_rank"] for one in records.values()} == {None}
 
 
-TENSORS = len(SHAPES)
-# Parts of units on one device. Along "d", units of "v" and "w" have a part on each; "b" is one unit.
-UNITS_FSDP, UNITS_2D = 1 + 8 + 8, 1 + 8 // 4 + 8 // 2
-
-
-@pytest.mark.parametrize(
-    ("program", "numbers"),
-    [
-        ("shard_map, FSDP: clip", 5),
-        ("shard_map, 2-D: clip", 5),
-        ("pmap: clip", 5),
-        ("shard_map, FSDP: elements", 5 + 3),
-        ("shard_map, FSDP: per tensor", 5 + 2 * TENSORS),
-        ("shard_map, FSDP: two rules", 5),
-        ("shard_map, FSDP: units", 5 + 3 * UNITS_FSDP),
-        ("shard_map, FSDP: units, then a norm", 5 + 2 * TENSORS + 3 * UNITS_FSDP),
-        ("shard_map, 2-D: units", 5 + 3 * UNITS_2D),
-        ("shard_map, FSDP: exact", 5 + exact_sums.COLUMNS),
-    ],
-)
-def test_a_joint_decision_is_one_collective(programs: Any, program: str, numbers: int) -> None:
+@pytest.mark.parametrize("program", only(FEW, NUMBERS))
+def test_a_joint_decision_is_one_collective(compiled: Any, program: str) -> None:
     """Its bytes are 4 x devices x numbers; without rules for single parameters, for any number of these."""
-    found = programs[program]
-    (shape, kind) = found["collectives"][0]
-    assert len(found["collectives"]) == 1, found
+    (shape, kind) = compiled["collectives"][0]
+    assert len(compiled["collectives"]) == 1, compiled
     assert kind == "all-reduce"
-    assert shape.startswith(f"f32[{DEVICES},{numbers}]")
+    assert shape.startswith(f"f32[{DEVICES},{NUMBERS[program]}]")
 
 
-def test_clipping_the_update_is_one_more(programs: Any) -> None:
+@pytest.mark.parametrize("program", [UPDATE])
+def test_clipping_the_update_is_one_more(compiled: Any) -> None:
     """It has two numbers for each update with elements."""
-    found = programs["shard_map, FSDP: update"]["collectives"]
-    sizes = [shape.partition("{")[0] for shape, _ in found]
+    sizes = [shape.partition("{")[0] for shape, _ in compiled["collectives"]]
     assert sorted(sizes) == [f"f32[{DEVICES},5]", f"f32[{DEVICES},{2 * (TENSORS - 1)}]"]
 
 
-@pytest.mark.parametrize(("program", "groups"), [("jit, data", 0), ("jit, FSDP", 1), ("jit, 2-D", 3)])
-def test_xla_combines_the_all_reduces_of_all_norms(programs: Any, program: str, groups: int) -> None:
+@pytest.mark.parametrize("program", only(FEW, BY_XLA))
+def test_xla_combines_the_all_reduces_of_all_norms(compiled: Any, program: str) -> None:
     """It makes one for each group of devices; as many again stand in the branch for extreme gradients, and in
     that of a skip, which looks at the parameters."""
-    found = programs[f"{program}: clip"]["collectives"]
-    assert [kind for _, kind in found] == ["all-reduce"] * 3 * groups
+    assert [kind for _, kind in compiled["collectives"]] == ["all-reduce"] * 3 * BY_XLA[program]
 
 
 def test_the_programs_of_the_page_run_on_eight_devices() -> None:
@@ -222,5 +242,6 @@ def test_the_programs_of_the_page_run_on_eight_devices() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_no_step_asks_the_host(programs: Any) -> None:
-    assert not any(one["asks the host"] for one in programs.values())
+@pytest.mark.parametrize("program", only(FEW, PROGRAMS))
+def test_no_step_asks_the_host(compiled: Any) -> None:
+    assert compiled["asks the host"] is False

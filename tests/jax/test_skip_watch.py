@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -15,15 +16,26 @@ import pytest
 import stablenum_jax
 from stablenum_jax._step import skip_watch
 from stablenum_jax._trees import state as states
+from tests.jax.skipping_program import TRAININGS
 from tests.selection import only
 
 BAD, GOOD = jnp.asarray([1.0, jnp.nan]), jnp.ones(2)
 
 
-def test_what_is_skipped_is_told_once_however_it_is_compiled():
+TOLD = {
+    **dict.fromkeys(["jitted", "ahead", "exported", "scanned", "stacked", "of_nnx"], "50 steps"),
+    **dict.fromkeys(["halted", "raised"], "Training stopped:"),
+    "early": "10 steps",
+}
+# Each way to compile, a halt, and a training of which nothing is told; the others are told in the same ways.
+SOME = ["jitted", "ahead", "exported", "scanned", "stacked", "of_nnx", "raised", "early", "silent"]
+
+
+@pytest.mark.parametrize("trainings", only([SOME], [SOME, list(TRAININGS)]), ids=["some", "all"])
+def test_what_is_skipped_is_told_once_however_it_is_compiled(trainings):
     program = Path(__file__).with_name("skipping_program.py")
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=240, check=True
+        [sys.executable, str(program), *trainings], capture_output=True, text=True, timeout=240, check=True
     )
     told = {}
     for line in filter(None, done.stderr.splitlines()):
@@ -32,9 +44,7 @@ def test_what_is_skipped_is_told_once_however_it_is_compiled():
         assert "Likely cause: " in line
         assert "Remedy: " in line
         told[name] = " ".join(line.split()[:2])
-    whole = dict.fromkeys(["jitted", "ahead", "exported", "scanned", "stacked", "of_nnx"], "50 steps")
-    halts = dict.fromkeys(["halted", "raised"], "Training stopped:")
-    assert told == {**whole, **halts, "early": "10 steps"}
+    assert told == {name: said for name, said in TOLD.items() if name in trainings}
 
 
 @pytest.fixture
@@ -119,12 +129,14 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", only({"grad", "vmap"}, TRANSFORMATIONS))
-def test_steps_inside_a_transformation_are_not_watched(watch, caplog, name):
-    with jax.checking_leaks():
+# Looking for leaks turns off all of JAX's caches, and takes ten times as long.
+@pytest.mark.parametrize("leaks", only({False}, [False, True]))
+@pytest.mark.parametrize("name", only({"vmap of grad"}, TRANSFORMATIONS))  # both kinds of tracers
+def test_steps_inside_a_transformation_are_not_watched(watch, caplog, name, leaks):
+    with jax.checking_leaks() if leaks else contextlib.nullcontext():
         TRANSFORMATIONS[name](_two_steps)
     watch.flush()
-    step, params, opt_state = _step(f"after {name}")
+    step, params, opt_state = _step(f"after {name} {leaks}")
     for _ in range(4):
         params, opt_state = step(params, opt_state, BAD)
     watch.flush()
@@ -157,7 +169,7 @@ def _training(name, grad, **settings):
     return [jax.jit(step), carry, grad]
 
 
-@pytest.mark.parametrize("others", [1, 4])
+@pytest.mark.parametrize("others", only([4], [1, 4]))
 @pytest.mark.parametrize("bad_is_last", [False, True])
 def test_equal_models_trained_in_turn_are_told_apart(watch, caplog, monkeypatch, others, bad_is_last):
     monkeypatch.setattr(skip_watch, "_SECONDS", 1e9)

@@ -18,8 +18,15 @@ def test_all_that_needs_four_devices() -> None:
     run()
 
 
+# One case of each function that has cases.
+SOME = (
+    "test_the_shard_and_the_way and True-True or test_under_jit and Auto or bad_parts or several or test_pmap"
+    " or bad_data_of_pmap or inside_a_shard_map or test_groups and psum"
+)
+
+
 def test_what_shows_each_kind_of_mesh_and_report() -> None:
-    run("named or several or pmap or inside_a_shard_map or groups")
+    run(SOME)
 
 
 def run(selection: str = "") -> None:

@@ -75,7 +75,8 @@ def of_linen(policy) -> tuple[str, set[str], set[str]]:
 
 
 def of_nnx(policy) -> tuple[str, set[str], set[str]]:
-    model = stablenum_jax.policy.as_policy(policy).cast_to_param(NnxTransformer())
+    cast = stablenum_jax.policy.as_policy(policy).cast_to_param
+    model = nnx.eval_shape(lambda: cast(NnxTransformer()))
 
     def total(model):
         out = stablenum_jax.precision(model, policy)(TOKENS)
@@ -86,7 +87,8 @@ def of_nnx(policy) -> tuple[str, set[str], set[str]]:
 
 
 def of_equinox(policy) -> tuple[str, set[str], set[str]]:
-    model = stablenum_jax.policy.as_policy(policy).cast_to_param(EqxTransformer())
+    cast = stablenum_jax.policy.as_policy(policy).cast_to_param
+    model = eqx.filter_eval_shape(lambda: cast(EqxTransformer()))
 
     def total(model):
         out = stablenum_jax.precision(model, policy)(TOKENS)

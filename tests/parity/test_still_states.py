@@ -180,7 +180,7 @@ TABLES = [
         False,
         id="torch moving",
     ),
-    pytest.param(QUANTIZER_IN_JAX.format(kept="codebook"), True, id="jax still"),
+    pytest.param(QUANTIZER_IN_JAX.format(kept="codebook"), True, id="jax still", marks=REPEATS),
     pytest.param(QUANTIZER_IN_JAX.format(kept="new"), False, id="jax moving", marks=REPEATS),
 ]
 

@@ -181,7 +181,7 @@ import stablenum, stablenum_jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from stablenum_jax.integrations.orbax import GuardedRestore, GuardedSave
 
-tx = optax.chain(stablenum_jax.guard(clip=[stablenum.AdaGC(), 1.0]), optax.adamw(1e-2))
+tx = optax.chain(stablenum_jax.guard(clip=stablenum.AdaGC()), optax.adamw(1e-2))
 one, two = Mesh(jax.devices(), "x"), Mesh(np.reshape(jax.devices(), (4, 2)), ("a", "b"))
 
 
@@ -204,7 +204,7 @@ state = laid_out(one, P("x"))
 state = train(state, 1.0)
 
 # A bad step in shard_map, where the devices decide together and the worst is named: the device of row 5.
-joined = optax.chain(stablenum_jax.guard(clip=[stablenum.AdaGC(), 1.0], axis_name="x"), optax.adamw(1e-2))
+joined = optax.chain(stablenum_jax.guard(clip=stablenum.AdaGC(), axis_name="x"), optax.adamw(1e-2))
 specs = jax.tree.map(lambda x: P("x") if x.shape == (8, 8) else P(), state)
 
 
