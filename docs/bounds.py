@@ -142,7 +142,11 @@ PRECONDITIONS: dict[Symptom, Precondition] = {
     S.LOSS_NOT_FINITE: P(
         "fault", "a loss", "note if the last loss is finite, or under a guard the one before it"
     ),
-    S.LOSS_DIVERGES: P("fault; warning for an objective without a lower bound", "10 losses", ""),
+    S.LOSS_DIVERGES: P(
+        "fault; warning for an objective without a lower bound",
+        "10 losses",
+        "the script multiplies the objective by a number that grows, as a barrier method does",
+    ),
     S.LOSS_OSCILLATES: P("warning", "10 losses", "the loss fell by 30 %, or its course is not known"),
     S.LOSS_CONSTANT: P(
         "fault",

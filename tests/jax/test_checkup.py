@@ -373,3 +373,22 @@ def test_parameters_that_are_not_handed_on_either_are_named(tmp_path: Path) -> N
     assert "nothing is learned" in first["what"]
     assert first["evidence"][0].endswith("began with the same parameters and the same optimizer state")
     assert "new parameters" in first["cure"]
+
+
+BARRIER = """
+import jax, jax.numpy as jnp
+
+@jax.jit
+def step(w, t):
+    loss, grad = jax.value_and_grad(lambda w: t * (jnp.sum(w**2) - 1.0))(w)
+    return w - 0.3 * grad / t, loss
+
+w, t = jnp.ones(8), 1.0
+for i in range(40):
+    w, loss = step(w, t)
+    t *= 8 if i % 4 == 3 else 1
+"""
+
+
+def test_an_objective_times_a_number_that_grows_has_a_lower_bound(tmp_path: Path) -> None:
+    assert_healthy(BARRIER, tmp_path)

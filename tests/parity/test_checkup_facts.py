@@ -218,6 +218,15 @@ def test_an_objective_without_a_lower_bound_is_seen_while_all_is_finite(factor, 
     assert bool(said) is found
 
 
+@pytest.mark.parametrize(("each", "found"), [(1.0, True), (1.2, True), (1.9, False), (3.0, False)])
+def test_an_objective_that_the_script_multiplies_by_more_and_more_has_a_lower_bound(each, found):
+    """As a barrier method does; a number that grows slowly, such as a count, explains nothing."""
+    losses = [-(3.0**i) for i in range(14)]
+    run = course([1.0] * 14, settings=(("newton", {}),), losses=losses)
+    run.numbers = [(step, {"t": each**step, "rate": 0.1}) for step in (0, 1, 10, 13)]
+    assert any("no lower bound" in c.evidence[0] for c in complaints(run)) is found
+
+
 @pytest.mark.parametrize(
     ("keys", "found"), [("aaaaaa", True), ("abcdef", False), ("aaaaab", False), ("aaa", False)]
 )

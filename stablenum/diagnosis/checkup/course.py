@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -316,6 +316,8 @@ class Course:
         rates: the step and the largest learning rate.
         clips: how gradients were clipped.
         scales: the step and the loss scale, where there is one.
+        numbers: of the measured steps, the step and the single floating-point numbers that the script gave to
+            it, by name (JAX).
         bad_state: what is wrong with the optimizers' states and settings, in words, the worst first.
         bad_state_since: before which step the states were read; None for after the last.
         kept: the steps that began with the gradients of an earlier step.
@@ -354,6 +356,7 @@ class Course:
     rates: list[tuple[int, float]] = field(default_factory=list)
     clips: list[Clip] = field(default_factory=list)
     scales: list[tuple[int, float]] = field(default_factory=list)
+    numbers: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
     bad_state: tuple[str, ...] = ()
     bad_state_since: int | None = None
     kept: list[int] = field(default_factory=list)

@@ -53,11 +53,26 @@ def _not_finite(course: Course, readings: Sequence[Reading]) -> Iterator[Complai
 
 
 def _unbounded(course: Course) -> str:
-    """Describe an objective that has run away below 0; "" if none has."""
+    """Describe an objective that has run away below 0; "" if none has, or if the script multiplies it by a
+    number that has grown, as a barrier method does."""
     descent = Descent()
     for loss in course.losses:
         descent.note(loss.place, loss.step, loss.value)
-    return descent.runaway()
+    said = descent.runaway()
+    return "" if said and _grows_by_a_number(course) else said
+
+
+def _grows_by_a_number(course: Course) -> bool:
+    """Return whether a number that the script gives to each step has grown by at least half as many orders of
+    magnitude as the loss."""
+    losses = {loss.step: abs(loss.value) for loss in course.losses}
+    known = [(losses[step], numbers) for step, numbers in course.numbers if step in losses]
+    if len(known) < 2:
+        return False
+    (first, before), (last, after) = known[0], known[-1]
+    grown = last / max(1.0, first)
+    ratios = [abs(after[name] / before[name]) for name in before.keys() & after.keys() if before[name]]
+    return any(ratio > 1.0 and ratio**2 >= grown for ratio in ratios)
 
 
 def _loss(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:

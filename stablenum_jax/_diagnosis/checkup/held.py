@@ -16,7 +16,10 @@ from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_jax._trees.leaves import is_floating
 from stablenum_jax._trees.names import path_name
 
-__all__ = ["held_in", "loss_scales", "running_statistics"]
+__all__ = ["held_in", "loss_scales", "numbers_in", "running_statistics"]
+
+# A step that is given more numbers than this has its parameters among them. Chosen, not measured.
+_MOST = 16
 
 _PASSING = ("convert_element_type", "copy", "name", "reshape", "broadcast_in_dim", "squeeze")
 
@@ -42,6 +45,13 @@ def loss_scales(held: Sequence[tuple[str, str]], leaves: Sequence[Any]) -> list[
     known = zip(held, leaves, strict=True)
     named = [leaf for (_, name), leaf in known if name.rpartition(".")[2] in ("scale", "loss_scale")]
     return [float(leaf) for leaf in named if is_floating(leaf) and jax.numpy.ndim(leaf) == 0][:1]
+
+
+def numbers_in(held: Sequence[tuple[str, str]], leaves: Sequence[Any]) -> dict[str, float]:
+    """Return the single floating-point numbers among the inputs of a call, by their names."""
+    known = ((name, leaf) for (_, name), leaf in zip(held, leaves, strict=True))
+    single = {n: x for n, x in known if isinstance(x, float) or (is_floating(x) and jax.numpy.ndim(x) == 0)}
+    return {name: float(number) for name, number in single.items() if name} if len(single) <= _MOST else {}
 
 
 def _variables() -> dict[int, tuple[str, str]]:

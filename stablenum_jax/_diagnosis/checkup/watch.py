@@ -28,7 +28,7 @@ from stablenum.diagnosis.watch.frames import transparent
 from stablenum.diagnosis.watch.session import FAILED, Session
 from stablenum_jax._diagnosis.checkup.copies import Copies
 from stablenum_jax._diagnosis.checkup.custom_rules import CustomRules
-from stablenum_jax._diagnosis.checkup.held import held_in, loss_scales
+from stablenum_jax._diagnosis.checkup.held import held_in, loss_scales, numbers_in
 from stablenum_jax._diagnosis.checkup.marks import (
     CLIPPED,
     GRADIENT,
@@ -434,6 +434,7 @@ class _Watcher:
             if program.trains:
                 held = held_in((args, kwargs))
                 course.scales += [(course.steps, scale) for scale in loss_scales(held, leaves)]
+                course.numbers.append((course.steps, numbers_in(held, leaves)))
                 call = MeasuredCall.of(closed, leaves, held, program.sources)
                 program.losses = call.losses
                 self.custom.compare(call.marked, course.steps)

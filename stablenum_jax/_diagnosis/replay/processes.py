@@ -36,12 +36,12 @@ class _Reach(NamedTuple):
     on_host: bool
 
 
-_known: dict[int, tuple[Any, _Reach]] = {}  # by the id of a sharding, which is kept, so that the id is its own
+_known: dict[int, tuple[Any, _Reach]] = {}  # by the id of a sharding, which is kept so that no other has it
 
 
 def _reach(x: jax.Array) -> _Reach:
-    """Return where an array is. A sharding takes longer to ask, or to hash, than to find by its id: of 20 arrays
-    3 us in place of 36."""
+    """Return where an array is. To find a sharding by its id takes less time than to ask or to hash it: 3 us
+    in place of 36 for 20 arrays."""
     sharding: Any = x.sharding
     found = _known.get(id(sharding))
     if found is None:
