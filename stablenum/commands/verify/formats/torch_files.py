@@ -57,15 +57,14 @@ def read(path: Path, limits: Limits) -> Contents:
             found.add(entry)
         if not found.arrays and not found.values:
             raise NotCheckedError("unknown", f"it holds no tensor and no number, but {type(tree).__name__}")
-        close = opened.pop_all().close
-    return Contents(
-        format="torch",
-        arrays=tuple(found.arrays),
-        values=found.values,
-        notes=tuple(found.notes),
-        stored=path.stat().st_size,
-        close=close,
-    )
+        return Contents(
+            format="torch",
+            arrays=tuple(found.arrays),
+            values=found.values,
+            notes=tuple(found.notes),
+            stored=stored.size,
+            close=opened.pop_all().close,
+        )
 
 
 def holds_arrays(path: Path) -> bool:

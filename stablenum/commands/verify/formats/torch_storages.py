@@ -42,13 +42,16 @@ class Stored:
 
     The storages of an archive on the disk have their sizes at first, and no numbers: :meth:`filled` reads
     those of a tensor. The file is not mapped into memory, where one that shortens it would end this process.
+
+    Attributes:
+        size: the number of bytes.
     """
 
     def __init__(self, torch: Any, source: Path | bytes, limits: Limits) -> None:
         self._torch, self._limits = torch, limits
         self._file = source.open("rb") if isinstance(source, Path) else io.BytesIO(source)
         self._held = bytearray(source) if isinstance(source, bytes) else None
-        self._size = self._file.seek(0, os.SEEK_END)
+        self.size = self._file.seek(0, os.SEEK_END)
         self._storages: dict[str, Any] = {}
         self._unread: dict[int, int] = {}  # where the bytes of a storage begin in the file, by its address
 
@@ -96,7 +99,7 @@ class Stored:
         return self._file.read(size)
 
     def _unpickler(self, data: io.BytesIO, storage: Any) -> TorchUnpickler:
-        return TorchUnpickler(data, self._limits, self._size, self._torch, storage)
+        return TorchUnpickler(data, self._limits, self.size, self._torch, storage)
 
     def _untyped(self, buffer: Any, offset: int, size: int) -> Any:
         """Return a storage of the bytes in a buffer, which are not copied."""
@@ -138,7 +141,7 @@ class Stored:
         members = {member.filename: member for member in archive.infolist()}
         if len(members) < len(archive.infolist()):
             raise NotCheckedError("corrupt", "its archive has two parts of the same name")
-        self._limits.check_bytes(sum(member.file_size for member in members.values()), self._size)
+        self._limits.check_bytes(sum(member.file_size for member in members.values()), self.size)
         for member in members.values():
             if member.filename.endswith("data.pkl"):
                 self._limits.check("description", member.file_size, f"the bytes of {member.filename}")
@@ -157,7 +160,7 @@ class Stored:
             header = self._bytes(member.header_offset, _HEADER)
         name, more = np.frombuffer(header[_LENGTHS], "<u2")
         start = member.header_offset + _HEADER + int(name) + int(more)
-        if start + member.file_size > self._size:
+        if start + member.file_size > self.size:
             raise EOFError
         if self._held is not None:
             return self._untyped(self._held, start, member.file_size)
@@ -174,14 +177,14 @@ class Stored:
     # --- one pickle after another ------------------------------------------------------------
 
     def _load_pickles(self) -> Any:
-        data = io.BytesIO(self._bytes(0, self._size))
+        data = io.BytesIO(self._bytes(0, self.size))
         widths: dict[str, int] = {}
         announced = [0]
 
         def storage(key: str, dtype: Any, size: int) -> Any:
             if key not in self._storages:
                 announced[0] += size
-                if announced[0] > self._size:  # all of them follow in the file
+                if announced[0] > self.size:  # all of them follow in the file
                     raise EOFError
                 self._storages[key] = self._untyped(bytearray(size), 0, size)
                 widths[key] = dtype.itemsize
