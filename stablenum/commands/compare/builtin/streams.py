@@ -220,8 +220,9 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="adam-1e-50-eps-0",
-        about="The same with eps = 0: the update is 0 / 0. The guard watches gradients, which are finite, so "
-        "it cannot help.",
+        about="The same with eps = 0: the update is 0 / 0. The guard watches gradients, which are "
+        "finite, and losses, which a stream gives, too. In a training, the loss of the next step is NaN: "
+        "that step is skipped, and names the parameter.",
         steps=10,
         seed=16,
         magnitude=1e-50,
