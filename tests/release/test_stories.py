@@ -18,8 +18,9 @@ NAMES = ["port-differs", "run-dies"]
 TOLD = {
     "run-dies": [
         "loss: nan\n",
-        "log gives inf (forward)",
-        "This is log_sigmoid written by hand",
+        "log gives -inf (forward)",
+        "stablenum_torch.numerics.log(1 - p)",
+        "tried: with this change",
         "NONFINITE_LOSS",
         "0 steps skipped",
         "Attempt 1: back to step",
