@@ -151,8 +151,10 @@ SOME = ["ZClip", "update RMS by rate", "exact norms"]
 
 @pytest.mark.parametrize("name", only(SOME, RULES))
 def test_reverse_mode_is_forward_mode_and_the_slope(name: str) -> None:
+    # Elements that come to their bound between the points bend the loss: some do within 2e-3.
+    size = 5e-4 if name == "value" else 2e-3
     with jax.enable_x64():
-        run, size = along(trained(functools.partial(guarded, RULES[name]))), 2e-3
+        run = along(trained(functools.partial(guarded, RULES[name])))
         value, backward, forward = run(jnp.asarray(META))
         near = [jnp.asarray(META) + k * size * jnp.asarray(DIRECTION) for k in (-2, -1, 1, 2)]
         at = [float(run(meta)[0]) for meta in near]
