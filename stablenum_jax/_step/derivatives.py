@@ -95,10 +95,14 @@ def _parted(tree: PyTree) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
 
 
 def _finite(linear: Tree) -> Tree:
-    """Return a linear function, which is a pytree of its slopes, with 0 for those that are not finite."""
+    """Return a linear function, which is a pytree of its slopes, with 0 for those that are not finite, or so
+    near to the end of their format that a sum of four is not: second derivatives multiply and add them."""
 
     def finite(slope: Any) -> Any:
-        return jnp.where(jnp.isfinite(slope), slope, jnp.zeros_like(slope)) if is_floating(slope) else slope
+        if not is_floating(slope):
+            return slope
+        end = float(jnp.finfo(slope.dtype).max) / 4
+        return jnp.where(jnp.abs(slope) < end, slope, jnp.zeros_like(slope))
 
     return jax.tree.map(finite, linear)
 

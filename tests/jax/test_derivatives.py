@@ -243,7 +243,7 @@ def test_a_derivative_of_second_order_is_that_of_optax() -> None:
 
 
 @pytest.mark.parametrize("shape", only([(3,)], [(3,), (3, 2), ()]))
-@pytest.mark.parametrize("name", only(["AGC"], RULES))
+@pytest.mark.parametrize("name", only(["AGC", "static scale"], RULES))
 def test_a_derivative_of_second_order_is_the_same_in_every_mode(name: str, shape: tuple[int, ...]) -> None:
     tx = guarded(RULES[name], 0.05)
 
