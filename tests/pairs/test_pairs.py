@@ -42,7 +42,11 @@ ALL = [(name, case) for name in SETS for case in cases(name)]
 def test_a_pair_is_judged_as_it_was(name: str, case: str, tmp_path: Path) -> None:
     found = judged(name, cases(name)[case], tmp_path)._asdict()
     expected = FOUND[name][case]
-    assert {k: v for k, v in found.items() if expected[k]} == {k: True for k, v in expected.items() if v}
+    # Confirmed meant less when this was recorded (docs/diff.md); what is confirmed today may not be wrong.
+    right = {k for k, v in expected.items() if v and k != "confirmed"}
+    assert {k for k in right if found[k]} == right
+    wrong = [r["confirmed"] and not r["cause"] for r in (found, expected)]
+    assert wrong[1] or not wrong[0], "a wrong cause is confirmed"
     if cases(name)[case]["kind"] == "error":
         assert found["ok"] == ((name, case) in NOT_SEEN), "a difference was not seen, or one more is seen"
 
