@@ -1,4 +1,4 @@
-"""Programs that write for ever, for those that read beside them.
+"""Programs that keep writing until they are killed, for readers in another process.
 
 Run as ``FRAMEWORK KIND FOLDER KEEP``, where the kind is a format of checkpoints, ``snapshots`` or ``log``.
 All that is written follows from its step.

@@ -124,7 +124,7 @@ def entries_in(
         torch: the package.
         tree: what a file holds.
         path: where the tree is.
-        notes: what is not read is told here.
+        notes: gets a sentence for each part that is not read.
         limits: how much may be in it.
         filled: returns a tensor with its numbers.
     """

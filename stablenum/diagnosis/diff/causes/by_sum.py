@@ -29,7 +29,7 @@ def by_sum(scene: Scene) -> Cause | None:
         return None
     mine = _reduced(scene.left, here, scene.found.region_left)
     theirs = _reduced(scene.right, there, scene.found.region_right)
-    if scene.patch is None or not scene.patch.agrees:
+    if not scene.agrees:
         return None
     for name, keeps, sums in (("left", mine, theirs), ("right", theirs, mine)):
         for x, y in ((x, y) for x in keeps for y in sums if 1 < y.size < x.size):

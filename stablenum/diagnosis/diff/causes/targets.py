@@ -61,8 +61,8 @@ class Targets(NamedTuple):
         others = (self.weight * self.off)[:, None] if self.spread is None else self.spread
         targets = np.where(self.weight[:, None] > 0, others, np.zeros(self.rows.shape))
         targets[np.arange(len(targets)), self.label] = self.weight * self.on
-        told = targets != 0
-        return -float((targets[told] * np.log(self.rows[told])).sum())
+        counted = targets != 0
+        return -float((targets[counted] * np.log(self.rows[counted])).sum())
 
     @property
     def share(self) -> Any:
