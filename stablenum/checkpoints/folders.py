@@ -51,7 +51,7 @@ class Listings:
         self._alike = self._count = 0
 
     def changed(self, found: Iterable[object]) -> bool:
-        """Return whether to list again after a listing in which nothing could be read."""
+        """Return whether to list again after a listing of which nothing, or not the newest, could be read."""
         now = frozenset(found)
         self._alike = self._alike + 1 if now == self._before else 1
         self._before, self._count = now, self._count + 1

@@ -128,7 +128,8 @@ class Spilled:
                     raise CheckpointError(f"none in {self._folder} is whole")
                 return []
             loaded, reasons = self._whole_ones(written)
-            if loaded or not listings.changed(written):
+            newest = bool(loaded) and loaded[-1].step == written[-1]
+            if newest or not listings.changed(written):
                 break
         if not loaded:
             raise CheckpointError("; ".join(reasons))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from torch import Tensor
 
 import stablenum_torch
 from stablenum import CheckpointError
+from stablenum.recovery import spilled
 from tests.torch.recovering import AGAIN, KINDS, Training, made_nan, numbered, same, sgd, whole_state
 
 
@@ -52,6 +54,28 @@ def test_a_damaged_snapshot_is_passed_over(tmp_path: Path, caplog: pytest.LogCap
     expected = Training(numbered, sgd)
     expected.run()
     assert same(whole_state(training), whole_state(expected))
+
+
+def test_the_newest_snapshot_is_taken_though_others_are_removed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training in another process saves two and removes two, once the folder has been listed."""
+    folder, later = tmp_path / "snapshots", tmp_path / "later"
+    Training(numbered, sgd).run(38, folder=folder)
+    Training(numbered, sgd).run(58, folder=later)
+    listed = spilled.intact_in
+
+    def removed_meanwhile(of: Path) -> Any:
+        found = listed(of)
+        if steps_on_disk(folder) == [10, 20, 30]:
+            for step in (20, 30):
+                shutil.rmtree(folder / f"step-{step:09}")
+            for step in (40, 50):
+                (later / f"step-{step:09}").rename(folder / f"step-{step:09}")
+        return found
+
+    monkeypatch.setattr(spilled, "intact_in", removed_meanwhile)
+    assert Training(numbered, sgd).recovery(folder=folder).resume() == 50
 
 
 def test_a_folder_without_a_whole_snapshot_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
