@@ -14,7 +14,7 @@ from stablenum.diagnosis.diff.places.arguments import other_arguments
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.doubts import doubts_of, unsure
 from stablenum.diagnosis.diff.places.locations import off_of, share_of
-from stablenum.diagnosis.diff.places.tables import with_exact_tables
+from stablenum.diagnosis.diff.places.tables import with_common_tables
 from stablenum.diagnosis.diff.report.nonfinite import not_finite
 from stablenum.diagnosis.diff.report.omissions import (
     beside_the_loss,
@@ -82,7 +82,8 @@ def diff(left: Any, right: Any, *, weights: Weights = "match", steps: int = 1) -
 
     Returns:
         The report. Its ``verdict`` is "the same in exact arithmetic" if at most rounding distinguishes the
-        programs, and "different" otherwise.
+        programs, "the same but for constants in float32" if one of them holds a table that is rounded at
+        another stage, and "different" otherwise.
 
     Raises:
         TypeError: an argument has a wrong type.
@@ -139,7 +140,7 @@ def compared(
         alone = {name for name, source in entries_of(weights).items() if source is None}
         notes = (*notes, *left_out(b, arrays, only=alone if isinstance(weights, tuple) else None))
     notes = (*notes, *untied(mapped, steps))
-    return with_exact_tables(Comparison(a, b, mapped, notes))
+    return with_common_tables(Comparison(a, b, mapped, notes))
 
 
 def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, weights: Weights) -> DiffReport:
@@ -169,7 +170,11 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
     doubtful += out_of_order(comparison.weights) if matched else ()
     rows = rows_of(comparison, differing, (roundings[0].errors, roundings[1].errors))
     return DiffReport(
-        verdict="different" if found or alone else "the same in exact arithmetic",
+        verdict="different"
+        if found or alone
+        else "the same but for constants in float32"
+        if comparison.but_for_constants
+        else "the same in exact arithmetic",
         differences=tuple(map(_without_guesses, differences)) if others else differences,
         weights={n: Said(origins[n]) for n in dict.fromkeys((*exchangeable, *origins))},
         carried_over=comparison.weights.carried,

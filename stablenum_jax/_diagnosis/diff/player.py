@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import Literal
 
-from stablenum.diagnosis.diff.sides.exact_constants import LARGEST_WRITTEN, exact_constants, narrow_constant
+from stablenum.diagnosis.diff.sides.exact_constants import LARGEST_WRITTEN
 from stablenum.diagnosis.diff.sides.play import MASKED, SEED, Play, Result, Visit
 from stablenum.diagnosis.replay.operations import EXACT, MOVING
 from stablenum.diagnosis.replay.trace import Step
 from stablenum_jax._diagnosis.diff.axis_roles import roles_of
 from stablenum_jax._diagnosis.diff.fused_attention import formula_of
+from stablenum_jax._diagnosis.diff.widening import (
+    NO_FLOAT64,
+    as_recorded,
+    as_written,
+    is_float,
+    is_float_dtype,
+    is_of_bits,
+    solving,
+    wide_dtype,
+    wide_params,
+    widened,
+)
 from stablenum_jax._diagnosis.diff.writing import code_of, code_of_part
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags
@@ -30,15 +40,7 @@ from stablenum_jax._diagnosis.replay.phases import assign_phases
 
 __all__ = ["Player", "Traced", "arguments", "numbers_of", "play"]
 
-_DTYPES = ("new_dtype", "preferred_element_type", "dtype", "out_dtype", "accum_dtype", "float_dtype")
 _STILL = (*MOVING, *EXACT, "cast")
-# What an operation raises that has no float64 form, such as a kernel of one chip.
-_NO_FLOAT64 = (KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
-# Scatters keep the jaxpr that combines two elements, in the format of the elements.
-_COMBINING = {
-    "scatter-add": lax.add, "scatter_add": lax.add, "scatter-mul": lax.mul, "scatter_mul": lax.mul,
-    "scatter_min": lax.min, "scatter-min": lax.min, "scatter_max": lax.max, "scatter-max": lax.max,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,21 +146,21 @@ class Player(Interpreter):
 
     def constant(self, data: Any) -> Cell:
         name = f"captured {getattr(data, 'dtype', type(data).__name__)}{list(np.shape(data)) or ''}"
-        if self.wide and _is_float(data) and np.size(data) <= LARGEST_WRITTEN:
-            data = _as_written(data, self.numbers)
+        if self.wide and is_float(data) and np.size(data) <= LARGEST_WRITTEN:
+            data = as_written(data, self.numbers)
         return self.outside(data, "constant", name)
 
     def _literal(self, literal: Any) -> Cell:
         known = self._literals.get(id(literal))
         if known is None:
             data = literal.val
-            if self.wide and np.ndim(data) == 0 and _is_float(data):
-                data = _as_written(data, self.numbers)
+            if self.wide and np.ndim(data) == 0 and is_float(data):
+                data = as_written(data, self.numbers)
             known = self._literals[id(literal)] = (literal, self.outside(data, "constant"))
         return known[1]
 
     def _widened(self, data: Any) -> Any:
-        if not self.wide or not _is_float(data):
+        if not self.wide or not is_float(data):
             return data
         return np.asarray(data).astype(np.complex128 if np.iscomplexobj(data) else np.float64)
 
@@ -194,7 +196,8 @@ class Player(Interpreter):
         if operation:
             line = code_of_part(operation, inputs, outputs)
         else:
-            line = code_of(eqn.primitive, self._params(eqn, eqn.params), inputs, outputs)
+            params = wide_params(eqn, eqn.params) if self.wide else eqn.params
+            line = code_of(eqn.primitive, dict(params), inputs, outputs)
         if line is not None:
             self.code[step.index] = line
 
@@ -217,32 +220,32 @@ class Player(Interpreter):
     def _evaluate(self, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
         if eqn.primitive.name != "custom_linear_solve":
             return super()._evaluate(eqn, inputs, ctx)
-        # Its parts have a float64 form, and the whole has none: its functions are compiled for float32.
-        solve, lengths = eqn.params["jaxprs"].solve, eqn.params["const_lengths"]
-        begin = lengths.matvec + lengths.vecmat
-        given = [*inputs[begin : begin + lengths.solve], *inputs[sum(lengths) :]]
+        solve, given = solving(eqn, inputs)
         with context_of(eqn):
             return self.run(
                 solve.jaxpr, [self.constant(c) for c in solve.consts], given, self.inside(eqn, ctx)
             )
 
+    def compiled(self, closed: Any, ctx: Context) -> Callable[..., Any]:
+        return widened(closed, frozenset(self.numbers)) if self.wide else super().compiled(closed, ctx)
+
     def compute(self, eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> list[Any]:
         if not self.wide:
             return super().compute(eqn, inputs, params)
-        given = self._params(eqn, eqn.params if params is None else params)
+        given = wide_params(eqn, eqn.params if params is None else params)
         name = eqn.primitive.name
         if name == "reduce_precision":
             return [inputs[0]]
-        if _is_of_bits(name):
+        if is_of_bits(name):
             with context_of(eqn):
-                return [self._widened(o) for o in bind(eqn, self._recorded(eqn, inputs), given)]
-        if name == "convert_element_type" and _is_float_dtype(given["new_dtype"]):
-            return [np.asarray(inputs[0]).astype(_wide_dtype(eqn.params["new_dtype"]))]
+                return [self._widened(o) for o in bind(eqn, as_recorded(eqn, inputs), given)]
+        if name == "convert_element_type" and is_float_dtype(given["new_dtype"]):
+            return [np.asarray(inputs[0]).astype(wide_dtype(eqn.params["new_dtype"]))]
         with context_of(eqn), jax.enable_x64(True):
             if "jaxpr" in given or "call_jaxpr" in given:
-                return [self._widened(o) for o in super().compute(eqn, self._recorded(eqn, inputs), params)]
+                return [self._widened(o) for o in super().compute(eqn, as_recorded(eqn, inputs), params)]
             if not eqn.primitive.multiple_results:
-                aval = jax.core.ShapedArray(eqn.outvars[0].aval.shape, _wide_dtype(eqn.outvars[0].aval.dtype))
+                aval = jax.core.ShapedArray(eqn.outvars[0].aval.shape, wide_dtype(eqn.outvars[0].aval.dtype))
                 plain = numpy_answer(name, inputs, given, aval)
                 if plain is not None:
                     return [plain]
@@ -251,34 +254,12 @@ class Player(Interpreter):
                 return [self._widened(o) for o in formula(*inputs)]
             try:
                 out = bind(eqn, inputs, given)
-            except _NO_FLOAT64:
-                out = bind(eqn, self._recorded(eqn, inputs), eqn.params if params is None else params)
+            except NO_FLOAT64:
+                out = bind(eqn, as_recorded(eqn, inputs), eqn.params if params is None else params)
             return [self._widened(o) for o in out]
 
-    def _params(self, eqn: Any, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters of an equation with all formats widened."""
-        given, name = dict(params), eqn.primitive.name
-        if not self.wide or _is_of_bits(name):
-            return given
-        for key in _DTYPES:
-            if given.get(key) is not None and _is_float_dtype(given[key]):
-                given[key] = _wide_dtype(given[key])
-        if "precision" in given:  # may name an algorithm that rounds the operands
-            given["precision"] = None
-        if name in _COMBINING:
-            number = jax.ShapeDtypeStruct((), _wide_dtype(eqn.outvars[0].aval.dtype))
-            given["update_jaxpr"] = jax.make_jaxpr(_COMBINING[name])(number, number).jaxpr
-        return given
-
-    def _recorded(self, eqn: Any, inputs: list[Any]) -> list[Any]:
-        """Return the inputs in the formats of the program, for equations that have no float64 form."""
-        return [
-            jnp.asarray(x, v.aval.dtype) if _is_float(x) else x
-            for x, v in zip(inputs, eqn.invars, strict=True)
-        ]
-
     def _noisy(self, data: Any) -> Any:
-        if not (self.moved and _is_float(data)):
+        if not (self.moved and is_float(data)):
             return data
         sign = self.generator.integers(0, 2, np.shape(data)) * 2 - 1
         data = np.asarray(data)
@@ -301,24 +282,8 @@ def numbers_of(traced: Traced) -> frozenset[float]:
         return False
 
     any_equation(traced.closed.jaxpr, keep)
-    arrays = [_as_written(x, ()) for x in written if _is_float(x) and not np.iscomplexobj(x)]
+    arrays = [as_written(x, ()) for x in written if is_float(x) and not np.iscomplexobj(x)]
     return frozenset(float(x) for array in arrays for x in np.ravel(array))
-
-
-def _as_written(data: Any, numbers: Collection[float]) -> Any:
-    """Return the numbers, in float64, that a small array of a program holds rounded."""
-    dtype = getattr(data, "dtype", None)
-    if dtype is None or np.iscomplexobj(data) or dtype == np.float64:
-        return data
-    if dtype == np.float32:
-        return exact_constants(data)
-    array = np.asarray(data)
-
-    def rounded(number: float) -> float:
-        return float(np.asarray(number).astype(array.dtype))
-
-    exact = [narrow_constant(float(x), numbers, rounded) for x in array.ravel()]
-    return np.asarray(exact, np.float64).reshape(array.shape)
 
 
 def _in_place_of(data: Any, new: Any) -> Any:
@@ -326,27 +291,3 @@ def _in_place_of(data: Any, new: Any) -> Any:
     new = np.asarray(new).reshape(np.shape(data))
     kept = getattr(data, "dtype", None)
     return new.astype(kept) if getattr(kept, "kind", "") in ("b", "i", "u") else new
-
-
-def _is_of_bits(name: str) -> bool:
-    """Return whether a primitive works on the bits of a format, which are those that were recorded."""
-    return name == "bitcast_convert_type" or name.startswith(("random_", "threefry"))
-
-
-def _is_float(x: Any) -> bool:
-    dtype = getattr(x, "dtype", None)
-    if dtype is None:
-        return isinstance(x, float)
-    return _is_float_dtype(dtype)
-
-
-def _is_float_dtype(dtype: Any) -> bool:
-    if jnp.issubdtype(dtype, jax.dtypes.extended):
-        return False
-    return bool(jnp.issubdtype(dtype, jnp.inexact))
-
-
-def _wide_dtype(dtype: Any) -> Any:
-    if not _is_float_dtype(dtype):
-        return dtype
-    return np.dtype(np.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else np.float64)

@@ -28,7 +28,7 @@ from stablenum_jax._diagnosis.replay.jax_internals import (
     sub_jaxpr,
 )
 
-__all__ = ["Evaluator", "cond", "scan", "while_loop"]
+__all__ = ["Evaluator", "compiled", "cond", "scan", "while_loop"]
 
 # The largest number of equations of a loop, over all iterations, that are evaluated one by one.
 OPENED_EQUATIONS = 2000
@@ -57,6 +57,9 @@ class Evaluator(Protocol):
 
     def inside(self, eqn: Any, ctx: Context) -> Context:
         """Return the context of the equations of a call."""
+
+    def compiled(self, closed: Any, ctx: Context) -> Callable[..., Any]:
+        """Return a closed jaxpr as a compiled function."""
 
 
 def cond(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
@@ -106,7 +109,7 @@ class _Condition:
 
     def __init__(self, run: Evaluator, eqn: Any, jaxpr: Any, ctx: Context) -> None:
         self._run, self._eqn, self._jaxpr, self._ctx = run, eqn, jaxpr, ctx
-        self._compiled = None if _connects(jaxpr, ctx) else compiled(jaxpr, ctx)
+        self._compiled = None if _connects(jaxpr, ctx) else run.compiled(jaxpr, ctx)
 
     def __call__(self, given: Sequence[Cell]) -> bool:
         if self._compiled is not None:
@@ -181,7 +184,7 @@ class _Body:
         self, number: int, given: list[Cell], carry: Sequence[Cell], xs: Sequence[tuple[Cell, Any]]
     ) -> list[Cell]:
         if self.compiled is None:
-            self.compiled = compiled(self.jaxpr, self.ctx)
+            self.compiled = self.run.compiled(self.jaxpr, self.ctx)
         with context_of(self.eqn):
             data = self.compiled(*[c.data for c in given], *[row for _, row in xs])
         outputs = self.run.made(list(data))

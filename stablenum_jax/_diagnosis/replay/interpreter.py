@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -275,6 +275,10 @@ class Interpreter:
         if isinstance(name, str) and name:
             source = replace(source, functions=(*source.functions, name))
         return replace(ctx, source=source, stack=_joined(ctx.stack, eqn))
+
+    def compiled(self, closed: Any, ctx: Context) -> Callable[..., Any]:
+        """Return a closed jaxpr as a compiled function, such as the body of a long loop."""
+        return control_flow.compiled(closed, ctx)
 
     def compute(self, eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> list[Any]:
         """Return the equation's outputs."""

@@ -40,7 +40,8 @@ class Comparison:
         weights: where the parameters of the right side come from.
         found: the values that both have.
         groups: the results, in the order in which they are computed.
-        notes: what the report says of the optimizers' states.
+        notes: what the report says of the optimizers' states and of tables.
+        but_for_constants: whether what constants of float32 explain is left out; see ``tables``.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Comparison:
         like: Comparison | None = None,
     ) -> None:
         self.left, self.right, self.weights, self.notes = left, right, weights, notes
+        self.but_for_constants = False
         if like is None:
             self.found = matched(left, right)
             self.groups = groups_of(left, right, weights)

@@ -62,7 +62,7 @@ def _in_every_call(comparison: Comparison, place: Frontier, group: Group, patch:
     """Return the patch of all calls of the two lines, such as those of several layers, one after the other;
     None if the results do not agree with that either."""
     values = dict(patch.values)
-    for _ in range(MOST_CALLS):
+    for _ in range(MOST_CALLS if _calls(place) <= MOST_CALLS else 0):
         after = comparison.with_values(patch.side, values, until=group)
         again = next(g for g in after.groups if (g.kind, g.step) == (group.kind, group.step))
         if not again.differing:
@@ -75,6 +75,16 @@ def _in_every_call(comparison: Comparison, place: Frontier, group: Group, patch:
             return None
         values.update(next_patch.values)
     return None
+
+
+def _calls(place: Frontier) -> int:
+    """Return how often the lines at a place are called on the way to what differs."""
+    sides = (place.left, place.region_left), (place.right, place.region_right)
+    return max(
+        sum((s.place, s.operation) == (start.step.place, start.step.operation) for s in region)
+        for start, region in sides
+        if start is not None
+    )
 
 
 def _at(place: Frontier) -> list[tuple[Place | None, str] | None]:

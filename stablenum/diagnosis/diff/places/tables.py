@@ -1,16 +1,17 @@
-"""Tables that one side holds in float32 and that the other one computes.
+"""Tables that a program holds in float32.
 
-A schedule or the angles of a rotation are often computed once, in float64 or on another machine, and kept in
-float32. A program that computes them as it runs has them exactly in a float64 twin. The rounding of a table
-is no difference of the programs, and it is a million times what rounding does in float64. So a table that is
-the rounding of what the other side computes is replaced by that. If both sides hold the table, one may have
-been computed in float32: two tables are taken for one if they differ by a few units in the last place of
-their largest entry.
+A schedule or the angles of a rotation are often computed once and kept in float32: on one side only, or on
+both, but rounded at different stages. That is no difference of the programs, and it is a million times what
+rounding does in a float64 twin. How far it goes is measured: a side is evaluated again with each of its
+float32 constants that the other side does not have moved by a unit in the last place, up or down by chance.
+Values that depend on constants alone, and differ by no more than that, are taken for one: the right program
+is given the left one's, so that everything that follows is compared as exactly as elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,76 +20,107 @@ from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.flow import OTHER
 from stablenum.diagnosis.diff.places.locations import location_of
 from stablenum.diagnosis.diff.places.regions import Start
+from stablenum.diagnosis.diff.sides.equality import SAME_ARRAY
+from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, distance
+from stablenum.diagnosis.diff.sides.play import SEED
 from stablenum.diagnosis.diff.sides.sides import MOST_ENTRIES, Side, arrays_of, depending
+from stablenum.diagnosis.diff.weights.layouts import layouts
 from stablenum.diagnosis.replay.trace import Value
 
-__all__ = ["with_exact_tables"]
+__all__ = ["with_common_tables"]
 
-_ROUNDING = 2.0**-24  # of float32: half a unit in the last place
-_UNITS = 8  # a sine or a root of a product that was rounded is off by some
-# A table has at least so many entries, since one or two may be as near by accident, and at most 512 positions
-# of 128 features. Chosen, not measured.
-_LEAST, _MOST = 3, 2**16
-_NOTE = "The {} program holds in float32 what the {} one computes{}: compared as if it were exact."
-_ALIKE = (
-    "A table of the {} program and one of the {} one{} differ by float32's rounding: compared as if they "
-    "were one table."
+# A unit in the last place of float32 just above a power of two: twice what rounding to the nearest does, as
+# the numbers that were rounded may have been computed from such.
+_UNIT = 2.0**-23
+# Signs are drawn so many times, and what a value moves in all draws may be exceeded by this factor: a table
+# that is computed in float32 throughout is off by some units, as its angles are rounded too. Chosen, not measured.
+_DRAWS, _FACTOR = 2, 8.0
+# Tables are no larger than this: 512 positions of 128 features. Chosen, not measured.
+_MOST = 2**16
+_NOTE = (
+    "The two programs have the same table{} in float32, rounded at different stages: the right one is "
+    "compared with the left one's."
 )
 
 
-def with_exact_tables(comparison: Comparison) -> Comparison:
-    """Return the comparison in which tables of float32 are what the other side computes; the one that is
-    given if there are none, or if the programs agree as they are."""
+def with_common_tables(comparison: Comparison) -> Comparison:
+    """Return the comparison in which tables are one that differ by the rounding of constants to float32; the
+    one that is given if there are none, or if the programs agree as they are."""
     if comparison.differing is None:
         return comparison
-    notes = comparison.notes
-    for name in ("left", "right"):
-        for note, alike in ((_NOTE, _rounds_to), (_ALIKE, _rounds_alike)):
-            values, line = _exact(comparison, name, alike)
-            if values:
-                comparison = comparison.with_values(name, values)
-                notes = (*notes, note.format(name, OTHER[name], line))
-    comparison.notes = notes
-    return comparison
+    own = {name: _own_constants(comparison, name) for name in OTHER}
+    if not any(own.values()):
+        return comparison
+    left, right = (_tables(comparison, name, own[name]) for name in ("left", "right"))
+    values = dict[int, Any]()
+    for j, (array, moved) in right.items():
+        given = (_in_place_of(array, x, _FACTOR * (moved + m)) for x, m in left.values() if moved + m)
+        found = next((x for x in given if x is not None), None)
+        if found is not None:
+            values[j] = found
+    if not values:
+        return comparison
+    common = comparison.with_values("right", values)
+    common.notes = (*comparison.notes, _NOTE.format(_line_of(comparison.right, min(values))))
+    common.but_for_constants = True
+    return common
 
 
-def _exact(
-    comparison: Comparison, name: str, alike: Callable[[Any, Any], bool]
-) -> tuple[Mapping[int, Any], str]:
-    """Return the other side's numbers for the tables of a side that are like them, and the line at which the
-    first one is made."""
+def _tables(comparison: Comparison, name: str, constants: Mapping[int, Any]) -> dict[int, tuple[Any, float]]:
+    """Return what a side reads that depends on no data, each array with how far its constants move it."""
+    side = comparison.side(name)
+    values = list(_room(side, _last(side, comparison.found.known(name), constants)))
+    found, generator = arrays_of(side, values), np.random.default_rng(SEED)
+    moved = dict.fromkeys(values, 0.0)
+    for _ in range(_DRAWS if constants and values else 0):
+        signs = {v: generator.integers(0, 2, x.shape) * 2 - 1 for v, x in constants.items()}
+        given = {v: x * (1 + _UNIT * signs[v]) for v, x in constants.items()}
+        others = arrays_of(replace(side, replaced={**side.replaced, **given}), values)
+        for v, x in others.items():
+            moved[v] = max(moved[v], float(np.abs(x - found[v]).max(initial=0.0)))
+    return {v: (x, moved[v]) for v, x in found.items()}
+
+
+def _own_constants(comparison: Comparison, name: str) -> dict[int, Any]:
+    """Return the arrays of float32 from outside that only one side has, but for parameters."""
     side, other = comparison.side(name), comparison.side(OTHER[name])
-    wanted = list(_room(side, (v for v in _telling(comparison, name) if not side.trained[v])))
-    free = _without_data(other)
-    made = list(_room(other, (v for v in _telling(comparison, OTHER[name]) if free[v])))
-    if not wanted or not made:
-        return {}, ""
-    computed = {v: np.ravel(a) for v, a in arrays_of(other, made).items()}
-    found, line = dict[int, Any](), ""
-    for value, array in arrays_of(side, wanted).items():
-        if _follows(side, value, found) or not _is_rounded(array):
-            continue
-        source = next((v for v, a in computed.items() if alike(a, np.ravel(array))), None)
-        if source is not None:
-            found[value] = _in_order(computed[source], array)
-            line = line or _line_of(other, source)
-    return found, line
+    theirs = [other.prints[v.id] for v in other.trace.values if v.producer is None and v.role]
+    known = comparison.found.known(name)
+    wanted = [
+        v.id
+        for v in side.trace.values
+        if v.producer is None
+        and v.role in ("constant", "buffer", "input")
+        and v.id not in known
+        and _tells(side.prints[v.id])
+        and not any(distance(side.prints[v.id], t) <= SAME_ARRAY for t in theirs)
+    ]
+    return {v: x for v, x in arrays_of(side, _room(side, wanted)).items() if _is_rounded(x)}
 
 
-def _telling(comparison: Comparison, name: str) -> Iterator[int]:
-    """Yield the numbers of a side's forward pass, and of what it was given, that the other side does not
-    have."""
-    side, known = comparison.side(name), comparison.found.known(name)
-    for value in side.trace.values:
-        producer = None if value.producer is None else side.trace.steps[value.producer]
-        mark = side.prints[value.id]
-        if producer is not None and producer.phase != "forward":
-            continue
-        if value.id not in known and mark.floating and not mark.simple and mark.entries >= _LEAST:
-            yield value.id
+def _tells(mark: Fingerprint) -> bool:
+    return bool(mark.entries) and mark.floating and not mark.simple
 
 
-def _room(side: Side, values: Iterator[int]) -> Iterator[int]:
+def _last(side: Side, known: Mapping[int, Sequence[int]], constants: Collection[int]) -> Iterator[int]:
+    """Yield the values of a forward pass that depend on no data and are read together with data, but for
+    those that the other side has."""
+
+    def is_data(value: Value) -> bool:
+        given = value.role == "input" and side.prints[value.id].floating and value.id not in constants
+        return value.role == "parameter" or given
+
+    free = [not d for d in depending(side.trace, is_data)]
+    read = dict.fromkeys(
+        i
+        for s in side.trace.steps
+        if s.phase == "forward" and not all(free[o] for o in s.outputs)
+        for i in s.inputs
+    )
+    yield from (i for i in sorted(read) if free[i] and i not in known and _tells(side.prints[i]))
+
+
+def _room(side: Side, values: Iterable[int]) -> Iterator[int]:
     """Yield the values that are no larger than a table, as long as they take no more memory than that."""
     room = MOST_ENTRIES
     for value in values:
@@ -98,29 +130,6 @@ def _room(side: Side, values: Iterator[int]) -> Iterator[int]:
             yield value
 
 
-def _without_data(side: Side) -> list[bool]:
-    """Return whether each value depends on no parameter and on no numbers that the program was given."""
-
-    def is_data(value: Value) -> bool:
-        return value.role == "parameter" or (value.role == "input" and side.prints[value.id].floating)
-
-    return [not d for d in depending(side.trace, is_data)]
-
-
-def _follows(side: Side, value: int, found: Mapping[int, Any]) -> bool:
-    """Return whether a value is made of a table that is known."""
-    todo, seen = [value], set[int]()
-    while todo and found:
-        one = todo.pop()
-        if one in found:
-            return True
-        producer = side.trace.values[one].producer
-        if producer is not None and producer not in seen:
-            seen.add(producer)
-            todo += side.trace.steps[producer].inputs
-    return False
-
-
 def _is_rounded(array: Any) -> bool:
     if np.iscomplexobj(array):
         return False
@@ -128,36 +137,41 @@ def _is_rounded(array: Any) -> bool:
         return bool((array.astype(np.float32).astype(np.float64) == array).all())
 
 
-def _rounds_to(exact: Any, rounded: Any) -> bool:
-    """Return whether numbers are the roundings of others, in whatever order."""
-    if exact.size != rounded.size:
-        return False
-    a, b = np.sort(exact), np.sort(rounded)
-    return bool((np.abs(a - b) <= _ROUNDING * np.abs(a)).all()) and not np.array_equal(a, b)
+def _in_place_of(array: Any, other: Any, allowed: float) -> Any:
+    """Return the numbers of another table in the place of those of an array, if none differs by more than is
+    allowed; None if one does. Axes along which nothing changes do not count. Tables in another order, such as
+    that of a rotation of neighbours and of halves, are compared in the order of their sizes."""
+    if np.iscomplexobj(array) or np.iscomplexobj(other):
+        return None
+    lean, its = _without_repeats(array), _without_repeats(other)
+    for way in layouts(its.shape, lean.shape, "other") if its.size == lean.size else ():
+        turned = its.transpose(way).reshape(lean.shape)
+        if np.abs(turned - lean).max(initial=0.0) <= allowed:
+            return np.broadcast_to(turned, array.shape).copy()
+    if its.size != lean.size:
+        return None
+    ranked = np.empty(lean.size)
+    ranked[np.argsort(lean, axis=None, kind="stable")] = np.sort(its, axis=None)
+    ranked = ranked.reshape(lean.shape)
+    return (
+        None
+        if np.abs(ranked - lean).max(initial=0.0) > allowed
+        else np.broadcast_to(ranked, array.shape).copy()
+    )
 
 
-def _rounds_alike(one: Any, other: Any) -> bool:
-    """Return whether two tables of float32, in whatever order, are the same but for its rounding."""
-    if one.size != other.size or not _is_rounded(one):
-        return False
-    a, b = np.sort(one), np.sort(other)
-    with np.errstate(invalid="ignore"):
-        near = np.abs(a - b) <= _UNITS * _ROUNDING * np.abs(a).max()
-    return bool(near.all()) and not np.array_equal(a, b)
-
-
-def _in_order(exact: Any, array: Any) -> Any:
-    """Return the exact numbers in the order of their roundings, which is their own if it fits."""
-    as_they_lie = exact.reshape(array.shape)
-    if np.allclose(as_they_lie, array, rtol=0.0, atol=_UNITS * _ROUNDING * np.abs(array).max()):
-        return as_they_lie
-    found = np.empty(array.size, np.float64)
-    found[np.argsort(np.ravel(array), kind="stable")] = np.sort(exact)
-    return found.reshape(array.shape)
+def _without_repeats(array: Any) -> Any:
+    """Return an array with each axis along which all entries are equal cut to a length of one."""
+    for axis in range(array.ndim):
+        first = array.take([0], axis) if array.shape[axis] > 1 else array
+        array = first if array.shape[axis] > 1 and (array == first).all() else array
+    return array
 
 
 def _line_of(side: Side, value: int) -> str:
+    """Return the line that makes a value, or that reads it first if it comes from outside."""
     producer = side.trace.values[value].producer
-    step = None if producer is None else side.trace.steps[producer]
+    reads = (s for s in side.trace.steps if value in s.inputs)
+    step = next(reads, None) if producer is None else side.trace.steps[producer]
     place = None if step is None else location_of(Start(step), side, step.phase)
     return "" if place is None else f" ({place.where})"

@@ -27,7 +27,7 @@ class DiffReport:
     Experimental: the names of causes and the JSON may change in a minor version.
 
     Attributes:
-        verdict: "the same in exact arithmetic" or "different".
+        verdict: "the same in exact arithmetic", "the same but for constants in float32" or "different".
         differences: the places at which the programs part, each independent of those before it; one without a
             cause may follow from them.
         weights: parameter of the right program -> where it comes from. ``diff`` takes it as its ``weights``,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -12,11 +13,19 @@ from typing import NamedTuple
 from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, distance
 from stablenum.diagnosis.diff.sides.loops import wholes_of
 from stablenum.diagnosis.diff.sides.row_matching import rows_shared
-from stablenum.diagnosis.diff.sides.sides import MOST_NOISE, Side
+from stablenum.diagnosis.diff.sides.sides import Side
 
 __all__ = ["Matching", "matched"]
 
 _ORDER = ("forward", "backward", "update")
+# The tolerance of most values is a hundredth of this; those of larger ones are looked for farther away.
+_FINE = 1e-8
+# The sizes of equal values differ by less; those of different ones differ by more than the least tolerance,
+# which is 1e-10.
+_SAME_SIZE = 1e-11
+# Of equal values, such as those of a loop that has converged, so many are known to be equal to one of the
+# other side: with all pairs of n iterations, a loop would cost n squared. Chosen, not measured.
+_MOST_COPIES = 32
 
 
 class Matching:
@@ -78,7 +87,9 @@ class Matching:
         sides = [values.side for values in self._sides]
         mine, theirs = (list(_single(side)) for side in sides)
         loops = [list(_in_loops(s, m)) for s, m in zip(sides, (self.left, self.right), strict=True)]
-        for a, b in (*_equal(loops[0], theirs), *_equal(mine, loops[1]), *_equal(*loops)):
+        counts = len(sides[0].prints), len(sides[1].prints)
+        pairs = [_equal(a, b, counts) for a, b in ((loops[0], theirs), (mine, loops[1]), loops)]
+        for a, b in itertools.chain(*pairs):
             _note(left, right, (a.values, b.values), self._phases)
         return {**left, **self.left}, {**right, **self.right}
 
@@ -96,20 +107,55 @@ class _Mark(NamedTuple):
 
 
 class _Index:
-    """Marks in the order of their sizes."""
+    """Marks in the order of their sizes.
+
+    Args:
+        marks: the marks.
+        count: how many values the side has, among which their places are.
+    """
+
+    def __init__(self, marks: Iterable[_Mark], count: int) -> None:
+        self._count = count
+        given = list(marks)
+        fine = [m for m in given if m.tolerance <= _FINE]
+        self._tiers = [_Tier(m) for m in (fine, [m for m in given if m.tolerance > _FINE]) if m]
+
+    def equal_to(self, other: _Mark, place: float) -> Iterator[_Mark]:
+        """Yield the marks that are equal to another one; of many copies those around a place from 0 to 1."""
+        size = _size(other.print)
+        for tier in self._tiers:
+            for mark in tier.near(size, other.tolerance, round(place * self._count)):
+                if mark.equals(other):
+                    yield mark
+
+
+class _Tier:
+    """Marks of similar tolerance, in groups of nearly the same size."""
 
     def __init__(self, marks: Iterable[_Mark]) -> None:
-        rows = sorted(((_size(mark.print), i, mark) for i, mark in enumerate(marks)), key=itemgetter(0, 1))
-        self._sizes = [size for size, *_ in rows]
-        self._marks = [mark for *_, mark in rows]
+        rows = sorted(((_size(mark.print), mark.values[0], mark) for mark in marks), key=itemgetter(0, 1))
+        self._widest = max(mark.tolerance for *_, mark in rows)
+        self._sizes, self._groups = list[float](), list[list[tuple[int, _Mark]]]()
+        for size, value, mark in rows:
+            if not self._sizes or size - self._sizes[-1] > _SAME_SIZE:
+                self._sizes.append(size)
+                self._groups.append([])
+            self._groups[-1].append((value, mark))
+        for group in self._groups:
+            group.sort(key=itemgetter(0))
 
-    def equal_to(self, other: _Mark) -> Iterator[_Mark]:
-        """Yield the marks that are equal to another one."""
-        size = _size(other.print)
-        width = other.tolerance + MOST_NOISE  # which is the largest tolerance that a mark has
-        low = bisect.bisect_left(self._sizes, size - width)
+    def near(self, size: float, tolerance: float, value: int) -> Iterator[_Mark]:
+        """Yield the marks of about a size; of a group of many those around a value."""
+        width = tolerance + self._widest
+        low = bisect.bisect_left(self._sizes, size - width - _SAME_SIZE)
         high = bisect.bisect_right(self._sizes, size + width)
-        return (mark for mark in self._marks[low:high] if mark.equals(other))
+        for group in self._groups[low:high]:
+            some = group
+            if len(group) > _MOST_COPIES:
+                at = bisect.bisect_left(group, value, key=itemgetter(0))
+                begin = min(max(at - _MOST_COPIES // 2, 0), len(group) - _MOST_COPIES)
+                some = group[begin : begin + _MOST_COPIES]
+            yield from (mark for _, mark in some)
 
 
 class _Values:
@@ -129,7 +175,7 @@ class _Values:
     @cached_property
     def index(self) -> _Index:
         """The values that tell something."""
-        return _Index(_single(self.side))
+        return _Index(_single(self.side), len(self.side.prints))
 
     def changed_in(self, side: Side) -> list[int]:
         """Return the values that are others in a copy of the side."""
@@ -139,7 +185,9 @@ class _Values:
 
 def matched(left: Side, right: Side) -> Matching:
     """Return the values of the two sides that have the same fingerprint, up to rounding."""
-    return Matching(left, right, _with_right({}, right, range(len(right.prints)), _Index(_single(left))))
+    return Matching(
+        left, right, _with_right({}, right, range(len(right.prints)), _Index(_single(left), len(left.prints)))
+    )
 
 
 def _with_right(
@@ -150,7 +198,7 @@ def _with_right(
     for j in changed:
         found.pop(j, None)
     for b in _single(right, changed):
-        several = [a.values[0] for a in left.equal_to(b)]
+        several = [a.values[0] for a in left.equal_to(b, b.values[0] / len(right.prints))]
         if several:
             found[b.values[0]] = several
     return found
@@ -162,7 +210,7 @@ def _with_left(
     """Return which values are equal if some of the left side are others."""
     gone, more = set(changed), dict[int, list[int]]()
     for a in _single(left, changed):
-        for b in right.equal_to(a):
+        for b in right.equal_to(a, a.values[0] / len(left.prints)):
             more.setdefault(b.values[0], []).append(a.values[0])
     found = dict[int, Sequence[int]]()
     for j in equal.keys() | more.keys():
@@ -186,11 +234,13 @@ def _single(side: Side, chosen: Iterable[int] | None = None) -> Iterator[_Mark]:
             yield _Mark((i,), mark, side.tolerance[i])
 
 
-def _equal(mine: Iterable[_Mark], theirs: Iterable[_Mark]) -> Iterator[tuple[_Mark, _Mark]]:
+def _equal(
+    mine: Iterable[_Mark], theirs: Iterable[_Mark], counts: tuple[int, int]
+) -> Iterator[tuple[_Mark, _Mark]]:
     """Yield the marks that are equal."""
-    index = _Index(mine)
+    index = _Index(mine, counts[0])
     for b in theirs:
-        yield from ((a, b) for a in index.equal_to(b))
+        yield from ((a, b) for a in index.equal_to(b, b.values[0] / counts[1]))
 
 
 def _size(mark: Fingerprint) -> float:

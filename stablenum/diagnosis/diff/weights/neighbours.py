@@ -75,7 +75,10 @@ def exchanged(
     changed, passes = True, 0
     while changed and passes < _MOST_PASSES:
         changed, passes = False, passes + 1
-        for one, two in itertools.combinations(single, 2):
+        best = {n for n in single if _score(found, (n,), alike, before) == _most(found, n, alike, before)}
+        for one, two in itertools.combinations(single if len(best) < len(single) else (), 2):
+            if one in best and two in best:
+                continue
             a, b = found[one], found[two]
             if not (isinstance(a, Origin) and isinstance(b, Origin)) or a.piece.name == b.piece.name:
                 continue
@@ -99,6 +102,13 @@ def _score(
         there = before[1].get(name, frozenset())
         links += len(before[0].get(source, frozenset()).intersection(_sources(origins, there)))
     return likeness, links
+
+
+def _most(origins: Mapping[str, Source], name: str, alike: _Likeness, before: Before) -> tuple[int, int]:
+    """Return the score of a parameter whose neighbours all correspond."""
+    (source,) = origins[name].names
+    others = len(before[0].get(source, frozenset())), len(before[1].get(name, frozenset()))
+    return alike.most(source, name), min(others)
 
 
 def _sources(origins: Mapping[str, Source], names: Iterable[str]) -> set[str]:
@@ -140,6 +150,12 @@ class _Likeness:
         return sum(
             sum(1 for a, b in zip(mine.get(left, ()), theirs.get(right, ()), strict=False) if a == b)
             for mine, theirs in self._descriptions
+        )
+
+    def most(self, left: str, right: str) -> int:
+        """Return for how many steps they could agree."""
+        return sum(
+            min(len(mine.get(left, ())), len(theirs.get(right, ()))) for mine, theirs in self._descriptions
         )
 
 

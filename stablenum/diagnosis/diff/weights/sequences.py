@@ -17,6 +17,10 @@ __all__ = ["aligned", "any_of", "cut_from", "likeness"]
 # A matrix is put together from at most so many, such as the queries, keys and values of several heads.
 # Chosen, not measured.
 _MOST_PARTS = 16
+# A parameter is compared with those of the other side that are no farther from its place in the order of uses
+# than this and than the sides differ in length, so that the work grows with the number of parameters and not
+# with its square. Chosen, not measured.
+_BAND = 64
 # To leave out two parameters costs more than the dearest pair, so that nothing that fits is left out.
 _SKIP = 8.0
 # Among matrices that multiply one value, names count for more than order: four of them cross six times at
@@ -98,22 +102,25 @@ def _pairs(left: Sequence[Use], right: Sequence[Use], *, teams: bool = True) -> 
             best[i + a, j + b] = best[i, j] + cost
             came[i + a, j + b] = (i, j, pairs)
 
+    ends = (_team_ends(left), _team_ends(right)) if teams else ({}, {})
+    width = _BAND + abs(n - m)
     for i in range(n + 1):
-        for j in range(m + 1):
+        for j in range(max(0, i - width), min(m, i + width) + 1):
             if i < n:
                 offer(i, j, 1, 0, _SKIP)
             if j < m:
                 offer(i, j, 0, 1, _SKIP)
-            if i < n and j < m:
+            if i < n and j < m and best[i, j] < np.inf:
                 offer(i, j, 1, 1, _cost(left[i], right[j]))
-                for count in _counts(left[i], right[j:]):
+                for count in _counts(left[i], right[j : j + _MOST_PARTS]):
                     offer(i, j, 1, count, _cost_parts(left[i], right[j : j + count]))
-                for count in _counts(right[j], left[i:]):
+                for count in _counts(right[j], left[i : i + _MOST_PARTS]):
                     offer(i, j, count, 1, _cost_parts(right[j], left[i : i + count]))
                 if teams:
                     a, b = _group_size(left, i), _group_size(right, j)
                     offer(i, j, a, b, *_in_any_order(left[i : i + a], right[j : j + b]))
-                    _offer_exchanged(left, right, i, j, offer)
+                    if i in ends[0] and j in ends[1]:
+                        _offer_exchanged(left, right, (i, *ends[0][i]), (j, *ends[1][j]), offer)
     found, at = list[_Pair](), (n, m)
     while at != (0, 0):
         i, j, pairs = came[at]
@@ -130,12 +137,11 @@ def _group_size(uses: Sequence[Use], at: int) -> int:
     return next((k for k in range(1, len(uses) - at) if uses[at + k].group != group), len(uses) - at)
 
 
-def _team_ends(uses: Sequence[Use], at: int) -> tuple[int, int] | None:
-    """Return where the team that begins here ends, and the next one; None within a team or at the last."""
-    if at and uses[at - 1].team == uses[at].team:
-        return None
-    ends = [k for k in range(at + 1, len(uses) + 1) if k == len(uses) or uses[k].team != uses[k - 1].team]
-    return (ends[0], ends[1]) if len(ends) > 1 else None
+def _team_ends(uses: Sequence[Use]) -> dict[int, tuple[int, int]]:
+    """Return, by where a team begins, where it ends and where the next one does; nothing for the last."""
+    begins = [k for k in range(len(uses)) if not k or uses[k].team != uses[k - 1].team]
+    bounds = [*begins, len(uses)]
+    return {begin: (bounds[k + 1], bounds[k + 2]) for k, begin in enumerate(begins[:-1])}
 
 
 def _in_any_order(left: Sequence[Use], right: Sequence[Use]) -> tuple[float, list[_Pair] | None]:
@@ -154,15 +160,22 @@ def _in_any_order(left: Sequence[Use], right: Sequence[Use]) -> tuple[float, lis
     return min(found, key=lambda f: f[0])
 
 
-def _offer_exchanged(left: Sequence[Use], right: Sequence[Use], i: int, j: int, offer: _Offer) -> None:
-    """Offer that two teams are computed in another order: the queries before the keys, or after them."""
-    a, b = _team_ends(left, i), _team_ends(right, j)
-    if a is None or b is None or _size(left[i : a[0]]) != _size(right[b[0] : b[1]]):
-        return
-    if _size(left[a[0] : a[1]]) == _size(right[j : b[0]]):
-        first, pairs = _pairs(left[i : a[0]], right[b[0] : b[1]], teams=False)
-        second, more = _pairs(left[a[0] : a[1]], right[j : b[0]], teams=False)
-        offer(i, j, a[1] - i, b[1] - j, first + second + _EXCHANGED, [*pairs, *more])
+def _offer_exchanged(
+    left: Sequence[Use], right: Sequence[Use], a: tuple[int, int, int], b: tuple[int, int, int], offer: _Offer
+) -> None:
+    """Offer that two teams are computed in another order: the queries before the keys, or after them.
+
+    Args:
+        left, right: the uses.
+        a, b: for each side, where a team begins, where the next one does, and where that ends.
+        offer: takes the alignment and its cost.
+    """
+    teams = left[a[0] : a[1]], left[a[1] : a[2]]
+    others = right[b[1] : b[2]], right[b[0] : b[1]]
+    if all(_size(team) == _size(other) for team, other in zip(teams, others, strict=True)):
+        first, pairs = _pairs(teams[0], others[0], teams=False)
+        second, more = _pairs(teams[1], others[1], teams=False)
+        offer(a[0], b[0], a[2] - a[0], b[2] - b[0], first + second + _EXCHANGED, [*pairs, *more])
 
 
 def _size(uses: Sequence[Use]) -> int:
