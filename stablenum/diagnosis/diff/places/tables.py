@@ -10,7 +10,7 @@ is given the left one's, so that everything that follows is compared as exactly 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,8 @@ __all__ = ["with_common_tables"]
 # the numbers that were rounded may have been computed from such.
 _UNIT = 2.0**-23
 # Signs are drawn so many times, and what a value moves in all draws may be exceeded by this factor: a table
-# that is computed in float32 throughout is off by some units, as its angles are rounded too. Chosen, not measured.
+# that is computed in float32 throughout is off by some units, as its angles are rounded too. Chosen, not
+# measured.
 _DRAWS, _FACTOR = 2, 8.0
 # Tables are no larger than this: 512 positions of 128 features. Chosen, not measured.
 _MOST = 2**16
@@ -69,7 +70,7 @@ def with_common_tables(comparison: Comparison) -> Comparison:
 def _tables(comparison: Comparison, name: str, constants: Mapping[int, Any]) -> dict[int, tuple[Any, float]]:
     """Return what a side reads that depends on no data, each array with how far its constants move it."""
     side = comparison.side(name)
-    values = list(_room(side, _last(side, comparison.found.known(name), constants)))
+    values = list(_room(side, _last(side, comparison.found.known(name))))
     found, generator = arrays_of(side, values), np.random.default_rng(SEED)
     moved = dict.fromkeys(values, 0.0)
     for _ in range(_DRAWS if constants and values else 0):
@@ -102,13 +103,13 @@ def _tells(mark: Fingerprint) -> bool:
     return bool(mark.entries) and mark.floating and not mark.simple
 
 
-def _last(side: Side, known: Mapping[int, Sequence[int]], constants: Collection[int]) -> Iterator[int]:
+def _last(side: Side, known: Mapping[int, Sequence[int]]) -> Iterator[int]:
     """Yield the values of a forward pass that depend on no data and are read together with data, but for
     those that the other side has."""
 
     def is_data(value: Value) -> bool:
-        given = value.role == "input" and side.prints[value.id].floating and value.id not in constants
-        return value.role == "parameter" or given
+        # What a loss function of PyTorch reads without having been given it is an input, too.
+        return value.role == "parameter" or (value.role == "input" and value.id in known)
 
     free = [not d for d in depending(side.trace, is_data)]
     read = dict.fromkeys(
