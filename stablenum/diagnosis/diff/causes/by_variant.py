@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
+from typing import NamedTuple
 
 from stablenum.diagnosis.diff.causes.formulas.variants import Variant, code_of, elementwise_of, variants_of
 from stablenum.diagnosis.diff.causes.scene import Scene, cause
@@ -16,6 +17,8 @@ from stablenum.diagnosis.replay.trace import Step
 
 __all__ = ["by_variant"]
 
+# Of the difference of two values, that of their formulas leaves no more. Chosen, not measured.
+_MOST_LEFT = 0.01
 # Formulas that are nearer than this to a value are as near as can be told.
 _ROUNDING = 1e-13
 # Hundreds of variants are computed of an array, each of 1 MiB at most. It was 2^20 at first. Chosen, not
@@ -41,8 +44,9 @@ def by_variant(scene: Scene) -> Cause | None:
             continue
         # Hundreds of variants: only their fingerprints are kept.
         tried = [(v._replace(values=None), fingerprint(v.values)) for v in variants_of(array)]
-        a = [tried[0][0]] if here.missing else _recognised(tried, mine)
-        b = [tried[0][0]] if there.missing else _recognised(tried, theirs)
+        plain = _Recognised(*tried[0], tried[0][1])
+        a = [plain] if here.missing else _recognised(tried, mine)
+        b = [plain] if there.missing else _recognised(tried, theirs)
         pair = _unlike(a, b)
         if pair is not None:
             products = "matmul" in (here.step.operation, there.step.operation)
@@ -91,24 +95,54 @@ def _prints(side: Side, region: Iterable[Step], start: Start) -> list[Fingerprin
     return [side.prints[o] for s in near for o in s.outputs if side.prints[o].entries]
 
 
-def _recognised(tried: list[tuple[Variant, Fingerprint]], wanted: list[Fingerprint]) -> list[Variant]:
+class _Recognised(NamedTuple):
+    """A variant, its fingerprint, and that of the value that it gives."""
+
+    variant: Variant
+    formula: Fingerprint
+    value: Fingerprint
+
+
+def _recognised(tried: list[tuple[Variant, Fingerprint]], wanted: list[Fingerprint]) -> list[_Recognised]:
     """Return the variants that give one of the values, the last value first, and the nearest of each first:
     only the last digits may tell a small epsilon from none."""
-    found = list[Variant]()
+    found = list[_Recognised]()
     for mark in reversed(wanted):
-        gaps = [(v, distance(own, mark)) for v, own in tried[1:] if own.entries and not own.simple]
+        gaps = [
+            (_Recognised(v, own, mark), distance(own, mark))
+            for v, own in tried[1:]
+            if own.entries and not own.simple
+        ]
         near = sorted(((v, max(gap, _ROUNDING)) for v, gap in gaps if gap < SAME_FORMULA), key=itemgetter(1))
         found += [v for v, _ in near]
     return found
 
 
-def _unlike(a: Sequence[Variant], b: Sequence[Variant]) -> tuple[Variant, Variant] | None:
+def _unlike(a: Sequence[_Recognised], b: Sequence[_Recognised]) -> tuple[Variant, Variant] | None:
     """Return a variant of each side: of one family with other settings, else functions of elements."""
     for here in a:
         for there in b:
-            if here.family == there.family and here.setting != there.setting:
-                return here, there
-    simple = [[v for v in side if not any(k == "axis" for k, _ in v.setting)] for side in (a, b)]
-    if simple[0] and simple[1] and simple[0][0].family != simple[1][0].family:
-        return simple[0][0], simple[1][0]
+            alike = here.variant.family == there.variant.family
+            if alike and here.variant.setting != there.variant.setting and _explain(here, there):
+                return here.variant, there.variant
+    simple = [[r for r in side if not any(k == "axis" for k, _ in r.variant.setting)] for side in (a, b)]
+    if simple[0] and simple[1] and simple[0][0].variant.family != simple[1][0].variant.family:
+        return (simple[0][0].variant, simple[1][0].variant) if _explain(simple[0][0], simple[1][0]) else None
     return None
+
+
+def _explain(here: _Recognised, there: _Recognised) -> bool:
+    """Return whether two formulas differ as the two values do. Values that are nearer to each other than a
+    formula is to its value fit either, and show nothing."""
+    rows = zip(*map(_sums, (here.formula, there.formula, here.value, there.value)), strict=True)
+    left = [
+        (abs((formula - other) - (value - its)), abs(value - its), _ROUNDING * max(abs(value), abs(its)))
+        for formula, other, value, its in rows
+    ]
+    return all(rest <= _MOST_LEFT * gap + noise for rest, gap, noise in left) and any(
+        gap > noise for _, gap, noise in left
+    )
+
+
+def _sums(mark: Fingerprint) -> tuple[float, ...]:
+    return mark.total, mark.absolute, mark.squares, mark.signed
