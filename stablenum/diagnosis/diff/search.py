@@ -108,11 +108,16 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], Stuck | None]:
         if stop is None and patch is None:
             place, pairs, patch = set_right(comparison, group, lambda p: any(f.holds(p) for f in found))
         if not any(f.holds(stop or place) for f in found):
-            new = _found(Scene(comparison, place, group, tuple(pairs), patch), stop)
+            scene = Scene(comparison, place, group, tuple(pairs), patch)
+            new = _found(scene, stop)
             if _may_follow(new, group, found):
                 patch = stop = None
             elif not any(_goes_on(new.difference, f.difference) for f in found):
                 found.append(new)
+                edited = _edited(scene, new.difference)
+                if edited is not None:
+                    comparison = edited
+                    continue
         if patch is not None:
             comparison = comparison.with_values(patch.side, patch.values)
         elif stop is not None and stop.after is not None:
@@ -122,6 +127,24 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], Stuck | None]:
                 stuck = stuck or Stuck(_holding(found, stop or place), group)
             comparison = _past(comparison, group, past)
     return found, stuck or Stuck(found[-1], group)
+
+
+def _edited(scene: Scene, difference: Difference) -> Comparison | None:
+    """Return the comparison with the change of one side that confirmed a cause, if it leaves fewer results
+    that differ than the left side's value does in place of the right one's; None without such a change."""
+    if not scene.edits or not any(c.confirmed for c in difference.causes):
+        return None
+    edited = scene.comparison.with_values(*scene.edits[-1])
+    if edited.agrees(scene.group) and scene.patch is None:
+        return edited
+    if scene.patch is None:
+        return None
+    patched = scene.comparison.with_values(scene.patch.side, scene.patch.values)
+    return edited if _left(edited) < _left(patched) else None
+
+
+def _left(comparison: Comparison) -> int:
+    return sum(len(group.differing) for group in comparison.groups)
 
 
 def _holding(found: Sequence[Found], place: Frontier | Stopped) -> Found:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from stablenum.diagnosis.diff.sides.exact_constants import LARGEST_WRITTEN
-from stablenum.diagnosis.diff.sides.play import MASKED, SEED, Play, Result, Visit
+from stablenum.diagnosis.diff.sides.play import MASKED, SEED, Play, ReplacedError, Result, Visit
 from stablenum.diagnosis.replay.operations import EXACT, MOVING
 from stablenum.diagnosis.replay.trace import Step
 from stablenum_jax._diagnosis.diff.axis_roles import roles_of
@@ -38,7 +38,7 @@ from stablenum_jax._diagnosis.replay.naming import primitive_name
 from stablenum_jax._diagnosis.replay.numpy_answers import numpy_answer
 from stablenum_jax._diagnosis.replay.phases import assign_phases
 
-__all__ = ["Player", "Traced", "arguments", "numbers_of", "play"]
+__all__ = ["Player", "Traced", "arguments", "numbers_of", "play", "primitive_of"]
 
 _STILL = (*MOVING, *EXACT, "cast")
 
@@ -139,7 +139,7 @@ class Player(Interpreter):
     def outside(self, data: Any, role: str, name: str = "") -> Cell:
         cell = super().outside(self._widened(data), role, name)
         if cell.id in self.replacing:
-            new = np.asarray(self.replacing[cell.id]).reshape(np.shape(cell.data))
+            new = _in_place_of(cell.data, self.replacing[cell.id])
             cell = Cell(new.astype(np.asarray(cell.data).dtype), cell.id)
         self.visit(cell.id, cell.data)
         return cell
@@ -180,8 +180,7 @@ class Player(Interpreter):
         self, eqn: Any, inputs: Sequence[Cell], outputs: Sequence[Cell], ctx: Context, operation: str = ""
     ) -> Step:
         step = super().record(eqn, inputs, outputs, ctx, operation)
-        name = operation or eqn.primitive.name
-        step.primitive = primitive_name(name, eqn.params.get("y"))
+        step.primitive = primitive_of(eqn, operation)
         step.roles = () if operation else roles_of(eqn)
         for cell in outputs:
             self.visit(cell.id, cell.data)
@@ -273,6 +272,11 @@ class Player(Interpreter):
         return cell.id in self.moving
 
 
+def primitive_of(eqn: Any, operation: str = "") -> str:
+    """Return the primitive of the step of an equation, or of a part of it called ``operation``."""
+    return primitive_name(operation or eqn.primitive.name, eqn.params.get("y"))
+
+
 def numbers_of(traced: Traced) -> frozenset[float]:
     """Return the numbers of a jaxpr: its literals and its small constants, as they were written."""
     written = [x for x in traced.closed.consts if np.size(x) <= LARGEST_WRITTEN]
@@ -288,6 +292,8 @@ def numbers_of(traced: Traced) -> frozenset[float]:
 
 def _in_place_of(data: Any, new: Any) -> Any:
     """Return an array in the shape of another one; indices and masks stay such."""
+    if np.size(new) != np.size(data):
+        raise ReplacedError(f"{np.shape(new)} does not fit {np.shape(data)}")
     new = np.asarray(new).reshape(np.shape(data))
     kept = getattr(data, "dtype", None)
     return new.astype(kept) if getattr(kept, "kind", "") in ("b", "i", "u") else new

@@ -91,6 +91,7 @@ class Program:
         self.aside: Collection[str] = ()
         self._traced: dict[int, Traced] = {}
         self._shown: dict[tuple[int, frozenset[float]], Showing] = {}
+        self._makers: dict[int, list[str]] = {}
         self._moments: Moments | None = None
 
     def __repr__(self) -> str:
@@ -155,7 +156,7 @@ class Program:
         """Evaluate the program once; see ``stablenum.diagnosis.diff.sides.play.Program``."""
         self.record(steps)
         traced = self._traced[steps]
-        return quietly(
+        played = quietly(
             lambda: play(
                 traced,
                 numbers=self.numbers,
@@ -167,6 +168,9 @@ class Program:
                 code=code,
             )
         )
+        if not (noise or replace):
+            self._makers[steps] = _makers(played)
+        return played
 
     def show(
         self,
@@ -182,6 +186,7 @@ class Program:
         self.record(steps)
         key = steps, frozenset(self.numbers)
         showing = self._shown.setdefault(key, Showing(self._traced[steps], self.numbers))
+        showing.makers = self._makers.get(steps)
         quietly(lambda: showing.show(visit, Given(weights, replace), since=since, keep=keep))
 
     def compiled(self, weights: Mapping[str, Any] | None = None) -> Mapping[tuple[str, str], Any] | None:
@@ -296,6 +301,12 @@ class Program:
         if self._moments is None:
             return state
         return continued(state, params, [call.leaves[i].name for i in chosen], self._moments)
+
+
+def _makers(played: Play) -> list[str]:
+    """Return the primitive that makes each value; "" for what comes from outside."""
+    steps = played.trace.steps
+    return ["" if v.producer is None else steps[v.producer].primitive for v in played.trace.values]
 
 
 def _given(leaf: Leaf, weights: Mapping[str, Any]) -> Any:

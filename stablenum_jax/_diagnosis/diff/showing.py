@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from stablenum.diagnosis.diff.sides.play import Visit
+from stablenum.diagnosis.diff.sides.play import ReplacedError, Visit
 from stablenum.diagnosis.diff.sides.resume_points import Given, Stand, Stands
 from stablenum.diagnosis.replay.trace import Step, Value
-from stablenum_jax._diagnosis.diff.player import Player, Traced, arguments
+from stablenum_jax._diagnosis.diff.player import Player, Traced, arguments, primitive_of
 from stablenum_jax._diagnosis.replay.cells import Cell, Composed, Context
 from stablenum_jax._diagnosis.replay.interpreter import last_uses
 
@@ -46,10 +46,17 @@ class _State(NamedTuple):
 
 @dataclass
 class Showing:
-    """Shows the values of a jaxpr in float64, and keeps how far an evaluation has come."""
+    """Shows the values of a jaxpr in float64, and keeps how far an evaluation has come.
+
+    Attributes:
+        traced: the jaxpr.
+        numbers: those that the other program computes with.
+        makers: the primitive that makes each value, as it was recorded; None if that is not known.
+    """
 
     traced: Traced
     numbers: Collection[float]
+    makers: Sequence[str] | None = None
     _stands: Stands[_State] = field(default_factory=Stands)
 
     def show(self, visit: Visit, given: Given, *, since: int, keep: bool) -> None:
@@ -58,6 +65,7 @@ class Showing:
         if keep:
             self._stands.only(given)
         shower = _Shower(numbers=self.numbers, visit=visit, replacing=given.replaced)
+        shower.makers = self.makers if given.replaced else None
         with jax.enable_x64(True):
             begin = shower.begun(self.traced, given) if stand is None else stand.state.copy()
             for state in shower.states(self.traced, begin, self._last_uses):
@@ -73,6 +81,8 @@ class Showing:
 @dataclass
 class _Shower(Player):
     """A player that records no steps."""
+
+    makers: Sequence[str] | None = None
 
     def begun(self, traced: Traced, given: Given) -> _State:
         """Return the state before the first equation."""
@@ -108,7 +118,10 @@ class _Shower(Player):
     def record(
         self, eqn: Any, inputs: Sequence[Cell], outputs: Sequence[Cell], ctx: Context, operation: str = ""
     ) -> Step:
+        name = "" if self.makers is None else primitive_of(eqn, operation)
         for cell in outputs:
+            if self.makers is not None and self.makers[cell.id : cell.id + 1] != [name]:
+                raise ReplacedError(f"{name}: a branch or loop goes on otherwise with the values replaced")
             self.visit(cell.id, cell.data)
         return _NO_STEP
 

@@ -37,7 +37,8 @@ def by_constant(scene: Scene) -> Cause | None:
         if value >= 0 and new * number and number not in {n for n, _ in other.values()}
     )
     for *_, side, value, number, new, _, step in trials[:_MOST_TRIALS]:
-        if scene.mends(side, {value: np.float64(new)}):
+        of_line = _of_line(scene.comparison.side(side), value, step)
+        if scene.mends(side, dict.fromkeys(of_line, np.float64(new))):
             left, right = (new, number) if side == "right" else (number, new)
             return cause(
                 _code_of_constant(step, scene, side),
@@ -47,6 +48,16 @@ def by_constant(scene: Scene) -> Cause | None:
                 update=scene.group.kind == "updated",
             )
     return None
+
+
+def _of_line(side: Side, value: int, step: Step) -> set[int]:
+    """Return a constant with those that hold its number in other calls of its line, as of several layers or
+    training steps."""
+    own = step.place, step.library, step.operation, step.phase
+    calls = (s for s in side.trace.steps if (s.place, s.library, s.operation, s.phase) == own)
+    mark = side.prints[value]
+    read = {i for s in calls for i in s.inputs if side.trace.values[i].role == "constant"}
+    return {value} | {i for i in read if (side.prints[i].entries, side.prints[i].total) == (1, mark.total)}
 
 
 def _strangeness(number: float, new: float) -> float:

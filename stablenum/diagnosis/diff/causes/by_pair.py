@@ -88,8 +88,9 @@ def by_loss(scene: Scene) -> Cause | None:
         mine, theirs = scene.comparison.arrays_of(pair)
         factors.append(factor_of(mine.reshape(-1), theirs.reshape(-1), fewest=1))
     known = [f for f in factors if f is not None]
-    # One factor, but for rounding; chosen, not measured.
-    if len(known) < max(2, len(factors)) or max(known) - min(known) > 1e-7 * abs(known[0]):
+    # One factor, but for rounding, which leaves little of the difference; chosen, not measured.
+    most = min(1e-7, 0.01 * abs(known[0] - 1)) if known else 0.0
+    if len(known) < max(2, len(factors)) or max(known) - min(known) > most * abs(known[0]):
         return None
     return cause(
         "reduction",

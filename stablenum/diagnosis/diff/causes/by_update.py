@@ -14,7 +14,7 @@ from stablenum.diagnosis.diff.causes.formulas.update_laws import Law, law_of
 from stablenum.diagnosis.diff.places.results import Update
 from stablenum.diagnosis.diff.sides.equality import SAME_ENTRIES, SAME_UPDATE
 
-__all__ = ["cause_of_updates", "epsilon_like"]
+__all__ = ["ONE_FACTOR", "cause_of_updates", "epsilon_like"]
 
 # So many entries tell a law from others: one has three constants, rate, epsilon and decay.
 _FEWEST = 4
@@ -29,6 +29,11 @@ _ALIKE, _CLIP_EPSILON = 1e-3, 1e-3
 # measured.
 _MUCH_MORE, _SOME_RISES = 4, 0.1
 _MOST_NAMED = 3  # parameters in a sentence that says more than their names; chosen, not measured
+# What this is was not tried.
+ONE_FACTOR = (
+    "the two updates differ by one factor: of the rate, a schedule or momentum, or of gradients that one "
+    "side clips or scales."
+)
 # What an optimizer does in the same way to all parameters.
 _OF_ALL = {"bias_correction", "momentum_dampening", "nesterov"}
 
@@ -269,7 +274,7 @@ def _factor(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] | N
         return ("clip_missing", "only one side clips the gradients, or the norms differ.", evidence)
     if abs(power) >= LEAST_POWER and abs(power - round(power)) < SAME_ENTRIES:
         return ("loss_scale_left_in", f"a factor of 2^{round(power)} is left in the gradients.", evidence)
-    return ("scale", "the two updates differ by one factor (rate, schedule, momentum).", evidence)
+    return ("scale", ONE_FACTOR, evidence)
 
 
 def _of_gradient(unlike: Sequence[Update]) -> float:

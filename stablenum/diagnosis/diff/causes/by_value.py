@@ -23,6 +23,8 @@ _LARGEST_COUNT, _LARGEST_DIVISOR = 4096, 64
 _LEAST_ZERO, _MOST_ZERO = 0.02, 0.98
 # Its factor times the part that is left is 1 but for chance. Chosen, not measured.
 _LEAST_KEPT, _MOST_KEPT = 0.6, 1.5
+# A factor nearer to 1 than this fits any arrays that differ by as little: a hundred times SAME_MULTIPLE.
+_LEAST_FACTOR = 1e-6
 _LOSSES = frozenset({"cross_entropy", "gather", "log_softmax", "nll_loss", "softmax_cross_entropy"})
 
 
@@ -149,7 +151,7 @@ def _zeros(v: Values) -> Reason | None:
 def _scale(v: Values) -> Reason | None:
     """All entries differ by one factor."""
     factor = factor_of(v.mine, v.theirs)
-    if factor is None or abs(factor - 1) < SAME_MULTIPLE:
+    if factor is None or abs(factor - 1) < _LEAST_FACTOR:
         return None
     evidence = f"Every entry on the left is {factor:.9g} times that on the right."
     zeros = float((v.mine == 0).mean())

@@ -21,7 +21,7 @@ from stablenum.diagnosis.diff.causes.by_operand import (
 from stablenum.diagnosis.diff.causes.by_pair import by_loss, by_pair
 from stablenum.diagnosis.diff.causes.by_structure import by_lack, by_structure
 from stablenum.diagnosis.diff.causes.by_target import by_targets
-from stablenum.diagnosis.diff.causes.by_update import cause_of_updates, epsilon_like
+from stablenum.diagnosis.diff.causes.by_update import ONE_FACTOR, cause_of_updates, epsilon_like
 from stablenum.diagnosis.diff.causes.by_variant import by_variant
 from stablenum.diagnosis.diff.causes.by_weight import by_weight
 from stablenum.diagnosis.diff.causes.by_window import by_window
@@ -35,6 +35,9 @@ __all__ = ["causes_of"]
 
 # The operations of an update whose names tell what it does. Chosen, not measured.
 _MOST_STEPS = 20
+# So many entries have to follow from a formula beyond the one in each parameter that its factor may be fitted
+# to. Chosen, not measured.
+_LEAST_TOLD = 3
 
 
 def causes_of(scene: Scene) -> tuple[Cause, ...]:
@@ -78,7 +81,9 @@ def _by_update(scene: Scene) -> Cause | None:
     if found is None:
         guess = epsilon_like(updates)
         return None if guess is None else cause(*guess, confirmed=False, update=True)
-    return cause(*found, confirmed=True, update=True)
+    # One factor fits any two numbers.
+    told = sum(u.left.size - 1 for u in updates if u.differs) >= _LEAST_TOLD
+    return cause(*found, confirmed=told and found[1] != ONE_FACTOR, update=True)
 
 
 def _clips(scene: Scene) -> tuple[int, int]:

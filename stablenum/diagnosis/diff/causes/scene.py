@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from stablenum.diagnosis.diff.causes.remedies import REMEDIES, REMEDIES_OF_UPDATES
 from stablenum.diagnosis.diff.differences import Cause
@@ -16,7 +16,14 @@ from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["Scene", "cause"]
+__all__ = ["Edit", "Scene", "cause"]
+
+
+class Edit(NamedTuple):
+    """A change of one side, as the values that it gives."""
+
+    side: str
+    values: Mapping[int, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,7 @@ class Scene:
         group: the results that differ.
         pairs: values near there that may correspond, the most likely first.
         patch: the values that make the programs agree in what follows, if there are any.
+        edits: the changes of one side that were tried and made the programs agree.
     """
 
     comparison: Comparison
@@ -36,6 +44,7 @@ class Scene:
     group: Group
     pairs: tuple[Pair, ...] = ()
     patch: Patch | None = None
+    edits: list[Edit] = field(default_factory=list)
 
     @property
     def left(self) -> Side:
@@ -97,7 +106,10 @@ class Scene:
         """Return whether the two sides agree if values of a side are replaced: in what the line at which
         they part gives, or in the results."""
         after = self.comparison.with_values(side, values, until=self.group)
-        return after.meets(self.found, side) or after.agrees(self.group)
+        mended = after.meets(self.found, side) or after.agrees(self.group)
+        if mended:
+            self.edits.append(Edit(side, values))
+        return mended
 
 
 def cause(

@@ -91,9 +91,11 @@ def measured(
         side.arrays = arrays_of(side, {r.value for r in play.results}, keep=True)
         moved: list[Fingerprint] = []
         program.play(_into(moved), weights=weights, steps=steps, noise=NOISE)
-        # A distance may be infinite; tolerances are numbers, far above any that counts.
+        # A distance may be infinite; tolerances are numbers, far above any that counts. With noise, a loop
+        # may go on for longer, and all that follows is not known then.
+        moved += [Fingerprint(0)] * (len(prints) - len(moved))
         side.tolerance = [
-            _FACTOR * min(distance(a, b), 1e3) + _FLOOR for a, b in zip(prints, moved, strict=True)
+            _FACTOR * min(distance(a, b), 1e3) + _FLOOR for a, b in zip(prints, moved, strict=False)
         ]
     else:
         side.tolerance = [_FLOOR * 10] * len(prints)  # not known: taken as this; chosen, not measured
