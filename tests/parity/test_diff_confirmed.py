@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 
@@ -86,3 +87,93 @@ def test_what_was_tried_on_one_side_is_confirmed(name: str) -> None:
     left, right, code = TRIED[name]
     (cause,) = report_of(left, right).causes
     assert (cause.code, cause.confirmed) == (code, True), cause
+
+
+def test_a_number_that_is_added_is_not_taken_for_a_function_that_changes_nothing() -> None:
+    """An absolute value of positive numbers is near enough to these with 1e-8 beside them."""
+    cause = report_of(
+        lambda w, x: torch.log((x @ w).abs()).sum(), lambda w, x: jnp.sum(jnp.log(jnp.abs(x @ w) + 1e-8))
+    ).causes[0]
+    assert (cause.code, cause.confirmed) == ("extra_operation", True)
+    assert "absolute" not in cause.sentence
+
+
+def test_another_function_is_not_missing_because_the_one_that_is_there_could_follow_it() -> None:
+    """A relu gives what a softplus gives it: it is there in its place, and not after it."""
+    report = report_of(
+        lambda w, x: torch.nn.functional.softplus(x @ w).square().mean(),
+        lambda w, x: jnp.mean(jax.nn.relu(x @ w) ** 2),
+    )
+    assert report.first.right.operation == "relu"
+    assert (report.causes[0].code, report.causes[0].confirmed) == ("other_function", True)
+
+
+@pytest.mark.parametrize("ported", [True, False])
+def test_a_parameter_without_a_counterpart_is_named(ported: bool) -> None:
+    """A port without the bias, or with one that its original does not have."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 6, bias=ported), torch.nn.Tanh(), torch.nn.Linear(6, 1))
+    params = {
+        "a": np.ones((5, 6), np.float32),
+        "c": np.ones((6, 1), np.float32),
+        "d": np.zeros(1, np.float32),
+    }
+    if not ported:
+        params["b"] = np.full(6, 0.5, np.float32)
+
+    def of_jax(p: Any, x: Any) -> Any:
+        h = x @ p["a"] if ported else x @ p["a"] + p["b"]
+        return jnp.mean((jnp.tanh(h) @ p["c"] + p["d"]) ** 2)
+
+    report = stablenum.diff(
+        stablenum_torch.program(lambda x: model(x).square().mean(), torch.tensor(X), model=model),
+        stablenum_jax.program(of_jax, params, X),
+        weights=("match", {} if ported else {"b": None}),
+    )
+    (cause,) = report.causes
+    code, name = ("missing_operation", "0.bias") if ported else ("extra_operation", "b")
+    assert (cause.code, cause.confirmed) == (code, True)
+    assert f"reads {name} here" in cause.sentence
+
+
+class NovoGrad(torch.optim.Optimizer):
+    """The rule of optax, with an epsilon of 1e-8 where that one has 1e-6."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 1e-2})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            state, square = self.state[p], (p.grad**2).sum()
+            if state:
+                state["v"].mul_(0.98).add_(square, alpha=0.02)
+                state["m"].mul_(0.95).add_(p.grad / (state["v"].sqrt() + 1e-8))
+            else:
+                state["v"], state["m"] = square, p.grad / (square.sqrt() + 1e-8)
+            p.add_(state["m"], alpha=-1e-2)
+
+
+def test_one_epsilon_is_one_difference_in_all_steps_and_parameters() -> None:
+    """optax begins in another branch than it goes on in, and a bias of one entry fits every law."""
+    y = X[:, :1] - 0.5
+    model = torch.nn.Linear(5, 1)
+    report = stablenum.diff(
+        stablenum_torch.program(
+            lambda x, y: (model(x) - y).square().mean(),
+            torch.tensor(X),
+            torch.tensor(y),
+            model=model,
+            optimizer=NovoGrad(model.parameters()),
+        ),
+        stablenum_jax.program(
+            lambda p, x, y: jnp.mean((x @ p["w"] + p["b"] - y) ** 2),
+            {"w": np.zeros((5, 1), np.float32), "b": np.zeros(1, np.float32)},
+            X,
+            y,
+            optimizer=optax.novograd(1e-2, b1=0.95, b2=0.98),
+        ),
+        steps=3,
+    )
+    (difference,) = report.differences
+    assert [(c.code, c.confirmed) for c in difference.causes] == [("epsilon_value", True)]

@@ -19,6 +19,8 @@ from stablenum.diagnosis.diff.places.missing_operations import after_call
 from stablenum.diagnosis.diff.places.patches import Pair, Patch
 from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.places.update_places import placed_by_cause
+from stablenum.diagnosis.diff.sides.kinds import quiet
+from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
 
@@ -204,6 +206,7 @@ def _found(scene: Scene, stop: Stopped | None) -> Found:
     phase = _PHASES.get(group.kind, "forward")
     causes = causes_of(scene) if stop is None else (stop.cause,)
     left, right = (place.left, place.right) if stop is None else (stop.left, stop.right)
+    left, right = _with_line(left, comparison.left), _with_line(right, comparison.right)
     left, right = (
         after_call(left, comparison.left, right, comparison.right),
         after_call(right, comparison.right, left, comparison.left),
@@ -232,6 +235,17 @@ def _found(scene: Scene, stop: Stopped | None) -> Found:
         _lines(right, place.region_right, None if patch is None else patch.right),
         None if stop is None or group.kind != "gradient" else stop.after,
     )
+
+
+def _with_line(start: Start | None, side: Side) -> Start | None:
+    """Return the start of a side at the operation with a line whose result a step without one only moves."""
+    step = None if start is None else start.step
+    while start is not None and step is not None and step.place is None and quiet(step) and step.inputs:
+        producer = side.trace.values[step.inputs[0]].producer
+        step = None if producer is None else side.trace.steps[producer]
+        if step is not None and step.place is not None:
+            return replace(start, step=step)
+    return start
 
 
 def _named(place: Frontier, left: Start | None, right: Start | None) -> Frontier:

@@ -174,8 +174,10 @@ _BEFORE_CORRECTION = "adam_epsilon_placement", "only one side adds the epsilon b
 
 _EITHER = (
     "adam_epsilon_placement",
-    ("only one side adds the epsilon before the bias correction, or only one side has a correction: with "
-    "these decay rates, the two are the same in the first step."),
+    (
+        "only one side adds the epsilon before the bias correction, or only one side has a correction: with "
+        "these decay rates, the two are the same in the first step."
+    ),
 )
 
 

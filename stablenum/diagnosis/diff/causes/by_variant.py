@@ -45,8 +45,8 @@ def by_variant(scene: Scene) -> Cause | None:
         # Hundreds of variants: only their fingerprints are kept.
         tried = [(v._replace(values=None), fingerprint(v.values)) for v in variants_of(array)]
         plain = _Recognised(*tried[0], tried[0][1])
-        a = [plain] if here.missing else _recognised(tried, mine)
-        b = [plain] if there.missing else _recognised(tried, theirs)
+        a = [plain] if here.missing else _named_first(_recognised(tried, mine), here.step)
+        b = [plain] if there.missing else _named_first(_recognised(tried, theirs), there.step)
         pair = _unlike(a, b)
         if pair is not None:
             products = "matmul" in (here.step.operation, there.step.operation)
@@ -116,6 +116,12 @@ def _recognised(tried: list[tuple[Variant, Fingerprint]], wanted: list[Fingerpri
         near = sorted(((v, max(gap, _ROUNDING)) for v, gap in gaps if gap < SAME_FORMULA), key=itemgetter(1))
         found += [v for v, _ in near]
     return found
+
+
+def _named_first(found: list[_Recognised], step: Step) -> list[_Recognised]:
+    """Return the variants, those first that have the name of the step: a relu and an absolute value of
+    positive numbers are the same."""
+    return sorted(found, key=lambda r: r.variant.family != step.operation)
 
 
 def _unlike(a: Sequence[_Recognised], b: Sequence[_Recognised]) -> tuple[Variant, Variant] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stablenum.diagnosis.diff.causes.by_absence import by_absence
 from stablenum.diagnosis.diff.causes.by_constant import by_constant, numbers_of_update
 from stablenum.diagnosis.diff.causes.by_count import by_count
 from stablenum.diagnosis.diff.causes.by_gradient import by_gradient, by_hand, by_rows
@@ -102,7 +103,7 @@ def _clips(scene: Scene) -> tuple[int, int]:
 _FACTORS = {"clip_missing", "momentum_dampening", "nesterov", "scale"}
 _LIMITS = {"clamp", "clip", "max", "maximum", "min", "minimum"}
 _RULES = (
-    _by_update, by_weight, by_targets, by_variant, by_normalisation, by_window, by_rows, by_hand, by_number,
-    by_order, by_pair, by_loss, by_constant, by_lack, by_transposition, by_flip, by_exchange, by_entries,
-    by_input, by_repetition, by_gradient, by_structure,
+    _by_update, by_absence, by_weight, by_targets, by_variant, by_normalisation, by_window, by_rows, by_hand,
+    by_number, by_order, by_pair, by_loss, by_constant, by_lack, by_transposition, by_flip, by_exchange,
+    by_entries, by_input, by_repetition, by_gradient, by_structure,
 )  # fmt: skip

@@ -8,6 +8,8 @@ from itertools import product
 from typing import NamedTuple
 
 from stablenum.diagnosis.diff.places.regions import PLAIN, Region, Start, last_of_line, same_line
+from stablenum.diagnosis.diff.sides.equality import SAME_ARRAY
+from stablenum.diagnosis.diff.sides.fingerprints import distance
 from stablenum.diagnosis.diff.sides.kinds import LOOKUPS, called, functions_of, kind, quiet
 from stablenum.diagnosis.diff.sides.matching import Matching
 from stablenum.diagnosis.diff.sides.sides import Side
@@ -251,11 +253,21 @@ def _after(side: Region, step: Step, shared: frozenset[int], begun: bool) -> Sta
     """Return the start of a side that lacks what the other one does with a common value that a step reads. If
     that value is a part of what the other side does there, its maker is what differs."""
     made_by, value = side.maker(next(i for i in step.inputs if i in shared))
-    if begun and made_by is not None:
+    if made_by is not None and (begun or _changes_nothing(side.side, made_by)):
         return Start(made_by, value=value)
     if made_by is None or side.picks(made_by):  # the line that reads a part says more
         made_by = step
     return Start(made_by, missing=True, value=value)
+
+
+def _changes_nothing(side: Side, step: Step) -> bool:
+    """Return whether a function gives what it reads, as a relu does of positive numbers: then it is not
+    missing where the other side computes another function."""
+    made = side.prints[step.outputs[0]]
+    return not quiet(step) and any(
+        side.shapes[i] == side.shapes[step.outputs[0]] and distance(side.prints[i], made) <= SAME_ARRAY
+        for i in step.inputs
+    )
 
 
 def leading_to(place: Frontier, left: int, right: int) -> Frontier:

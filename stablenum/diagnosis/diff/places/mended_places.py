@@ -8,11 +8,12 @@ from itertools import islice
 from typing import TypeAlias
 
 from stablenum.diagnosis.diff.places.comparison import Comparison
-from stablenum.diagnosis.diff.places.frontier import Frontier, last_of_line, leading_to
+from stablenum.diagnosis.diff.places.frontier import Frontier, Start, last_of_line, leading_to
 from stablenum.diagnosis.diff.places.missing_operations import lacking
 from stablenum.diagnosis.diff.places.patches import Pair, Patch, candidates, patched
 from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.sides.kinds import quiet
+from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["MOST_CALLS", "set_right", "unseen_in_loss"]
@@ -145,7 +146,18 @@ def _replaces(comparison: Comparison, place: Frontier, patch: Patch) -> bool:
         last_of_line(comparison.left, place.left, place.region_left),
         last_of_line(comparison.right, place.right, place.region_right),
     )
-    return ends == (patch.left, patch.right)
+    made = _makes(comparison.left, place.left, patch.left), _makes(comparison.right, place.right, patch.right)
+    return ends == (patch.left, patch.right) or all(made)
+
+
+def _makes(side: Side, start: Start | None, value: int) -> bool:
+    """Return whether the function at which a side begins to differ gives a value."""
+    producer = side.trace.values[value].producer
+    if start is None or start.missing or producer is None:
+        return False
+    step = side.trace.steps[producer]
+    own = start.step.place, start.step.module, start.step.operation
+    return (step.place, step.module, step.operation) == own
 
 
 def _better(one: Patch, other: Patch | None) -> bool:

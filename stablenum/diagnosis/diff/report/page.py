@@ -14,7 +14,6 @@ from stablenum.diagnosis.diff.report.rendering import (
     amount,
     headline,
     several,
-    shared,
     title,
     weights_title,
 )
@@ -66,7 +65,7 @@ def _data(report: Shown) -> str:
 def _verdict(report: Shown) -> str:
     good = not report.differences
     chip = f'<span class="cause{" ok" if good else ""}">{"✓ agree" if good else "≠ differ"}</span>'
-    return f'<h1>{chip}{in_html(headline(report))}</h1>\n<p class="subtitle">{in_html(shared(report))}</p>'
+    return f"<h1>{chip}{in_html(headline(report))}</h1>"
 
 
 def _rounding(sides: Mapping[str, Off | None]) -> str:

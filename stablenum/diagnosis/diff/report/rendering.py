@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from stablenum._support.outside_text import printable
 from stablenum.diagnosis.diff.differences import Difference, Location, Off, Row
 
-__all__ = ["Shown", "amount", "as_rich", "as_text", "headline", "several", "shared", "title", "weights_title"]
+__all__ = ["Shown", "amount", "as_rich", "as_text", "headline", "several", "title", "weights_title"]
 
 # The terminal shows so many weights of the map, and says where all of them are. Chosen, not measured.
 _MOST_WEIGHTS = 8
@@ -48,10 +48,6 @@ class Shown(Protocol):
     @property
     def right_off(self) -> Off | None:
         """The rounding of the right side."""
-
-    @property
-    def matched(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """How many values are shared."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -125,12 +121,6 @@ def several(report: Shown) -> bool:
     return max([*steps, *(d.step for d in report.differences)], default=1) > 1
 
 
-def shared(report: Shown) -> str:
-    """Return in a sentence how many values the sides share."""
-    (a, of_a), (b, of_b) = report.matched
-    return f"Values that the other side has too: {a} of {of_a} on the left, {b} of {of_b} on the right."
-
-
 def _side(name: str, location: Location | None) -> Iterator[str]:
     if location is None:
         yield f"  {name:<6} nothing leads to it"
@@ -155,7 +145,6 @@ def _compiled(errors: Mapping[str, float]) -> str:
 
 
 def _facts(report: Shown) -> Iterator[str]:
-    yield shared(report)
     shown = list(report.weights.items())
     if shown or not report.carried_over:
         yield weights_title(report)
