@@ -84,3 +84,27 @@ def test_a_long_loop_is_compared_with_one_of_pytorch() -> None:
         stablenum_torch.program(of_torch, torch.tensor(x)), stablenum_jax.program(of_jax, {"w": w}, x)
     )
     assert report.ok, str(report)
+
+
+def test_what_differs_in_every_iteration_is_one_difference() -> None:
+    """Also in more iterations than are set right one after the other."""
+
+    def of_torch(x: torch.Tensor) -> torch.Tensor:
+        h = x
+        for _ in range(30):
+            h = torch.atan(weight @ h) + 0.1
+        return h.square().sum()
+
+    def of_jax(p: Any, x: Any) -> Any:
+        return jnp.sum(
+            lax.scan(lambda h, _: (jnp.arcsinh(p["w"] @ h) + 0.1, None), x, None, length=30)[0] ** 2
+        )
+
+    weight = torch.tensor(w, requires_grad=True)
+    report = stablenum.diff(
+        stablenum_torch.program(of_torch, torch.tensor(x)), stablenum_jax.program(of_jax, {"w": w}, x)
+    )
+    assert len(report.differences) == 1, str(report)
+    assert report.first is not None
+    assert (report.first.left.operation, report.first.right.operation) == ("atan", "asinh")
+    assert not any("could not be set right in the loss" in note for note in report.notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -10,10 +11,10 @@ from typing import TypeAlias
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.frontier import Frontier, Start, last_of_line, leading_to
 from stablenum.diagnosis.diff.places.missing_operations import lacking
-from stablenum.diagnosis.diff.places.patches import Pair, Patch, candidates, patched
+from stablenum.diagnosis.diff.places.patches import Pair, Patch, candidates, laid_out, patched
 from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.sides.kinds import quiet
-from stablenum.diagnosis.diff.sides.sides import Side
+from stablenum.diagnosis.diff.sides.sides import MOST_ENTRIES, Side, arrays_of
 from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["MOST_CALLS", "set_right", "unseen_in_loss"]
@@ -50,9 +51,11 @@ def set_right(comparison: Comparison, group: Group, known: Callable[[Frontier], 
     if not sure and group.kind != "updated" and not known(first):
         best = _closer(comparison, group, best)
     place, pairs, patch = best
-    if patch is not None and not patch.agrees:
+    if patch is None:
+        patch = next(filter(None, (_all_at_once(comparison, group, p) for p in pairs[:_MOST_TRIALS])), None)
+    elif not patch.agrees:
         patch = _in_every_call(comparison, place, group, patch) or patch
-    if not sure and (place.doubtful or patch is None or not patch.agrees):
+    if not (sure or known(first)) and (place.doubtful or patch is None or not patch.agrees):
         lacked = lacking(comparison, place, group)
         if lacked is not None:
             return lacked[0], pairs, lacked[1]
@@ -62,6 +65,9 @@ def set_right(comparison: Comparison, group: Group, known: Callable[[Frontier], 
 def _in_every_call(comparison: Comparison, place: Frontier, group: Group, patch: Patch) -> Patch | None:
     """Return the patch of all calls of the two lines, such as those of several layers, one after the other;
     None if the results do not agree with that either."""
+    found = _all_at_once(comparison, group, patch)
+    if found is not None:
+        return found
     values = dict(patch.values)
     for _ in range(MOST_CALLS if _calls(place) <= MOST_CALLS else 0):
         after = comparison.with_values(patch.side, values, until=group)
@@ -76,6 +82,33 @@ def _in_every_call(comparison: Comparison, place: Frontier, group: Group, patch:
             return None
         values.update(next_patch.values)
     return None
+
+
+def _all_at_once(comparison: Comparison, group: Group, pair: Pair | Patch) -> Patch | None:
+    """Return the patch of all calls of the lines that give two values, each with the value of that call of
+    the other side; None if the results do not agree with it."""
+    mine, theirs = _alike(comparison.left, pair.left), _alike(comparison.right, pair.right)
+    size = sum(math.prod(comparison.right.shapes[j]) for j in theirs)
+    if len(mine) != len(theirs) or len(mine) < 2 or size > MOST_ENTRIES:
+        return None
+    a, b = arrays_of(comparison.left, mine), arrays_of(comparison.right, theirs)
+    values = {j: laid_out(a[i], b[j]) for i, j in zip(mine, theirs, strict=True)}
+    if any(array is None for array in values.values()):
+        return None
+    if not comparison.with_values("right", values, until=group).agrees(group):
+        return None
+    return Patch(pair.left, pair.right, "right", values, agrees=True, shared=getattr(pair, "shared", 0))
+
+
+def _alike(side: Side, value: int) -> list[int]:
+    """Return what a line gives in all of its calls, in the order of the program."""
+    producer = side.trace.values[value].producer
+    if producer is None:
+        return []
+    step = side.trace.steps[producer]
+    number, own = step.outputs.index(value), (step.place, step.operation, step.primitive, step.phase)
+    steps = (s for s in side.trace.steps if (s.place, s.operation, s.primitive, s.phase) == own)
+    return [s.outputs[number] for s in steps if len(s.outputs) > number]
 
 
 def _calls(place: Frontier) -> int:
