@@ -7,6 +7,7 @@ import io
 import math
 import pickle
 import random
+import sys
 from typing import Any
 
 __all__ = ["damaged", "mutated", "repickled", "wrong_value"]
@@ -115,6 +116,10 @@ class _Changed(pickle._Pickler):  # type: ignore[name-defined]  # the one in Pyt
 
 def repickled(draw: random.Random, value: Any) -> bytes:
     """A sound pickle of a value in which some parts are others."""
-    file = io.BytesIO()
-    _Changed(file, draw, draw.choice((0.01, 0.05, 0.3))).dump(value)
+    file, limit = io.BytesIO(), sys.getrecursionlimit()
+    sys.setrecursionlimit(10 * limit)  # some parts are nested hundreds of times
+    try:
+        _Changed(file, draw, draw.choice((0.01, 0.05, 0.3))).dump(value)
+    finally:
+        sys.setrecursionlimit(limit)
     return file.getvalue()
