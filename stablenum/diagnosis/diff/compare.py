@@ -162,7 +162,7 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
     exchangeable = by_flow_only(left, right, comparison.weights) if matched else ()
     exchangeable = tuple(name for name in exchangeable if name not in entries_of(weights))
     others = () if comparison.differing is None else other_arguments(comparison)
-    differences = _in_order(found, alone)
+    differences = _folded(_in_order(found, alone))
     lacking = untaken(left, comparison.weights) if found and weights != "as they are" else ()
     wrong = misgiven(comparison) if found and not isinstance(weights, str | tuple) else ()
     wrong += other_numbers(comparison) if found and weights == "as they are" else ()
@@ -220,7 +220,9 @@ def _hidden(differences: Sequence[Difference], stuck: Stuck | None) -> tuple[str
     """Name the difference after which no value of the left side makes the results agree."""
     if stuck is None:
         return ()
-    number = next(i for i, d in enumerate(differences, 1) if d is stuck.found.difference)
+    place = stuck.found.difference.left, stuck.found.difference.right
+    places = ({(d.left, d.right), *d.also} for d in differences)
+    number = next(i for i, some in enumerate(places, 1) if place in some)
     step = f" of step {stuck.group.step}" if stuck.group.step > 1 else ""
     name = "The first difference" if number == 1 else f"Difference {number}"
     forward = stuck.group.kind == "gradient" and stuck.found.patch is not None
@@ -234,6 +236,20 @@ def _in_order(found: Sequence[Found], alone: Sequence[OneSided]) -> tuple[Differ
     rows = [(*_when(a.difference), _explained(a, found), a.difference) for a in alone]
     rows += [(*_when(f.difference), False, f.difference) for f in found]
     return tuple(row[-1] for row in sorted(rows, key=itemgetter(0, 1, 2)))
+
+
+def _folded(differences: Sequence[Difference]) -> tuple[Difference, ...]:
+    """Return the differences, those of one setting as one, such as an epsilon in several norms."""
+    found = dict[object, Difference]()
+    for number, difference in enumerate(differences):
+        same: object = number
+        if difference.causes and difference.causes[0].confirmed and difference.causes[0].code in _SETTINGS:
+            cause, place = difference.causes[0], difference.left or difference.right
+            same = cause.code, cause.sentence, place and place.phase, difference.step
+        first = found.get(same)
+        also = ((difference.left, difference.right),)
+        found[same] = difference if first is None else replace(first, also=first.also + also)
+    return tuple(found.values())
 
 
 def _explained(alone: OneSided, found: Sequence[Found]) -> bool:
@@ -261,6 +277,11 @@ def _repro(comparison: Comparison, found: list[Found], alone: Sequence[OneSided]
 
 
 _PHASES = ("forward", "backward", "update")
+# Of a layer, which a program has many of.
+_SETTINGS = {
+    "epsilon_placement", "epsilon_value", "flipped_kernel", "gelu_variant", "norm_axis", "padding",
+    "pooling_count", "resize_mode", "silu_variant", "softmax_axis", "variance_correction",
+}  # fmt: skip
 _ASTRAY = (
     "What the compiler makes of the {} program is further off than the rounding of its operations explains: "
     "a fault of the compiler or of what it assumes."

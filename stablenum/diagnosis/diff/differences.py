@@ -64,6 +64,8 @@ class Difference:
         error: the largest relative difference of that result in float64.
         allowed: how much of it rounding explains.
         causes: the most likely first.
+        also: further places, left and right, at which the programs part for the same confirmed cause, such as
+            the other norms that have the same epsilon.
     """
 
     left: Location | None
@@ -73,6 +75,7 @@ class Difference:
     error: float
     allowed: float
     causes: tuple[Cause, ...] = ()
+    also: tuple[tuple[Location | None, Location | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Guess the cause from the operations alone."""
+"""Name the cause by the operations of the two sides: what only one of them has, and what they sum over."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ def by_structure(scene: Scene) -> Cause | None:
             "Both sides read equal numbers; afterwards no axis of one corresponds to an axis of the other.",
             confirmed=False,
         )
-    for words, code in _BY_OPERATION:
-        if names & words:
-            return cause(code, _SENTENCES.get(code, "the two operations differ."), "", confirmed=False)
     return _other(scene)
 
 
 def _other(scene: Scene) -> Cause | None:
-    """Return a cause for two lines that differ in a forward pass, if no more is known of them."""
+    """Return what is known of two lines that differ in a forward pass, where nothing that was tried on one of
+    them makes the two sides agree."""
     if scene.group.kind in ("updated", "gradient"):
         return None
     agrees = scene.agrees and _within(scene)
     return cause(
         "other_function",
-        "the two lines compute different functions of the same values.",
-        "With the result of the left program's line in its place, the results agree." if agrees else "",
+        "the two lines differ; no single change that was tried makes them agree.",
+        _TRIED
+        + (" With the result of the left program's line in its place, the results agree." if agrees else ""),
         confirmed=False,
+        remedy="",
     )
 
 
@@ -72,27 +72,13 @@ def _within(scene: Scene) -> bool:
     )
 
 
+_TRIED = (
+    "Tried: known functions and their settings, the other side's constants and parameters, operands "
+    "exchanged, transposed, flipped or repeated, masks, sums and factors."
+)
 _FIRST = 8  # steps of a line, among which its first statistic is; chosen, not measured
 _MOVING = {"reshape", "transpose"}
 _REDUCTIONS = {"mean", "sum", "var", "std"}
-_BY_OPERATION: tuple[tuple[frozenset[str], str], ...] = (
-    (frozenset({"avg_pool", "max_pool"}), "pooling_count"),
-    (frozenset({"upsample_bilinear2d", "upsample_nearest2d"}), "resize_mode"),
-    (frozenset({"conv"}), "padding"),
-    (frozenset({"dropout"}), "dropout"),
-    (frozenset({"batch_norm"}), "running_statistics"),
-    (frozenset({"where", "masked_fill", "attention"}), "mask_missing"),
-    (frozenset({"cross_entropy"}), "ignored_labels"),
-)
-_SENTENCES = {
-    "pooling_count": "the two sides pool differently: the padding is counted, or the windows lie elsewhere.",
-    "resize_mode": "the two sides resize differently.",
-    "padding": "the two convolutions pad or stride differently.",
-    "dropout": "one side drops units.",
-    "running_statistics": "one side normalises by the batch, the other one by running statistics.",
-    "mask_missing": "the two sides mask differently.",
-    "ignored_labels": "the two losses weight or ignore labels differently.",
-}
 
 
 def _of_axes(scene: Scene, here: Start, there: Start) -> Cause | None:

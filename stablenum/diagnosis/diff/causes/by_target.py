@@ -105,7 +105,7 @@ def _compared(scene: Scene, left: Targets, right: Targets) -> Cause | None:
     evidence += (
         " The cross-entropies with these targets differ by as much as the losses." if explained else ""
     )
-    return cause(found.code, found.sentence, evidence, confirmed=explained, remedy=found.remedy)
+    return cause(found.code, found.sentence, evidence, confirmed=explained, remedy=found.remedy or None)
 
 
 def _explained(scene: Scene, left: Targets, right: Targets) -> bool:

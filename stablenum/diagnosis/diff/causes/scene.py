@@ -113,13 +113,21 @@ class Scene:
 
 
 def cause(
-    code: str, sentence: str, evidence: str, *, confirmed: bool, update: bool = False, remedy: str = ""
+    code: str,
+    sentence: str,
+    evidence: str,
+    *,
+    confirmed: bool,
+    update: bool = False,
+    remedy: str | None = None,
 ) -> Cause:
-    """Return a cause with the remedy of its code, which may be another one for an update, or its own.
+    """Return a cause with the remedy of its code, which may be another one for an update, or its own; "" for
+    none.
 
     Confirmed is one that was tried: one side was changed as the cause says, with what the side itself reads,
     and the two sides agreed then. That they agree with a value of the other side in its place shows where
     they part, not why.
     """
-    remedy = remedy or (REMEDIES_OF_UPDATES if update else REMEDIES)[code]
+    if remedy is None:
+        remedy = (REMEDIES_OF_UPDATES if update else REMEDIES)[code]
     return Cause(code=code, sentence=sentence, evidence=evidence, remedy=remedy, confirmed=confirmed)

@@ -105,9 +105,14 @@ def _difference(number: int, one: Difference, *, with_step: bool) -> str:
             f'<section class="difference"><h2>{heading}</h2>{amounts}',
             f'<div class="sides">{_side("Left", one.left)}{_side("Right", one.right)}</div>',
             f'<ol class="causes">{causes}</ol>' if causes else "",
+            *(f"<p>Also at {_place(left)} and {_place(right)}</p>" for left, right in one.also),
             "</section>",
         ]
     )
+
+
+def _place(location: Location | None) -> str:
+    return "no line" if location is None else _code(location.where, "place")
 
 
 def _side(name: str, location: Location | None) -> str:

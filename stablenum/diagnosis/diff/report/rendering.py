@@ -85,9 +85,16 @@ def _lines(report: Shown) -> Iterator[tuple[str, str]]:
             yield f"  why ({tried}, {cause.code}): {cause.sentence}", ""
             if cause.evidence:
                 yield f"    {cause.evidence}", "dim"
-            yield f"    {cause.remedy}", ""
+            if cause.remedy:
+                yield f"    {cause.remedy}", ""
+        for left, right in difference.also:
+            yield f"  also at {_where(left)} and {_where(right)}", ""
     yield "", ""
     yield from ((line, "dim") for line in _facts(report))
+
+
+def _where(location: Location | None) -> str:
+    return "no line" if location is None else location.where
 
 
 def headline(report: Shown) -> str:
