@@ -27,6 +27,7 @@ from stablenum.diagnosis.diff.weights.neighbours import exchanged, neighbours_of
 from stablenum.diagnosis.diff.weights.orientation import in_convention, is_open, oriented
 from stablenum.diagnosis.diff.weights.origins import Source
 from stablenum.diagnosis.diff.weights.parameter_uses import Use, uses_of
+from stablenum.diagnosis.diff.weights.sequences import by_full_names
 from stablenum.diagnosis.diff.weights.settling import better_of, settled
 from stablenum.diagnosis.diff.weights.weights import (
     Apart,
@@ -70,6 +71,9 @@ def _matched(left: Side, right: Program, entries: Mapping[str, str | None]) -> W
     guess = revised if _same(plain, revised) else better_of(left, right, revised, plain)
     others = list(found.others())
     guess = max([guess, *others], key=numbered)
+    by_names = found.by_full_names()
+    if by_names is not None and any(o.names != guess.origins[n].names for n, o in by_names.origins.items()):
+        guess = better_of(left, right, guess, by_names)
     others = [m for m in others if not _same(m, guess)]
     mapped = settled(left, right, guess, found.uses[1], others)
     return with_shared(mapped, left.program.parameters(), given)
@@ -101,6 +105,12 @@ class _Guess:
             for rows in (stacks_apart, stacks_apart_by_layers):
                 with suppress(UnmappedError):
                     yield self.made(by_neighbours=True, rows_first=rows)
+
+    def by_full_names(self) -> WeightMap | None:
+        """Return the map that names alone give; None if they do not tell all."""
+        wanted = [u for u in self.uses[1] if u.name not in self.entries]
+        found = by_full_names(self.uses[0], wanted)
+        return None if found is None else WeightMap(self._oriented({**found, **self.given}))
 
     def made(self, *, by_neighbours: bool = False, rows_first: Apart | None = None) -> WeightMap:
         """Return the map; see ``guessed``."""

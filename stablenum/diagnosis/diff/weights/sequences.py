@@ -12,7 +12,7 @@ from stablenum.diagnosis.diff.weights.layouts import layouts
 from stablenum.diagnosis.diff.weights.origins import Cut, Joined, Origin, Piece, Source
 from stablenum.diagnosis.diff.weights.parameter_uses import Use
 
-__all__ = ["aligned", "any_of", "cut_from", "likeness"]
+__all__ = ["aligned", "any_of", "by_full_names", "cut_from", "likeness"]
 
 # A matrix is put together from at most so many, such as the queries, keys and values of several heads.
 # Chosen, not measured.
@@ -55,6 +55,17 @@ def any_of(use: Use, rest: Sequence[Use], all_of_them: Sequence[Use]) -> Source 
         if fitting:
             return _whole(min(fitting, key=lambda u: _cost(u, use)), use)
     return None
+
+
+def by_full_names(left: Sequence[Use], right: Sequence[Use]) -> dict[str, Origin] | None:
+    """Return the origins of parameters that have the same full names, but for what the frameworks call them;
+    None if names do not tell all."""
+    mine = {use.words: use for use in left}
+    whole = len(mine) == len(left) and len({use.words for use in right}) == len(right)
+    pairs = [(mine.get(use.words), use) for use in right]
+    if not whole or any(a is None or not np.isfinite(_cost(a, b)) for a, b in pairs):
+        return None
+    return {b.name: _whole(a, b) for a, b in pairs if a is not None}
 
 
 def cut_from(whole: Use, parts: Sequence[Use | None], axis: int | None = None) -> dict[str, Source]:
