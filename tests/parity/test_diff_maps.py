@@ -648,3 +648,79 @@ def test_biases_that_the_other_side_stacks_lie_one_after_another() -> None:
         stablenum_jax.program(loss, params, X),
     )
     assert report.ok, str(report)
+
+
+class BiasInABuffer(nn.Module):
+    """A layer whose bias is not trained, as that of BART's logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(D, D, bias=False)
+        self.register_buffer("final_bias", torch.zeros(1, D))
+
+    def forward(self, x: Any) -> Any:
+        return self.proj(x) + self.final_bias
+
+
+def test_a_parameter_may_come_from_a_buffer_of_its_name() -> None:
+    model = BiasInABuffer()
+    params = {
+        "proj": {"kernel": np.zeros((D, D), np.float32)},
+        "final_bias": np.ones((1, D), np.float32),
+    }
+    report = stablenum.diff(
+        stablenum_torch.program(lambda x: torch.sin(model(x)).mean(), torch.tensor(X), model=model),
+        stablenum_jax.program(
+            lambda p, x: jnp.mean(jnp.sin(x @ p["proj"]["kernel"] + p["final_bias"])), params, X
+        ),
+    )
+    assert report.ok, str(report)
+    assert report.weights["final_bias"].startswith("final_bias")
+    assert any("keeps final_bias as a buffer" in note for note in report.notes)
+
+
+class Block(nn.Module):
+    """A residual block whose branches have kernels of one shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for i in (1, 2, 3):
+            self.add_module(f"conv{i}", nn.Conv2d(6, 6, 1, bias=False))
+            self.add_module(f"bn{i}", nn.BatchNorm2d(6))
+        for p in self.parameters():
+            nn.init.normal_(p)
+
+    def forward(self, x: Any) -> Any:
+        main = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        return torch.relu(main + self.bn3(self.conv3(x)))
+
+
+class ShortcutFirst(nnx.Module):
+    """Its port, which computes the shortcut first."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        for i in (1, 2, 3):
+            setattr(self, f"conv{i}", nnx.Conv(6, 6, (1, 1), use_bias=False, rngs=rngs))
+            setattr(self, f"bn{i}", nnx.BatchNorm(6, momentum=0.9, rngs=rngs))
+
+    def __call__(self, x: Any) -> Any:
+        shortcut = self.bn3(self.conv3(x))
+        return jax.nn.relu(self.bn2(self.conv2(jax.nn.relu(self.bn1(self.conv1(x))))) + shortcut)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_full_names_count_for_more_than_the_order_of_use(factor: float) -> None:
+    """Also if a difference before the block leaves nothing that the sides share in it."""
+    torch.manual_seed(0)
+    model, image = Block(), RNG.normal(size=(4, 6, 5, 5)).astype(np.float32)
+
+    def loss(model: Any, x: Any) -> Any:
+        return jnp.mean(model(factor * jnp.transpose(x, (0, 2, 3, 1))) ** 2)
+
+    report = stablenum.diff(
+        stablenum_torch.program(lambda x: model(1.0 * x).square().mean(), torch.tensor(image), model=model),
+        stablenum_jax.program(loss, ShortcutFirst(nnx.Rngs(0)), image),
+    )
+    assert report.ok == (factor == 1.0), str(report)
+    own = {name: str(source).partition(".")[0] for name, source in report.weights.items()}
+    assert own == {name: name.partition(".")[0] for name in report.weights}

@@ -18,6 +18,7 @@ from stablenum.diagnosis.diff.places.tables import with_common_tables
 from stablenum.diagnosis.diff.report.nonfinite import not_finite
 from stablenum.diagnosis.diff.report.omissions import (
     beside_the_loss,
+    kept_as_buffers,
     left_out,
     one_optimizer,
     untaken,
@@ -209,6 +210,7 @@ def _notes(
     nan = (undefined[0].upper() + undefined[1:],) if undefined else ()
     lacking = one_optimizer(comparison.left, comparison.right)
     lacking += beside_the_loss(comparison.left, comparison.right)
+    lacking += kept_as_buffers(comparison.left, comparison.right, comparison.weights)
     return (*compiled, *nan, *tried, *comparison.notes, *lacking, *unsure(comparison), *doubts)
 
 

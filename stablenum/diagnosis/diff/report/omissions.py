@@ -9,7 +9,7 @@ from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.diff.weights.parameter_uses import uses_of
 from stablenum.diagnosis.diff.weights.weights import WeightMap
 
-__all__ = ["beside_the_loss", "left_out", "one_optimizer", "untaken", "untied"]
+__all__ = ["beside_the_loss", "kept_as_buffers", "left_out", "one_optimizer", "untaken", "untied"]
 
 # A note names so many parameters that are left out, of which none is to be overlooked. Chosen, not measured.
 _MOST_NAMED = 8
@@ -24,6 +24,10 @@ _UNTIED = (
     "gradient, and their updates are not compared."
 )
 _UNTAKEN = "No parameter of the right program comes from these of the left one: {}."
+_BUFFERS = (
+    "The left program keeps {} as a buffer, which the right one trains as a parameter: its gradient and its "
+    "updates are not compared."
+)
 _BESIDE = (
     "The {} program returns {} beside the loss, which is not compared: to compare running statistics or "
     "other values, give both programs a function that returns these without the loss."
@@ -58,6 +62,14 @@ def untaken(left: Side, mapped: WeightMap) -> tuple[str, ...]:
     taken = {name for origin in mapped.origins.values() for name in origin.names}
     names = [use.name for use in uses_of(left) if use.name not in taken]
     return (_UNTAKEN.format(_listed(names)),) if names else ()
+
+
+def kept_as_buffers(left: Side, right: Side, mapped: WeightMap) -> tuple[str, ...]:
+    """Name the right parameters that come from buffers of the left program."""
+    buffers = {v.name for v in left.trace.values if v.role == "buffer"}
+    trained = {v.name for v in right.trace.values if v.role == "parameter"}
+    names = [n for n, o in mapped.origins.items() if n in trained and buffers.issuperset(o.names)]
+    return (_BUFFERS.format(_listed(names)),) if names else ()
 
 
 def _listed(names: Sequence[str], most: int = _MOST_NAMED) -> str:

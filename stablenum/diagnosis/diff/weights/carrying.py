@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -25,8 +26,8 @@ from stablenum.diagnosis.diff.weights.given import (
 from stablenum.diagnosis.diff.weights.layouts import layouts
 from stablenum.diagnosis.diff.weights.neighbours import exchanged, neighbours_of
 from stablenum.diagnosis.diff.weights.orientation import in_convention, is_open, oriented
-from stablenum.diagnosis.diff.weights.origins import Source
-from stablenum.diagnosis.diff.weights.parameter_uses import Use, uses_of
+from stablenum.diagnosis.diff.weights.origins import Origin, Piece, Source
+from stablenum.diagnosis.diff.weights.parameter_uses import Use, uses_of, words_of
 from stablenum.diagnosis.diff.weights.sequences import by_full_names
 from stablenum.diagnosis.diff.weights.settling import better_of, settled
 from stablenum.diagnosis.diff.weights.weights import (
@@ -95,8 +96,10 @@ class _Guess:
         given: Mapping[str, Source] | None = None,
         entries: Collection[str] = (),
     ) -> None:
-        self.sides, self.given, self.entries = (left, right), given or {}, entries
+        self.sides = left, right
         self.uses = uses_of(left), uses_of(right)
+        self.given = {**_from_buffers(left, *self.uses), **(given or {})}
+        self.entries = {*entries, *self.given}
         self._roles: tuple[dict[str, Roles], dict[str, Roles]] = {}, {}
 
     def others(self) -> Iterator[WeightMap]:
@@ -149,6 +152,21 @@ class _Guess:
         shapes = {name: tuple(x.shape) for name, x in self.sides[0].program.parameters().items()}
         laid = {**origins, **oriented(opened, *self._roles, shapes)}
         return {**laid, **in_convention({n: laid[n] for n in products & laid.keys()}, *self._roles, shapes)}
+
+
+def _from_buffers(left: Side, mine: Sequence[Use], theirs: Sequence[Use]) -> dict[str, Source]:
+    """Return the origins of right parameters that only a buffer of the left side has the name of, as a bias
+    that one framework does not train."""
+    names = {use.words for use in mine}
+    arrays = {n: x for n, x in left.program.parameters().items() if words_of(n) not in names}
+    buffers = {words_of(n): (n, tuple(x.shape)) for n, x in arrays.items()}
+    found = dict[str, Source]()
+    for use in (u for u in theirs if u.words in buffers):
+        name, shape = buffers[use.words]
+        ways = layouts(shape, use.shape, use.kind) if math.prod(shape) == use.size else ()
+        if ways:
+            found[use.name] = Origin(Piece(name, ()), use.shape, ways[0], ways[1:])
+    return found
 
 
 def _same(a: WeightMap, b: WeightMap) -> bool:
