@@ -177,3 +177,32 @@ def test_one_epsilon_is_one_difference_in_all_steps_and_parameters() -> None:
     )
     (difference,) = report.differences
     assert [(c.code, c.confirmed) for c in difference.causes] == [("epsilon_value", True)]
+
+
+# What the right side does to its indices, and what is said of that; "" if it is no simple change.
+INDICES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "shifted": (lambda i: i + 1, "shifted by +1"),
+    "others": (lambda i: i.at[0].set(4), ""),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_indices_are_changed_as_the_sentence_says(name: str) -> None:
+    """A second table, whose entries one side repeats for each row, is not where they part."""
+    change, said = INDICES[name]
+    rows, places = (torch.tensor(x, requires_grad=True) for x in (W, W[:4] ** 2))
+    ids = np.array([[0, 2, 1, 3]] * 2)
+
+    def of_torch(ids: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(rows[ids] + places[torch.arange(4)][None]).square().mean()
+
+    def of_jax(p: Any, ids: Any) -> Any:
+        places = p["places"][jnp.broadcast_to(jnp.arange(4), (2, 4))]
+        return jnp.mean(jnp.tanh(p["rows"][jax.vmap(change)(ids)] + places) ** 2)
+
+    report = stablenum.diff(
+        stablenum_torch.program(of_torch, torch.tensor(ids)),
+        stablenum_jax.program(of_jax, {"rows": W, "places": W[:4]}, ids),
+    )
+    (cause,) = report.causes
+    assert (cause.code, cause.confirmed, said in cause.sentence) == ("other_input", bool(said), True)

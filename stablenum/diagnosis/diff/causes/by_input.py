@@ -92,22 +92,31 @@ def by_entries(scene: Scene) -> Cause | None:
     (there, theirs), (here, mine) = starts["right"], starts["left"]
     if not any(not set(mine.inputs).isdisjoint(scene.shared.get(j, ())) for j in theirs.inputs):
         return None
-    indices = [_indices(side, step) for side, step in ((here, mine), (there, theirs))]
-    if any(i is None for i in indices) or indices[0].shape != indices[1].shape:
+    left, right = _indices(here, mine), _indices(there, theirs)
+    if left is None or right is None or left[1].size != right[1].size:
         return None
-    count = int((indices[0] != indices[1]).sum())
+    (_, wanted), (value, own) = left, right
+    count = int((wanted.reshape(-1) != own.reshape(-1)).sum())
+    shift = np.unique(own.astype(np.int64) - wanted.reshape(own.shape))
+    if len(shift) == 1 and shift[0] and scene.mends("right", {value: own - int(shift[0])}):
+        return cause(
+            "other_input",
+            f"the right program looks up the entries of the left one shifted by {int(shift[0]):+d}.",
+            "With its own indices shifted back, the two sides agree.",
+            confirmed=True,
+        )
     return None if not count else cause(
         "other_input",
-        f"the two sides look up different entries of the same table, at {count} of {indices[0].size} places.",
+        f"the two sides look up different entries of the same table, at {count} of {own.size} places.",
         "With the entries of the left program, the results agree." if scene.agrees else "",
         confirmed=False,
     )  # fmt: skip
 
 
-def _indices(side: Side, step: Step) -> Any:
-    """Return the whole numbers that a step reads, in one row; None if there is not one array of them."""
+def _indices(side: Side, step: Step) -> tuple[int, Any] | None:
+    """Return the whole numbers that a step reads, and their value; None if there is not one array of them."""
     whole = [v for v in step.inputs if not side.prints[v].floating and side.shapes[v]]
-    return arrays_of(side, whole)[whole[0]].reshape(-1) if len(whole) == 1 else None
+    return (whole[0], arrays_of(side, whole)[whole[0]]) if len(whole) == 1 else None
 
 
 def _met(scene: Scene, name: str, values: set[int]) -> set[int]:

@@ -8,7 +8,7 @@ from itertools import product
 from typing import NamedTuple
 
 from stablenum.diagnosis.diff.places.regions import PLAIN, Region, Start, last_of_line, same_line
-from stablenum.diagnosis.diff.sides.equality import SAME_ARRAY
+from stablenum.diagnosis.diff.sides.equality import SAME_ARRAY, SAME_ENTRIES
 from stablenum.diagnosis.diff.sides.fingerprints import distance
 from stablenum.diagnosis.diff.sides.kinds import LOOKUPS, called, functions_of, kind, quiet
 from stablenum.diagnosis.diff.sides.matching import Matching
@@ -116,9 +116,10 @@ class _Pair(NamedTuple):
 def _pairs(a: Region, b: Region) -> list[_Pair]:
     """Return the pairs of steps that read a common value, the most likely first.
 
-    What stands aside comes last; before it, what reads values that are equal although they follow from
-    another pair, such as the mean of an image that was resized in another way. A pair of the same function
-    comes before one of the same operation."""
+    What gives the same but for repeats comes last, such as positions that one side looks up once and the
+    other one for each row of a batch; before it, what stands aside; before that, what reads values that are
+    equal although they follow from another pair, such as the mean of an image that was resized in another
+    way. A pair of the same function comes before one of the same operation."""
     pairs = list(_reading_the_same(a, b))
     paired = {(p.left.index, p.right.index) for p in pairs}
 
@@ -127,7 +128,17 @@ def _pairs(a: Region, b: Region) -> list[_Pair]:
         mine, theirs = a.led_to_by(pair.shared_left), b.led_to_by(pair.shared_right)
         follows = not paired.isdisjoint(product(mine, theirs))
         unlike, entry = _unlike(pair.left, pair.right), b.entry(pair.right)
-        return aside, follows, unlike, entry, pair.right.index, -len(pair.shared_right), pair.left.index
+        repeats = _repeats(a.side, pair.left, b.side, pair.right)
+        return (
+            repeats,
+            aside,
+            follows,
+            unlike,
+            entry,
+            pair.right.index,
+            -len(pair.shared_right),
+            pair.left.index,
+        )
 
     return sorted(pairs, key=rank)
 
@@ -258,6 +269,19 @@ def _after(side: Region, step: Step, shared: frozenset[int], begun: bool) -> Sta
     if made_by is None or side.picks(made_by):  # the line that reads a part says more
         made_by = step
     return Start(made_by, missing=True, value=value)
+
+
+def _repeats(a: Side, here: Step, b: Side, there: Step) -> bool:
+    """Return whether one step gives the values of the other one several times."""
+    mine, theirs = a.prints[here.outputs[0]], b.prints[there.outputs[0]]
+    fewer, more = sorted((mine, theirs), key=lambda mark: mark.absolute)
+    times = round(more.absolute / fewer.absolute) if fewer.absolute else 0
+    if times < 2 or (fewer.least, fewer.greatest) != (more.least, more.greatest):
+        return False
+    copies = fewer._replace(
+        **{k: times * getattr(fewer, k) for k in ("total", "absolute", "squares", "signed")}
+    )
+    return distance(copies, more) <= SAME_ENTRIES
 
 
 def _changes_nothing(side: Side, step: Step) -> bool:
