@@ -7,8 +7,8 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-from stablenum.diagnosis.diff.causes.frozen import OneSided, one_sided
 from stablenum.diagnosis.diff.causes.misgiven import misgiven, other_numbers
+from stablenum.diagnosis.diff.causes.stops.frozen import OneSided, one_sided
 from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.places.arguments import other_arguments
 from stablenum.diagnosis.diff.places.comparison import Comparison

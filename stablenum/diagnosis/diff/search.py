@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from stablenum.diagnosis.diff.causes.choice import causes_of
-from stablenum.diagnosis.diff.causes.offsets import offset
 from stablenum.diagnosis.diff.causes.scene import Scene
-from stablenum.diagnosis.diff.causes.stops import Stopped, stopped
+from stablenum.diagnosis.diff.causes.stops.offsets import offset
+from stablenum.diagnosis.diff.causes.stops.stopped import Stopped, stopped
 from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.frontier import Frontier, Start

@@ -3,5 +3,5 @@
 - ``choice`` asks them in turn; ``remedies`` has the vocabulary of causes and the sentence that mends each.
 - ``formulas`` holds the functions that ports confuse and the laws of optimizers; ``targets`` finds the
   targets of a loss from its gradients.
-- ``stops``, ``stop_cases``, ``hidden_stops`` and ``frozen`` find where gradients end.
+- ``stops`` finds where gradients end.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stablenum.diagnosis.diff.causes.by_absence import by_absence
 from stablenum.diagnosis.diff.causes.by_constant import by_constant, numbers_of_update
 from stablenum.diagnosis.diff.causes.by_count import by_count
 from stablenum.diagnosis.diff.causes.by_gradient import by_gradient, by_hand, by_rows
@@ -24,7 +23,7 @@ from stablenum.diagnosis.diff.causes.by_structure import by_lack, by_structure
 from stablenum.diagnosis.diff.causes.by_target import by_targets
 from stablenum.diagnosis.diff.causes.by_update import ONE_FACTOR, cause_of_updates, epsilon_like
 from stablenum.diagnosis.diff.causes.by_variant import by_variant
-from stablenum.diagnosis.diff.causes.by_weight import by_weight
+from stablenum.diagnosis.diff.causes.by_weight import by_absence, by_weight
 from stablenum.diagnosis.diff.causes.by_window import by_window
 from stablenum.diagnosis.diff.causes.remedies import EPSILON_OF_BATCH_NORM
 from stablenum.diagnosis.diff.causes.scene import Scene, cause

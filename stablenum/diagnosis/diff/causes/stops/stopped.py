@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.hidden_stops import Hidden, goes_on, hidden_stop, part_without_gradients
 from stablenum.diagnosis.diff.causes.remedies import REMEDIES
-from stablenum.diagnosis.diff.causes.stop_cases import SUMS, Case, cases_of
+from stablenum.diagnosis.diff.causes.stops.cases import SUMS, Case, cases_of
+from stablenum.diagnosis.diff.causes.stops.hidden import Hidden, goes_on, hidden_stop, part_without_gradients
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.flow import OTHER, Read, line_between, size

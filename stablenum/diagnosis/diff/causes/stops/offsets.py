@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from stablenum.diagnosis.diff.causes.remedies import REMEDIES
-from stablenum.diagnosis.diff.causes.stops import Stopped
+from stablenum.diagnosis.diff.causes.stops.stopped import Stopped
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.flow import OTHER, Flow

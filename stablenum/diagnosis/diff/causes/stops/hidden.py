@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
-from stablenum.diagnosis.diff.causes.stop_cases import Case
+from stablenum.diagnosis.diff.causes.stops.cases import Case
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.flow import OTHER, Flow, Read, maker
 from stablenum.diagnosis.diff.places.frontier import Start
