@@ -65,6 +65,26 @@ TRIED: dict[str, tuple[Function, Function, str]] = {
         lambda w, x: jnp.mean(jnp.sqrt(jnp.sum(normal(x @ w, 1e-2) ** 2, axis=1))),
         "epsilon_value",
     ),
+    "a limit, which JAX casts before it is used": (
+        lambda w, x: (x @ w).clamp(-1, 1).square().mean(),
+        lambda w, x: jnp.mean(jnp.clip(x @ w, -0.9, 1) ** 2),
+        "scale",
+    ),
+    "a slope, which is not given in PyTorch": (
+        lambda w, x: torch.nn.functional.leaky_relu(x @ w).square().mean(),
+        lambda w, x: jnp.mean(jax.nn.leaky_relu(x @ w, 0.02) ** 2),
+        "scale",
+    ),
+    "a factor of what lies below zero": (
+        lambda w, x: torch.nn.functional.elu(x @ w).square().mean(),
+        lambda w, x: jnp.mean(jax.nn.elu(x @ w, 0.9) ** 2),
+        "scale",
+    ),
+    "a number that is used twice": (
+        lambda w, x: torch.nn.functional.huber_loss(x @ w, torch.zeros(12, 8), delta=0.5),
+        lambda w, x: jnp.mean(optax.huber_loss(x @ w, jnp.zeros((12, 8)), delta=1.0)),
+        "scale",
+    ),
     "targets": (
         lambda w, x: torch.nn.functional.cross_entropy(x @ w, torch.arange(12) % 8, label_smoothing=0.1),
         lambda w, x: -jnp.mean(jax.nn.log_softmax(x @ w)[jnp.arange(12), jnp.arange(12) % 8]),

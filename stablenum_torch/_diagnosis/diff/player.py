@@ -22,6 +22,7 @@ from stablenum_torch._diagnosis.diff.writing import code_of
 from stablenum_torch._diagnosis.replay.naming import operation_name
 from stablenum_torch._diagnosis.replay.schemas import (
     Operation,
+    defaults_in,
     describe,
     numbers_in,
     options_in,
@@ -467,7 +468,7 @@ class Player(TorchDispatchMode):
             outputs=outputs,
             primitive=f"{own}" if own in _STILL or self._opened else operation.full,
             phase=of.phase,
-            scalars=list(numbers_in(call)),
+            scalars=[*numbers_in(call), *defaults_in(operation, *call)],
             module=of.module,
             place=of.place,
             frames=of.frames,

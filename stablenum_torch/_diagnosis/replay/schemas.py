@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Operation", "describe", "numbers_in", "options_in", "tensors_in", "written_by"]
+__all__ = ["Operation", "defaults_in", "describe", "numbers_in", "options_in", "tensors_in", "written_by"]
 
 # Operations that overwrite their target without reading it.
 _OVERWRITES = frozenset({
@@ -53,6 +53,7 @@ class Operation:
         values: how many of its results are values, None for all.
         each: whether it does the same to every tensor of a list.
         options: positions and names of the arguments that say over which axes it works, and how.
+        defaults: positions and names of the arguments that are numbers unless they are given, and these.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Operation:
     values: int | None = None
     each: bool = False
     options: tuple[tuple[int, str], ...] = ()
+    defaults: tuple[tuple[int, str, float], ...] = ()
 
     def kept(self, results: Any) -> tuple[Any, ...]:
         """Return the results that are kept for the backward pass."""
@@ -105,6 +107,9 @@ def _read(func: Any) -> Operation:
         values=_VALUES.get(name),
         each=name.startswith(("_foreach_", "_fused_")),
         options=tuple((i, a.name) for i, a in arguments if a.name in _OPTIONS),
+        defaults=tuple(
+            (i, a.name, a.default_value) for i, a in arguments if isinstance(a.default_value, float)
+        ),
     )
 
 
@@ -143,6 +148,11 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
     elif isinstance(tree, dict):
         for item in tree.values():
             yield from tensors_in(item)
+
+
+def defaults_in(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[float]:
+    """Return the numbers that an operation computes with although they were not given, such as a slope."""
+    yield from (number for i, name, number in operation.defaults if i >= len(args) and name not in kwargs)
 
 
 def numbers_in(tree: Any) -> Iterator[float]:

@@ -8,7 +8,8 @@ import numpy as np
 
 from stablenum.diagnosis.diff.causes.scene import Scene, cause
 from stablenum.diagnosis.diff.differences import Cause
-from stablenum.diagnosis.diff.places.frontier import same_line
+from stablenum.diagnosis.diff.places.frontier import Start, same_line
+from stablenum.diagnosis.diff.sides.kinds import kind, quiet
 from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 
@@ -23,41 +24,62 @@ _LARGEST_EPSILON = 1e-2
 _MOST_STEPS = 200
 # Larger numbers are masks, or infinite.
 _LARGEST = 1e30
+_SAME_NUMBER = "Use the same number on both sides."
 _NORMS = ("norm", "normalize", "standard", "sqrt", "var", "std")
 
 
 def by_constant(scene: Scene) -> Cause | None:
     """Give one side a constant of the other side, and see whether the results agree then."""
     mine, theirs = _numbers_of(scene, "left"), _numbers_of(scene, "right")
+    numbers = {"left": {n for n, _ in mine.values()}, "right": {n for n, _ in theirs.values()}}
+    # Numbers that both sides have come last: one of them may be another number that is the same by chance.
     trials = sorted(
-        (_strangeness(number, new), side, value, number, new, step.index, step)
-        for side, own, other in (("right", theirs, mine), ("left", mine, theirs))
+        ((new in numbers[side]) + (number in numbers[other]), _strangeness(number, new), side, value, number,
+         new, step.index, step)
+        for side, other, own in (("right", "left", theirs), ("left", "right", mine))
         for value, (number, step) in own.items()
-        for new in {n for n, _ in other.values()} - {n for n, _ in own.values()}
-        if value >= 0 and new * number and number not in {n for n, _ in other.values()}
-    )
+        for new in numbers[other] - {number}
+        if value >= 0 and new * number
+    )  # fmt: skip
     for *_, side, value, number, new, _, step in trials[:_MOST_TRIALS]:
-        of_line = _of_line(scene.comparison.side(side), value, step)
-        if scene.mends(side, dict.fromkeys(of_line, np.float64(new))):
+        lines = _of_line(scene.comparison.side(side), value, step)
+        if any(scene.mends(side, dict.fromkeys(values, np.float64(new))) for values in lines):
             left, right = (new, number) if side == "right" else (number, new)
+            code = _code_of_constant(step, scene, side)
             return cause(
-                _code_of_constant(step, scene, side),
+                code,
                 f"the left program uses {left:g}, the right one {right:g} in {step.operation}.",
                 f"With {new:g} in place of {number:g} on the {side}, the results agree.",
                 confirmed=True,
                 update=scene.group.kind == "updated",
+                remedy=_SAME_NUMBER if code == "scale" and kind(step) not in ("mul", "div") else None,
             )
     return None
 
 
-def _of_line(side: Side, value: int, step: Step) -> set[int]:
+def _of_line(side: Side, value: int, step: Step) -> list[set[int]]:
     """Return a constant with those that hold its number in other calls of its line, as of several layers or
-    training steps."""
-    own = step.place, step.library, step.operation, step.phase
-    calls = (s for s in side.trace.steps if (s.place, s.library, s.operation, s.phase) == own)
-    mark = side.prints[value]
-    read = {i for s in calls for i in s.inputs if side.trace.values[i].role == "constant"}
-    return {value} | {i for i in read if (side.prints[i].entries, side.prints[i].total) == (1, mark.total)}
+    training steps: in the same operation, and in all of the line, as a limit that is also a slope."""
+    own = step.place, step.library, step.phase
+    calls = [s for s in side.trace.steps if (s.place, s.library, s.phase) == own]
+    found = []
+    for some in ([s for s in calls if s.operation == step.operation], calls):
+        read = {i for s in some for i in s.inputs if _is_constant(side, i)}
+        found.append({value} | {i for i in read if _number(side, i) == _number(side, value)})
+    return found[:1] if found[0] == found[1] else found
+
+
+def _number(side: Side, value: int) -> tuple[int, float]:
+    return side.prints[value].entries, side.prints[value].total
+
+
+def _is_constant(side: Side, value: int) -> bool:
+    """Return whether a value is a constant, or one in another format."""
+    producer = side.trace.values[value].producer
+    if producer is None:
+        return side.trace.values[value].role == "constant"
+    step = side.trace.steps[producer]
+    return not side.depends[value] and len(step.inputs) == 1 and quiet(step)
 
 
 def _strangeness(number: float, new: float) -> float:
@@ -77,6 +99,8 @@ def _numbers_of(scene: Scene, name: str) -> dict[int, tuple[float, Step]]:
     region = getattr(scene.found, f"region_{name}")
     if start is None:
         return {}
+    if start.missing:  # what follows there may do it in another way
+        start = next((Start(s) for s in region if start.value in s.inputs), start)
     near = region[:_MOST_STEPS] if scene.group.kind == "updated" else same_line(start, region)
     return _numbers_in(side, near)
 
@@ -91,9 +115,8 @@ def _numbers_in(side: Side, near: Iterable[Step]) -> dict[int, tuple[float, Step
     found: dict[int, tuple[float, Step]] = {}
     for step in near:
         for value in step.inputs:
-            known = side.trace.values[value]
             mark = side.prints[value]
-            if known.role == "constant" and mark.entries == 1:
+            if _is_constant(side, value) and mark.entries == 1:
                 found[value] = (mark.total, step)
         for number in step.scalars:
             if side.program.framework != "jax" and number == number and abs(number) < _LARGEST:

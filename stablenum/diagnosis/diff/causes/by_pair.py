@@ -94,7 +94,8 @@ def by_loss(scene: Scene) -> Cause | None:
         return None
     return cause(
         "reduction",
-        f"the loss on the left is {known[0]:.9g} times that on the right, as for a mean over other entries.",
+        f"the loss on the left is {known[0]:.9g} times that on the right: another factor, or a mean over "
+        "other entries.",
         f"With this factor, the loss and all {len(known) - 1} gradients agree.",
         confirmed=True,
     )

@@ -25,6 +25,7 @@ _LEAST_ZERO, _MOST_ZERO = 0.02, 0.98
 _LEAST_KEPT, _MOST_KEPT = 0.6, 1.5
 # A factor nearer to 1 than this fits any arrays that differ by as little: a hundred times SAME_MULTIPLE.
 _LEAST_FACTOR = 1e-6
+_DROPPING = frozenset({"bernoulli", "dropout", "random_bits", "uniform"})
 _LOSSES = frozenset({"cross_entropy", "gather", "log_softmax", "nll_loss", "softmax_cross_entropy"})
 
 
@@ -142,7 +143,8 @@ def _zeros(v: Values) -> Reason | None:
     if abs(factor - 1) < SAME_MULTIPLE:
         return _of_masks(mine, theirs, "zero")
     both = f"{int(mine.sum())} entries are zero on the left, {int(theirs.sum())} on the right"
-    return Reason("dropout", DROPS, f"{both}; the others differ by {factor:.6g}.")
+    drops = bool(_DROPPING & set(v.names))  # other functions have zeros, too
+    return Reason("dropout", DROPS, f"{both}; the others differ by {factor:.6g}.", made=drops)
 
 
 # --- factors ------------------------------------------------------------------------------------------------

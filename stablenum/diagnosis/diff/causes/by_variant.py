@@ -45,16 +45,26 @@ def by_variant(scene: Scene) -> Cause | None:
         # Hundreds of variants: only their fingerprints are kept.
         tried = [(v._replace(values=None), fingerprint(v.values)) for v in variants_of(array)]
         plain = _Recognised(*tried[0], tried[0][1])
-        a = [plain] if here.missing else _named_first(_recognised(tried, mine), here.step)
-        b = [plain] if there.missing else _named_first(_recognised(tried, theirs), there.step)
+        a = _named_first(_recognised(tried, mine), here.step) + [plain] * here.missing
+        b = _named_first(_recognised(tried, theirs), there.step) + [plain] * there.missing
         pair = _unlike(a, b)
-        if pair is not None:
+        if pair is not None and _is_exchanged(scene, *pair):
             products = "matmul" in (here.step.operation, there.step.operation)
             sums = products and pair[0].family == pair[1].family == "reduction"
             code = "reduction" if sums else code_of(*pair)  # no statistic begins with a product
             return _cause(scene, code, *pair)
     pair = None if read or here.missing or there.missing else _unlike_in_parts(scene, here, there)
     return None if pair is None else _cause(scene, code_of(*pair), *pair)
+
+
+def _is_exchanged(scene: Scene, left: Variant, right: Variant) -> bool:
+    """Return whether, where a side lacks a function, what it has in its place is what was exchanged."""
+    patch, found = scene.patch, scene.found
+    sides = ((left, found.left, patch and patch.left), (right, found.right, patch and patch.right))
+    return all(
+        variant.family != "identity" or start is None or start.value is None or start.value == value
+        for variant, start, value in sides
+    )
 
 
 def _unlike_in_parts(scene: Scene, here: Start, there: Start) -> tuple[Variant, Variant] | None:
