@@ -68,7 +68,7 @@ TRIED: dict[str, tuple[Function, Function, str]] = {
     "a limit, which JAX casts before it is used": (
         lambda w, x: (x @ w).clamp(-1, 1).square().mean(),
         lambda w, x: jnp.mean(jnp.clip(x @ w, -0.9, 1) ** 2),
-        "scale",
+        "other_function",
     ),
     "a slope, which is not given in PyTorch": (
         lambda w, x: torch.nn.functional.leaky_relu(x @ w).square().mean(),
@@ -78,12 +78,12 @@ TRIED: dict[str, tuple[Function, Function, str]] = {
     "a factor of what lies below zero": (
         lambda w, x: torch.nn.functional.elu(x @ w).square().mean(),
         lambda w, x: jnp.mean(jax.nn.elu(x @ w, 0.9) ** 2),
-        "scale",
+        "other_function",
     ),
     "a number that is used twice": (
         lambda w, x: torch.nn.functional.huber_loss(x @ w, torch.zeros(12, 8), delta=0.5),
         lambda w, x: jnp.mean(optax.huber_loss(x @ w, jnp.zeros((12, 8)), delta=1.0)),
-        "scale",
+        "other_function",
     ),
     "targets": (
         lambda w, x: torch.nn.functional.cross_entropy(x @ w, torch.arange(12) % 8, label_smoothing=0.1),

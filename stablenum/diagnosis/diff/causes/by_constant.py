@@ -9,7 +9,7 @@ import numpy as np
 from stablenum.diagnosis.diff.causes.scene import Scene, cause
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.frontier import Start, same_line
-from stablenum.diagnosis.diff.sides.kinds import kind, quiet
+from stablenum.diagnosis.diff.sides.kinds import quiet
 from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 
@@ -25,6 +25,7 @@ _MOST_STEPS = 200
 # Larger numbers are masks, or infinite.
 _LARGEST = 1e30
 _SAME_NUMBER = "Use the same number on both sides."
+_ARITHMETIC = {"add", "div", "mul", "pow", "sub"}
 _NORMS = ("norm", "normalize", "standard", "sqrt", "var", "std")
 
 
@@ -52,7 +53,7 @@ def by_constant(scene: Scene) -> Cause | None:
                 f"With {new:g} in place of {number:g} on the {side}, the results agree.",
                 confirmed=True,
                 update=scene.group.kind == "updated",
-                remedy=_SAME_NUMBER if code == "scale" and kind(step) not in ("mul", "div") else None,
+                remedy=_SAME_NUMBER if code == "other_function" else None,
             )
     return None
 
@@ -134,4 +135,6 @@ def _code_of_constant(step: Step, scene: Scene, side: str) -> str:
         return "label_smoothing"
     if any(n in step.operation for n in _NORMS) or step.primitive == "add":
         return "epsilon_value"
-    return "reduction" if "mean" in step.operation else "scale"
+    if "mean" in step.operation:
+        return "reduction"
+    return "scale" if step.operation in _ARITHMETIC else "other_function"

@@ -26,7 +26,7 @@ def by_pair(scene: Scene) -> Cause | None:
     if not reasons:
         return None
     pair, reason = next((r for r in reasons if r[1].sentence == DROPS), reasons[0])
-    if scene.group.kind == "gradient" and reason.code == "mask_missing":
+    if scene.group.kind == "gradient" and reason.code in ("mask_missing", "ignored_labels"):
         reason = reason._replace(code="stopped_gradient", sentence="only one side passes this gradient on.")
     # Two values side by side, such as queries and keys, may have the same fault.
     alike = [p for p, r in reasons if r.code == reason.code]
