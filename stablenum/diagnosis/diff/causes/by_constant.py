@@ -62,6 +62,8 @@ def _of_line(side: Side, value: int, step: Step) -> list[set[int]]:
     """Return a constant with those that hold its number in other calls of its line, as of several layers or
     training steps: in the same operation, and in all of the line, as a limit that is also a slope."""
     own = step.place, step.library, step.phase
+    if step.place is None and not step.library:
+        return [{value}]
     calls = [s for s in side.trace.steps if (s.place, s.library, s.phase) == own]
     found = []
     for some in ([s for s in calls if s.operation == step.operation], calls):
