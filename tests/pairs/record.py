@@ -1,8 +1,7 @@
 """Judge all pairs with today's version, and write what is right into ``found.json``.
 
-python -m tests.pairs.record            # all sets, about an hour and a half on two cores
-python -m tests.pairs.record eighth     # one of them
-python -m tests.pairs.record --table    # the table of docs/diff.md, from what is recorded
+``python -m tests.pairs.record`` judges all sets, about an hour and a half on two cores, or those that
+are named, and prints the table of ``docs/diff.md``; with ``--table``, it only prints the table.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -82,6 +82,7 @@ def main() -> None:
     given = parser.parse_args()
     if not given.table:
         record(given.sets)
+    sys.stdout.write(table(json.loads(RECORD.read_text(encoding="utf-8"))) + "\n")
 
 
 if __name__ == "__main__":
