@@ -41,13 +41,13 @@ def nested(w: Any, x: Any, c: float) -> Any:
 
 
 def solved(w: Any, x: Any, c: float) -> Any:
-    body = lambda h, _: (jnp.linalg.solve(w + jnp.eye(3), h) + 0.3 * c, None)  # noqa: E731
-    return lax.scan(body, x, None, length=LONG)[0]
+    return lax.scan(lambda h, _: (jnp.linalg.solve(w + jnp.eye(3), h) + 0.3 * c, None), x, None, length=LONG)[
+        0
+    ]
 
 
 def gathered(w: Any, x: Any, c: float) -> Any:
-    body = lambda h, i: (h.at[i % 3].add(0.1 * c) @ w, None)  # noqa: E731
-    return lax.scan(body, x, jnp.arange(LONG))[0]
+    return lax.scan(lambda h, i: (h.at[i % 3].add(0.1 * c) @ w, None), x, jnp.arange(LONG))[0]
 
 
 @pytest.mark.parametrize("loop", [scanned, with_while, nested, solved, gathered], ids=lambda f: f.__name__)
@@ -76,8 +76,8 @@ def test_a_long_loop_is_compared_with_one_of_pytorch() -> None:
         return h.square().sum()
 
     def of_jax(p: Any, x: Any) -> Any:
-        body = lambda h, _: (jnp.tanh(0.3 * (p["w"] @ h) + 0.1), None)  # noqa: E731
-        return jnp.sum(jnp.square(lax.scan(body, x, None, length=500)[0]))
+        h, _ = lax.scan(lambda h, _: (jnp.tanh(0.3 * (p["w"] @ h) + 0.1), None), x, None, length=500)
+        return jnp.sum(jnp.square(h))
 
     weight = torch.tensor(w, requires_grad=True)
     report = stablenum.diff(

@@ -116,9 +116,9 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], Stuck | None]:
                 patch = stop = None
             elif not any(_goes_on(new.difference, f.difference) for f in found):
                 found.append(new)
-                edited = _edited(scene, new.difference)
-                if edited is not None:
-                    comparison = edited
+                mended = _mended(scene, new.difference)
+                if mended is not None:
+                    comparison = mended
                     continue
         if patch is not None:
             comparison = comparison.with_values(patch.side, patch.values)
@@ -131,18 +131,16 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], Stuck | None]:
     return found, stuck or Stuck(found[-1], group)
 
 
-def _edited(scene: Scene, difference: Difference) -> Comparison | None:
-    """Return the comparison with the change of one side that confirmed a cause, if it leaves fewer results
-    that differ than the left side's value does in place of the right one's; None without such a change."""
+def _mended(scene: Scene, difference: Difference) -> Comparison | None:
+    """Return the comparison with the change of one side that confirmed a cause, or with the left side's value
+    in place of the right one's if that leaves no more results that differ; None without such a change."""
     if not scene.edits or not any(c.confirmed for c in difference.causes):
         return None
     edited = scene.comparison.with_values(*scene.edits[-1])
-    if edited.agrees(scene.group) and scene.patch is None:
-        return edited
     if scene.patch is None:
-        return None
+        return edited if edited.agrees(scene.group) else None
     patched = scene.comparison.with_values(scene.patch.side, scene.patch.values)
-    return edited if _left(edited) < _left(patched) else None
+    return min(patched, edited, key=_left)
 
 
 def _left(comparison: Comparison) -> int:

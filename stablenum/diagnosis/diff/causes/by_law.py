@@ -161,7 +161,8 @@ def _of_epsilons(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | Non
     if scale is not None:
         return scale
     if _is_correction(ratio, every):
-        return _EITHER if _cancels(ratio, every) else _BEFORE_CORRECTION
+        # With decay rates of 0.9 and 0.99, both moments have the same correction, and none is seen.
+        return _EITHER if _is_correction(ratio, every, power=1) else _BEFORE_CORRECTION
     if any(_among(law.epsilon, numbers[0]) and _among(law.epsilon, numbers[1]) for law in (a, b)):
         return "scale", f"the gradients on the left are {1 / ratio:.6g} times those on the right."
     if _is_correction(ratio, _USUAL):
@@ -170,8 +171,6 @@ def _of_epsilons(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | Non
 
 
 _BEFORE_CORRECTION = "adam_epsilon_placement", "only one side adds the epsilon before the bias correction."
-
-
 _EITHER = (
     "adam_epsilon_placement",
     (
@@ -181,17 +180,11 @@ _EITHER = (
 )
 
 
-def _cancels(ratio: float, numbers: Iterable[float]) -> bool:
-    """Return whether the corrections of both moments are one number in the first step, as with decay rates of
-    0.9 and 0.99."""
+def _is_correction(ratio: float, numbers: Iterable[float], *, power: float = 0.5) -> bool:
+    """Return whether a factor is that of Adam's bias correction in the first step, by one of some numbers: of
+    the second moment, whose root is taken, or with a power of 1 of the first one."""
     rates = [x for n in numbers for x in (n, 1 - n) if 0 < x < 1]
-    return any(near(min(ratio, 1 / ratio), 1 - x, _ROUGHLY) for x in rates)
-
-
-def _is_correction(ratio: float, numbers: Iterable[float]) -> bool:
-    """Return whether a factor is that of Adam's bias correction in the first step, by one of some numbers."""
-    rates = [x for n in numbers for x in (n, 1 - n) if 0 < x < 1]
-    return any(near(min(ratio, 1 / ratio), math.sqrt(1 - x), _ROUGHLY) for x in rates)
+    return any(near(min(ratio, 1 / ratio), (1 - x) ** power, _ROUGHLY) for x in rates)
 
 
 def _is_sign(law: Law, numbers: Collection[float]) -> bool:

@@ -9,10 +9,9 @@ import numpy as np
 
 from stablenum.diagnosis.diff.causes.scene import Scene, cause
 from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.places.arrangement import chain_of
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.frontier import same_line
-from stablenum.diagnosis.diff.sides.kinds import quiet
-from stablenum.diagnosis.diff.sides.sides import Side
 
 __all__ = ["by_absence", "by_weight", "held_otherwise"]
 
@@ -87,11 +86,11 @@ def by_absence(scene: Scene) -> Cause | None:
         shape = side.shapes[value]
         numbers = (n for n in _NEUTRAL if scene.mends(name, {value: np.full(shape, n)}))
         number = next(numbers, None)
-        told = "" if number is None else f"With {number:g} in its place, the two sides agree."
+        evidence = "" if number is None else f"With {number:g} in its place, the two sides agree."
         return cause(
             "missing_operation" if name == "left" else "extra_operation",
             f"the {name} program reads {parameter} here, and nothing in the {other} one stands for it.",
-            told,
+            evidence,
             confirmed=number is not None,
             remedy=f"Give both programs the parameter {parameter}, or neither.",
         )
@@ -105,17 +104,8 @@ def _alone(scene: Scene) -> Iterator[tuple[str, int, str]]:
     found = 0
     for name, side, start, region in scene.forward_starts():
         read = (i for s in same_line(start, region) for i in s.inputs)
-        for value in dict.fromkeys(_unmoved(side, i) for i in read):
+        for value in dict.fromkeys(chain_of(side.trace, i)[-1] for i in read):
             known = side.trace.values[value]
             if known.role == "parameter" and known.name not in mapped[name] and found < _MOST_ALONE:
                 found += 1
                 yield name, value, known.name
-
-
-def _unmoved(side: Side, value: int) -> int:
-    """Return the value that another one holds, moved or repeated."""
-    producer = side.trace.values[value].producer
-    while producer is not None and quiet(side.trace.steps[producer]) and side.trace.steps[producer].inputs:
-        value = side.trace.steps[producer].inputs[0]
-        producer = side.trace.values[value].producer
-    return value

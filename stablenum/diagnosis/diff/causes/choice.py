@@ -37,7 +37,7 @@ __all__ = ["causes_of"]
 _MOST_STEPS = 20
 # So many entries have to follow from a formula beyond the one in each parameter that its factor may be fitted
 # to. Chosen, not measured.
-_LEAST_TOLD = 3
+_LEAST_ENTRIES = 3
 
 
 def causes_of(scene: Scene) -> tuple[Cause, ...]:
@@ -82,8 +82,8 @@ def _by_update(scene: Scene) -> Cause | None:
         guess = epsilon_like(updates)
         return None if guess is None else cause(*guess, confirmed=False, update=True)
     # One factor fits any two numbers.
-    told = sum(u.left.size - 1 for u in updates if u.differs) >= _LEAST_TOLD
-    return cause(*found, confirmed=told and found[1] != ONE_FACTOR, update=True)
+    enough = sum(u.left.size - 1 for u in updates if u.differs) >= _LEAST_ENTRIES
+    return cause(*found, confirmed=enough and found[1] != ONE_FACTOR, update=True)
 
 
 def _clips(scene: Scene) -> tuple[int, int]:

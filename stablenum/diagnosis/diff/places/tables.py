@@ -85,7 +85,8 @@ def _tables(comparison: Comparison, name: str, constants: Mapping[int, Any]) -> 
 def _own_constants(comparison: Comparison, name: str) -> dict[int, Any]:
     """Return the arrays of float32 from outside that only one side has, but for parameters."""
     side, other = comparison.side(name), comparison.side(OTHER[name])
-    theirs = [other.prints[v.id] for v in other.trace.values if v.producer is None and v.role]
+    # A number such as an epsilon may be there thousands of times.
+    theirs = {other.prints[v.id] for v in other.trace.values if v.producer is None and v.role}
     known = comparison.found.known(name)
     wanted = [
         v.id
@@ -94,6 +95,7 @@ def _own_constants(comparison: Comparison, name: str) -> dict[int, Any]:
         and v.role in ("constant", "buffer", "input")
         and v.id not in known
         and _tells(side.prints[v.id])
+        and side.prints[v.id] not in theirs
         and not any(distance(side.prints[v.id], t) <= SAME_ARRAY for t in theirs)
     ]
     return {v: x for v, x in arrays_of(side, _room(side, wanted)).items() if _is_rounded(x)}
@@ -145,20 +147,18 @@ def _in_place_of(array: Any, other: Any, allowed: float) -> Any:
     if np.iscomplexobj(array) or np.iscomplexobj(other):
         return None
     lean, its = _without_repeats(array), _without_repeats(other)
-    for way in layouts(its.shape, lean.shape, "other") if its.size == lean.size else ():
+    if its.size != lean.size:
+        return None
+    for way in layouts(its.shape, lean.shape, "other"):
         turned = its.transpose(way).reshape(lean.shape)
         if np.abs(turned - lean).max(initial=0.0) <= allowed:
             return np.broadcast_to(turned, array.shape).copy()
-    if its.size != lean.size:
-        return None
     ranked = np.empty(lean.size)
     ranked[np.argsort(lean, axis=None, kind="stable")] = np.sort(its, axis=None)
     ranked = ranked.reshape(lean.shape)
-    return (
-        None
-        if np.abs(ranked - lean).max(initial=0.0) > allowed
-        else np.broadcast_to(ranked, array.shape).copy()
-    )
+    if np.abs(ranked - lean).max(initial=0.0) > allowed:
+        return None
+    return np.broadcast_to(ranked, array.shape).copy()
 
 
 def _without_repeats(array: Any) -> Any:
