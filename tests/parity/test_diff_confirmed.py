@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from flax import nnx
 
 import stablenum
 import stablenum_jax
@@ -226,3 +227,38 @@ def test_indices_are_changed_as_the_sentence_says(name: str) -> None:
     )
     (cause,) = report.causes
     assert (cause.code, cause.confirmed, said in cause.sentence) == ("other_input", bool(said), True)
+
+
+def test_an_update_of_one_entry_confirms_no_law() -> None:
+    """Any difference of one number is a multiple of the parameter."""
+    w = torch.tensor([0.5], requires_grad=True)
+    report = stablenum.diff(
+        stablenum_torch.program(
+            lambda x: (x * w).mean(), torch.tensor(X), optimizer=torch.optim.SGD([w], lr=0.1)
+        ),
+        stablenum_jax.program(
+            lambda p, x: jnp.mean(x * p["w"]),
+            {"w": np.ones(1, np.float32)},
+            X,
+            optimizer=optax.chain(optax.add_decayed_weights(0.3), optax.sgd(0.1)),
+        ),
+    )
+    assert not report.ok
+    assert not any(cause.confirmed for cause in report.causes), str(report)
+
+
+def test_one_epsilon_at_two_lines_is_one_difference() -> None:
+    plain = nnx.LayerNorm(8, epsilon=1e-3, use_bias=False, use_scale=False, rngs=nnx.Rngs(0))
+
+    def of_torch(w: Any, x: Any) -> Any:
+        h = torch.tanh(torch.nn.functional.layer_norm(x @ w, (8,)))
+        return torch.nn.functional.layer_norm(h * w[0], (8,)).sin().mean()
+
+    def of_jax(w: Any, x: Any) -> Any:
+        h = jnp.tanh(plain(x @ w))
+        return jnp.mean(jnp.sin(plain(h * w[0])))
+
+    report = report_of(of_torch, of_jax)
+    (difference,) = report.differences
+    assert (difference.causes[0].code, len(difference.also)) == ("epsilon_value", 1), str(report)
+    assert "also at " in str(report)
