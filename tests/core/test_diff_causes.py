@@ -381,11 +381,11 @@ def some_decayed(first: float, second: float) -> Any:
 
 
 def test_less_decay_of_the_same_parameters_is_not_said_to_be_none() -> None:
-    code, sentence, evidence = cause_of(some_decayed(0.1, 0.0), some_decayed(1e-4, 0.0))
+    code, sentence, evidence, _ = cause_of(some_decayed(0.1, 0.0), some_decayed(1e-4, 0.0))
     assert code == "decay_coupling"
     assert sentence.startswith("the two sides decay 2 of the 4 parameters")
     assert evidence.count("- 0.0001 p") == evidence.count("- 1e-07 p") == 1
-    code, sentence, _ = cause_of(some_decayed(0.1, 0.1), some_decayed(0.1, 0.0))
+    code, sentence, *_ = cause_of(some_decayed(0.1, 0.1), some_decayed(0.1, 0.0))
     assert code == "decay_excluded"
     assert sentence.startswith("only the left side decays 2 of the 4 parameters")
 

@@ -57,7 +57,8 @@ def cause_of(left: Any, right: Any, **options: Any) -> Any:
 def test_running_statistics_in_each_of_several_layers() -> None:
     def by_running(p: Any, x: Any) -> Any:
         def batch_norm(x: Any) -> Any:
-            return (x - 0.1) * jax.lax.rsqrt(jnp.float32(0.9) + 1e-5) * p["scale"] + p["shift"]
+            mean, spread = (jnp.asarray(np.linspace(a, a + 1, 8), jnp.float32) for a in (0.1, 0.9))
+            return (x - mean) * jax.lax.rsqrt(spread + 1e-5) * p["scale"] + p["shift"]
 
         return batch_norm(x)
 

@@ -63,7 +63,7 @@ class Difference:
         step: the training step.
         error: the largest relative difference of that result in float64.
         allowed: how much of it rounding explains.
-        causes: the most likely first.
+        causes: the most likely first. Several are confirmed if either change makes the programs agree.
         also: further places, left and right, at which the programs part for the same confirmed cause, such as
             the other norms that have the same epsilon.
     """

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from stablenum.diagnosis.diff.causes.choice import causes_of
+from stablenum.diagnosis.diff.causes.judge import applied
 from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.causes.stops.offsets import offset
 from stablenum.diagnosis.diff.causes.stops.stopped import Stopped, stopped
@@ -134,9 +135,9 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], Stuck | None]:
 def _mended(scene: Scene, difference: Difference) -> Comparison | None:
     """Return the comparison with the change of one side that confirmed a cause, or with the left side's value
     in place of the right one's if that leaves no more results that differ; None without such a change."""
-    if not scene.edits or not any(c.confirmed for c in difference.causes):
+    if not scene.healed or not any(c.confirmed for c in difference.causes):
         return None
-    edited = scene.comparison.with_values(*scene.edits[-1])
+    edited = applied(scene.comparison, scene.healed[0])
     if scene.patch is None:
         return edited if edited.agrees(scene.group) else None
     patched = scene.comparison.with_values(scene.patch.side, scene.patch.values)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.scene import Scene, cause
-from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal
+from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.frontier import Start, same_line
 from stablenum.diagnosis.diff.sides.kinds import quiet
 from stablenum.diagnosis.diff.sides.sides import Side
@@ -29,7 +29,7 @@ _ARITHMETIC = {"add", "div", "mul", "pow", "sub"}
 _NORMS = ("norm", "normalize", "standard", "sqrt", "var", "std")
 
 
-def by_constant(scene: Scene) -> Cause | None:
+def by_constant(scene: Scene) -> Iterator[Proposal]:
     """Give one side a constant of the other side, and see whether the results agree then."""
     mine, theirs = _numbers_of(scene, "left"), _numbers_of(scene, "right")
     numbers = {"left": {n for n, _ in mine.values()}, "right": {n for n, _ in theirs.values()}}
@@ -44,18 +44,16 @@ def by_constant(scene: Scene) -> Cause | None:
     )  # fmt: skip
     for *_, side, value, number, new, _, step in trials[:_MOST_TRIALS]:
         lines = _of_line(scene.comparison.side(side), value, step)
-        if any(scene.mends(side, dict.fromkeys(values, np.float64(new))) for values in lines):
-            left, right = (new, number) if side == "right" else (number, new)
-            code = _code_of_constant(step, scene, side)
-            return cause(
-                code,
-                f"the left program uses {left:g}, the right one {right:g} in {step.operation}.",
-                f"With {new:g} in place of {number:g} on the {side}, the results agree.",
-                confirmed=True,
-                update=scene.group.kind == "updated",
-                remedy=_SAME_NUMBER if code == "other_function" else None,
-            )
-    return None
+        left, right = (new, number) if side == "right" else (number, new)
+        code = _code_of_constant(step, scene, side)
+        yield Proposal(
+            code,
+            f"the left program uses {left:g}, the right one {right:g} in {step.operation}.",
+            [(Edit(side, dict.fromkeys(values, np.float64(new))),) for values in lines],
+            f"With {new:g} in place of {number:g} on the {side}, the results agree.",
+            remedy=_SAME_NUMBER if code == "other_function" else None,
+            same=(left, right),
+        )
 
 
 def _of_line(side: Side, value: int, step: Step) -> list[set[int]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import permutations
 
-from stablenum.diagnosis.diff.causes.scene import Scene, cause
-from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal
+from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.sides.kinds import kind
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
@@ -18,28 +18,23 @@ __all__ = ["by_count"]
 _MOST_COUNTS = 4
 
 
-def by_count(scene: Scene) -> Cause | None:
-    """Count the steps of one side one lower or higher, and see whether the updates agree then."""
+def by_count(scene: Scene) -> Iterator[Proposal]:
+    """Count the steps of one side one lower or higher."""
     for name in ("right", "left"):
         side = scene.comparison.side(name)
         counts = _counts(side)
         arrays = arrays_of(side, list(counts)[:_MOST_COUNTS])
         for value, array in arrays.items():
-            for shift, said in ((-1, "ahead"), (1, "behind")):
-                after = scene.comparison.with_values(name, {value: array + shift}, until=scene.group)
-                if after.agrees(scene.group):
-                    return _shifted(name, counts[value], said)
-    return None
-
-
-def _shifted(name: str, step: Step, said: str) -> Cause:
-    code, what = ("bias_correction", "count of moments") if "adam" in step.library else _SCHEDULE
-    return cause(
-        code,
-        f"the {what} of the {name} program is one step {said}.",
-        f"With its count one {'lower' if said == 'ahead' else 'higher'}, all updates agree.",
-        confirmed=True,
-    )
+            code, what = (
+                ("bias_correction", "count of moments") if "adam" in counts[value].library else _SCHEDULE
+            )
+            for shift, said, other in ((-1, "ahead", "lower"), (1, "behind", "higher")):
+                yield Proposal(
+                    code,
+                    f"the {what} of the {name} program is one step {said}.",
+                    [(Edit(name, {value: array + shift}),)],
+                    f"With its count one {other}, all updates agree.",
+                )
 
 
 _SCHEDULE = ("schedule_offset", "schedule")

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.scene import Scene, cause
-from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Slope
+from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.flow import OTHER
-from stablenum.diagnosis.diff.places.slopes import SAME_SLOPE, direction_of
+from stablenum.diagnosis.diff.places.patches import Pair
+from stablenum.diagnosis.diff.places.slopes import direction_of
 from stablenum.diagnosis.diff.sides.equality import SAME_ENTRIES
 
 __all__ = ["by_gradient", "by_hand", "by_rows"]
@@ -19,31 +20,33 @@ __all__ = ["by_gradient", "by_hand", "by_rows"]
 _MOST_PAIRS = 8
 
 
-def by_rows(scene: Scene) -> Cause | None:
-    """Return the cause where one side keeps one gradient of each row of a table instead of their sum."""
+def by_rows(scene: Scene) -> Iterator[Proposal]:
+    """Propose the sum of the gradients of each row of a table, where one side keeps one of them."""
     if scene.group.kind != "gradient":
-        return None
+        return
     for pair in scene.pairs[:_MOST_PAIRS]:
-        found = _overwritten(scene, pair.mine, pair.theirs) if pair.theirs.ndim == 2 else None
+        found = _overwritten(scene, pair) if pair.theirs.ndim == 2 else None
         if found is not None:
-            return found
-    return None
+            yield found
+            return
 
 
-def _overwritten(scene: Scene, mine: Any, theirs: Any) -> Cause | None:
+def _overwritten(scene: Scene, pair: Pair) -> Proposal | None:
+    mine, theirs = pair.mine, pair.theirs
     differing = [r for r in range(len(mine)) if not _equal(mine[r], theirs[r])]
     for name, array, whole in (("right", theirs, mine), ("left", mine, theirs)):
         for given in _given(scene, mine.shape[1]):
             if _equal(whole.sum(0), given.sum(0)) and all(
                 any(_equal(array[r], row) for row in given) for r in differing
             ):
-                return cause(
+                sums = {pair.right: whole} if name == "right" else {pair.left: whole.reshape(mine.shape)}
+                return Proposal(
                     "accumulation",
                     f"where an index occurs several times, the {name} program keeps one gradient instead "
                     "of their sum.",
+                    [(Edit(name, sums),)],
                     f"{len(mine) - len(differing)} of {len(mine)} rows agree; each of the others is the "
-                    f"gradient of one occurrence on the {name}.",
-                    confirmed=True,
+                    f"gradient of one occurrence on the {name}, and with their sums the two sides agree.",
                 )
     return None
 
@@ -60,24 +63,21 @@ def _equal(a: Any, b: Any) -> bool:
     return float(np.abs(a - b).max(initial=0.0)) <= SAME_ENTRIES * size
 
 
-def by_hand(scene: Scene) -> Cause | None:
+def by_hand(scene: Scene) -> Iterator[Proposal]:
     """Return the cause where one side defines a derivative by hand that is not the derivative of its loss."""
     if scene.group.kind != "gradient":
-        return None
+        return
     written = [name for name in ("right", "left") if _by_hand(scene, name)]
     if len(written) != 1:
-        return None
+        return
     along = direction_of(scene.comparison, scene.group)
     name, other = written[0], OTHER[written[0]]
-    slopes = None if along is None else (along.measured(name), along.given(other), along.given(name))
-    confirmed = slopes is not None and _agree(*slopes[:2]) and not _agree(*slopes[::2])
-    return cause(
+    yield Proposal(
         "other_function",
         f"the {name} program defines this derivative by hand, and the {other} one has a different one.",
-        f"Finite differences agree with the gradients of the {other} program, not with the {name} one's."
-        if confirmed
-        else "",
-        confirmed=confirmed,
+        [] if along is None else [Slope(along.measured(name), along.given(other), along.given(name))],
+        f"Finite differences agree with the gradients of the {other} program, not with the {name} one's.",
+        likely=True,
     )
 
 
@@ -89,14 +89,10 @@ def _by_hand(scene: Scene, name: str) -> bool:
     return all(s.place != start.step.place for s in side.trace.steps if s.phase == "forward")
 
 
-def _agree(a: float, b: float) -> bool:
-    return abs(a - b) <= SAME_SLOPE * max(abs(a), abs(b))
-
-
-def by_gradient(scene: Scene) -> Cause | None:
+def by_gradient(scene: Scene) -> Iterator[Proposal]:
     """Return the cause where one side has no gradient, or only a part of it."""
     if scene.group.kind != "gradient":
-        return None
+        return
     pairs = scene.group.differing
     zero = {"left": 0, "right": 0}
     for pair in pairs:
@@ -108,10 +104,9 @@ def by_gradient(scene: Scene) -> Cause | None:
         if who
         else "a part of the gradient is missing or added on one side."
     )
-    return cause(
+    yield Proposal(
         "stopped_gradient",
         f"the losses agree, and {len(pairs)} gradients do not: {said}",
-        "The same loss with different gradients: something is detached, a derivative is defined by hand, or "
-        "the loss has a kink there.",
-        confirmed=False,
+        measured="The same loss with different gradients: something is detached, a derivative is defined by "
+        "hand, or the loss has a kink there.",
     )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice, product, takewhile
 from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.scene import Scene, cause
-from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial
+from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.flow import OTHER
 from stablenum.diagnosis.diff.sides.equality import SAME_ARRAY
-from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
+from stablenum.diagnosis.diff.sides.fingerprints import distance
 from stablenum.diagnosis.diff.sides.kinds import LOOKUPS, called, kind
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
@@ -25,9 +25,9 @@ _SIDES = ("right", "left")
 _COMBINES = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 
 
-def by_input(scene: Scene) -> Cause | None:
-    """Return the cause where the same operation reads different values on the two sides, or the same function
-    of the user's does, which also reads a value that both have."""
+def by_input(scene: Scene) -> Iterator[Proposal]:
+    """Propose that the same operation reads different values on the two sides, or the same function of the
+    user's does, which also reads a value that both have."""
     starts = {name: (side, start.step) for name, side, start, _ in scene.forward_starts()}
     for inner in product((True, False), repeat=2) if len(starts) == 2 else ():
         calls = dict(zip(_SIDES, inner, strict=True))
@@ -40,33 +40,33 @@ def by_input(scene: Scene) -> Cause | None:
         alike = called(starts["left"][1]) == called(starts["right"][1]) or _share(scene, reads)
         if alike and 0 < len(own["left"]) == len(own["right"]) <= _MOST_READ:
             here, there = (" and ".join(_told(starts[n][0], v) for v in own[n]) for n in OTHER)
-            tried = len(own["left"]) == 1 and _given(scene, own["left"][0], own["right"][0])
-            return _of_inputs(scene, called(starts["left"][1]), here, there, tried=tried)
-    return None
+            one, function = len(own["left"]) == 1, called(starts["left"][1])
+            yield Proposal(
+                "other_input",
+                f"{function} reads {here} in the left program, and {there} in the right one.",
+                _given(scene, own["left"][0], own["right"][0]) if one else (),
+                "With the value that the left program reads, the two sides agree.",
+                "With what the left program computes there, the results agree." if scene.agrees else "",
+                likely=True,
+            )
+            return
 
 
-def _given(scene: Scene, mine: int, theirs: int) -> bool:
-    """Return whether the right program's line gives the result of the left one's once it reads its own
-    counterpart of what that one reads."""
+def _given(scene: Scene, mine: int, theirs: int) -> Iterator[Trial]:
+    """Yield the right program with its own counterpart of what the left one reads; of a sum or product of two
+    values, what else is made of the one that it reads stays as it is."""
+    here, there = scene.found.left, scene.found.right
     for value in scene.comparison.found.known("left").get(mine, ()):
         if scene.right.shapes[value] != scene.right.shapes[theirs]:
             continue
         array = arrays_of(scene.right, [value])[value]
-        if scene.mends("right", {theirs: array}) or _combined(scene, theirs, array):
-            return True
-    return False
-
-
-def _combined(scene: Scene, value: int, array: Any) -> bool:
-    """Return whether a sum or product of two values is that of the left side with another one of them: what
-    else is made of the one that it reads stays as it is."""
-    here, there = scene.found.left, scene.found.right
-    combine = None if there is None else _COMBINES.get(kind(there.step))
-    if here is None or there is None or combine is None or len(there.step.inputs) != 2:
-        return False
-    arrays = [array if i == value else scene.arrays([i])[i] for i in there.step.inputs]
-    mark, end = fingerprint(combine(*arrays)), here.step.outputs[0]
-    return value in there.step.inputs and distance(mark, scene.left.prints[end]) <= scene.left.tolerance[end]
+        yield (Edit("right", {theirs: array}),)
+        combine = None if there is None else _COMBINES.get(kind(there.step))
+        if here is None or there is None or combine is None or len(there.step.inputs) != 2:
+            continue
+        if theirs in there.step.inputs:
+            read = [array if i == theirs else scene.arrays([i])[i] for i in there.step.inputs]
+            yield (Edit("right", {there.step.outputs[0]: combine(*read)}),)
 
 
 def _share(scene: Scene, reads: Mapping[str, tuple[set[int], set[int]]]) -> bool:
@@ -74,43 +74,35 @@ def _share(scene: Scene, reads: Mapping[str, tuple[set[int], set[int]]]) -> bool
     return any(not reads["left"][0].isdisjoint(scene.shared.get(j, ())) for j in reads["right"][0])
 
 
-def _of_inputs(scene: Scene, name: str, here: str, there: str, *, tried: bool) -> Cause:
-    told = "With what the left program computes there, the results agree." if scene.agrees else ""
-    return cause(
-        "other_input",
-        f"{name} reads {here} in the left program, and {there} in the right one.",
-        "With the value that the left program reads, the two lines give the same result." if tried else told,
-        confirmed=tried,
-    )
-
-
-def by_entries(scene: Scene) -> Cause | None:
-    """Return the cause where the two sides look up different entries of the same table."""
+def by_entries(scene: Scene) -> Iterator[Proposal]:
+    """Propose the left side's indices for the right side's table, which both look up."""
     starts = {name: (side, start.step) for name, side, start, _ in scene.forward_starts()}
     if len(starts) < 2 or any(kind(step) not in LOOKUPS for _, step in starts.values()):
-        return None
+        return
     (there, theirs), (here, mine) = starts["right"], starts["left"]
     if not any(not set(mine.inputs).isdisjoint(scene.shared.get(j, ())) for j in theirs.inputs):
-        return None
+        return
     left, right = _indices(here, mine), _indices(there, theirs)
     if left is None or right is None or left[1].size != right[1].size:
-        return None
+        return
     (_, wanted), (value, own) = left, right
-    count = int((wanted.reshape(-1) != own.reshape(-1)).sum())
-    shift = np.unique(own.astype(np.int64) - wanted.reshape(own.shape))
-    if len(shift) == 1 and shift[0] and scene.mends("right", {value: own - int(shift[0])}):
-        return cause(
+    wanted = wanted.reshape(own.shape)
+    count = int((wanted != own).sum())
+    shift = np.unique(own.astype(np.int64) - wanted)
+    if len(shift) == 1 and shift[0]:
+        yield Proposal(
             "other_input",
             f"the right program looks up the entries of the left one shifted by {int(shift[0]):+d}.",
+            [(Edit("right", {value: own - int(shift[0])}),)],
             "With its own indices shifted back, the two sides agree.",
-            confirmed=True,
         )
-    return None if not count else cause(
-        "other_input",
-        f"the two sides look up different entries of the same table, at {count} of {own.size} places.",
-        "With the entries of the left program, the results agree." if scene.agrees else "",
-        confirmed=False,
-    )  # fmt: skip
+    elif count:
+        yield Proposal(
+            "other_input",
+            f"the two sides look up different entries of the same table, at {count} of {own.size} places.",
+            [(Edit("right", {value: wanted}),)],
+            "With the left program's indices, the two sides agree.",
+        )
 
 
 def _indices(side: Side, step: Step) -> tuple[int, Any] | None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
-from typing import TypeAlias
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from stablenum.diagnosis.diff.causes.formulas.update_laws import DIGITS_OF_RATE, Law
 
-__all__ = ["LEAST_POWER", "cause_of_laws", "cause_of_rates", "is_limit", "near"]
+__all__ = ["LEAST_POWER", "Found", "cause_of_laws", "cause_of_rates", "is_limit", "near"]
 
-# A cause: its code and a sentence.
-_Found: TypeAlias = tuple[str, str]
+
+class Found(NamedTuple):
+    """A cause: its code, a sentence, and whether each side's own numbers give it."""
+
+    code: str
+    sentence: str
+    sure: bool = True
+
+
 _Numbers: TypeAlias = tuple[Collection[float], Collection[float]]
 
 _USUAL = (0.9, 0.999)  # the decay rates of Adam's moments in torch and optax
@@ -32,8 +39,8 @@ _EQUAL = 1e-5
 _NOTHING = 1e-14  # an epsilon that no optimizer has
 
 
-def cause_of_laws(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | None:
-    """Return code and sentence; None if only the rates differ, or for the reason of no optimizer's form.
+def cause_of_laws(a: Law, b: Law, numbers: _Numbers, norm: float) -> Found | None:
+    """Return the cause; None if only the rates differ, or for the reason of no optimizer's form.
 
     Args:
         a, b: the laws of the left and the right side.
@@ -41,31 +48,34 @@ def cause_of_laws(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | No
         norm: that of all gradients.
     """
     if {a.name, b.name} == {"inside", "outside"}:
-        return "adam_epsilon_placement", "only one side has the epsilon inside the root."
+        return Found("adam_epsilon_placement", "only one side has the epsilon inside the root.")
     if a.name != b.name:
-        return "other_function", "the two sides update by different formulas."
+        return Found("other_function", "the two sides update by different formulas.")
     if _is_sign(a, numbers[0]) != _is_sign(b, numbers[1]):
         side = "left" if _is_sign(a, numbers[0]) else "right"
-        return "other_function", f"only the {side} side takes the sign of the gradient."
+        return Found("other_function", f"only the {side} side takes the sign of the gradient.")
     if bool(a.decay) != bool(b.decay):
-        return "decay_coupling", f"only the {'left' if a.decay else 'right'} side decays the weights."
+        return Found("decay_coupling", f"only the {'left' if a.decay else 'right'} side decays the weights.")
     if a.coupled != b.coupled:
-        return "decay_coupling", "only one side adds the decay to the gradient."
+        return Found("decay_coupling", "only one side adds the decay to the gradient.")
     if a.name == "gradient":
         return _of_limits(a, b, numbers, norm) or _of_factor(a, b, numbers)
     return _of_factor(a, b, numbers) or _of_epsilons(a, b, numbers, norm)
 
 
-def cause_of_rates(a: Law, b: Law) -> _Found | None:
-    """Return code and sentence if the laws differ in their rates or in how much they decay."""
+def cause_of_rates(a: Law, b: Law, numbers: _Numbers) -> Found | None:
+    """Return the cause if the laws differ in their rates or in how much they decay. A rate that is no number
+    of its side is a product of several."""
     if not near(a.rate, b.rate):
-        return "scale", f"the rate is {a.rate:.6g} on the left and {b.rate:.6g} on the right."
+        written = all(_among(law.rate, own) for law, own in zip((a, b), numbers, strict=True))
+        sentence = f"the rate is {a.rate:.6g} on the left and {b.rate:.6g} on the right."
+        return Found("scale", sentence, sure=written)
     if not near(a.decay, b.decay):
-        return "decay_coupling", "the two sides decay the weights by different amounts."
+        return Found("decay_coupling", "the two sides decay the weights by different amounts.")
     return None
 
 
-def _of_limits(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | None:
+def _of_limits(a: Law, b: Law, numbers: _Numbers, norm: float) -> Found | None:
     """Name what the rates are made of, where each side's own numbers give them: a rate, and the limit of the
     norm of all gradients over that norm."""
     if near(a.rate, b.rate, _ROUGHLY):
@@ -74,9 +84,9 @@ def _of_limits(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | None:
     pairs = [(x, y) for x in mine for y in theirs]
     for (rate, limit), (other, further) in pairs:
         if limit < math.inf and near(limit, further) and not near(rate, other):
-            return "scale", f"the rate is {rate:.6g} on the left and {other:.6g} on the right."
+            return Found("scale", f"the rate is {rate:.6g} on the left and {other:.6g} on the right.")
     told = [(c, d) for (rate, c), (other, d) in pairs if near(rate, other) and not near(c, d)]
-    return ("clip_missing", _of_two_limits(*told[0])) if told else None
+    return Found("clip_missing", _of_two_limits(*told[0])) if told else None
 
 
 def _of_two_limits(mine: float, theirs: float) -> str:
@@ -94,7 +104,7 @@ def _rates_and_limits(law: Law, own: Collection[float], norm: float) -> list[tup
     return whole + clipped
 
 
-def _of_factor(a: Law, b: Law, numbers: _Numbers) -> _Found | None:
+def _of_factor(a: Law, b: Law, numbers: _Numbers) -> Found | None:
     """Name the factor between two rates by the decay rates of the moments."""
     ratio = a.rate / b.rate
     size = max(ratio, 1 / ratio) if ratio > 0 else 0.0
@@ -104,34 +114,47 @@ def _of_factor(a: Law, b: Law, numbers: _Numbers) -> _Found | None:
     scale = _left_in(size)
     if scale is not None:
         return scale
-    known = {*_USUAL, *numbers[0], *numbers[1]}
-    rates = [x for n in known for x in (n, 1 - n) if _SMALLEST_RATE <= x <= _LARGEST_RATE]
-    if any(near(size, 1 + x if a.name == "gradient" else 1 + x / (1 + x)) for x in rates):
-        return "nesterov", f"the two updates differ by the factor {size:.6g}, as with Nesterov's form."
-    if a.name == "gradient":
-        dampened = any(near(size, 1 / (1 - x)) for x in rates if x > _SMALLEST_RATE)
-        sentence = f"only one side multiplies the gradient by {1 / size:.6g}."
-        return ("momentum_dampening", sentence) if dampened else None
-    if a.decay and near(a.decay / b.decay, ratio):  # the rate, which the decay is multiplied by too
-        return None
-    betas = _of_betas(a, b, numbers)
+    if a.decay and a.name != "gradient" and near(a.decay / b.decay, ratio):
+        return None  # the rate, which the decay is multiplied by too
+    betas = None if a.name == "gradient" else _of_betas(a, b, numbers)
     if betas is not None:
         return betas
-    both = [(1 - x) / math.sqrt(1 - y) for x in rates for y in rates if x < y]
-    either = [f(1 - x) for x in rates if x > _SMALLEST_RATE for f in (float, math.sqrt)]
-    if any(near(size, max(c, 1 / c)) for c in (*both, *either)):
-        return "bias_correction", "only one side corrects the moments for their start at zero."
+    every = {*numbers[0], *numbers[1]}
+    for known, sure in ((every, True), (_USUAL, False)):
+        found = _of_moments(a.name, size, _decay_rates(known))
+        if found is not None:
+            return found._replace(sure=sure)
     return None
 
 
-def _of_betas(a: Law, b: Law, numbers: _Numbers) -> _Found | None:
+def _decay_rates(numbers: Iterable[float]) -> list[float]:
+    return [x for n in numbers for x in (n, 1 - n) if _SMALLEST_RATE <= x <= _LARGEST_RATE]
+
+
+def _of_moments(name: str, size: float, rates: Sequence[float]) -> Found | None:
+    """Name a factor by decay rates of the moments: what Nesterov's form, dampening or a missing correction
+    makes of a first step."""
+    if any(near(size, 1 + x if name == "gradient" else 1 + x / (1 + x)) for x in rates):
+        return Found("nesterov", f"the two updates differ by the factor {size:.6g}, as with Nesterov's form.")
+    if name == "gradient":
+        dampened = any(near(size, 1 / (1 - x)) for x in rates if x > _SMALLEST_RATE)
+        sentence = f"only one side multiplies the gradient by {1 / size:.6g}."
+        return Found("momentum_dampening", sentence) if dampened else None
+    both = [(1 - x) / math.sqrt(1 - y) for x in rates for y in rates if x < y]
+    either = [f(1 - x) for x in rates if x > _SMALLEST_RATE for f in (float, math.sqrt)]
+    if any(near(size, max(c, 1 / c)) for c in (*both, *either)):
+        return Found("bias_correction", "only one side corrects the moments for their start at zero.")
+    return None
+
+
+def _of_betas(a: Law, b: Law, numbers: _Numbers) -> Found | None:
     """Return the decay rates of two means of squares, neither corrected for its start at zero, where each
     side's own numbers give them."""
     mine, theirs = (_uncorrected(law, own) for law, own in zip((a, b), numbers, strict=True))
     for rate, beta in mine:
         for other, further in theirs:
             if near(rate, other) and not near(beta, further):
-                return (
+                return Found(
                     "betas",
                     f"the squares decay by {beta:.6g} on the left and by {further:.6g} on the right.",
                 )
@@ -146,17 +169,17 @@ def _uncorrected(law: Law, own: Collection[float]) -> list[tuple[float, float]]:
     return [(r, x) for r in own for x in betas if near(r / math.sqrt(1 - x), law.rate)]
 
 
-def _of_epsilons(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | None:
+def _of_epsilons(a: Law, b: Law, numbers: _Numbers, norm: float) -> Found | None:
     """Name the factor between two epsilons, which is also that between gradients whose size cancels."""
     ratio = a.epsilon / b.epsilon if a.epsilon and b.epsilon else 1.0
     if near(ratio, 1.0, _CLIPPED) or not near(a.rate, b.rate, _ROUGHLY):
         return None
     told = f"the epsilon is {a.epsilon:.4g} on the left and {b.epsilon:.4g} on the right."
     if all(_among(law.epsilon, own) for law, own in zip((a, b), numbers, strict=True)):
-        return "epsilon_value", told
+        return Found("epsilon_value", told)
     every = {*numbers[0], *numbers[1]}
     if is_limit(ratio, norm, every):
-        return "clip_missing", "only one side clips the gradients, or the norms differ."
+        return Found("clip_missing", "only one side clips the gradients, or the norms differ.")
     scale = _left_in(max(ratio, 1 / ratio))
     if scale is not None:
         return scale
@@ -164,19 +187,20 @@ def _of_epsilons(a: Law, b: Law, numbers: _Numbers, norm: float) -> _Found | Non
         # With decay rates of 0.9 and 0.99, both moments have the same correction, and none is seen.
         return _EITHER if _is_correction(ratio, every, power=1) else _BEFORE_CORRECTION
     if any(_among(law.epsilon, numbers[0]) and _among(law.epsilon, numbers[1]) for law in (a, b)):
-        return "scale", f"the gradients on the left are {1 / ratio:.6g} times those on the right."
+        return Found("scale", f"the gradients on the left are {1 / ratio:.6g} times those on the right.")
     if _is_correction(ratio, _USUAL):
-        return _BEFORE_CORRECTION
-    return "epsilon_value", told
+        return _BEFORE_CORRECTION._replace(sure=False)
+    return Found("epsilon_value", told, sure=False)
 
 
-_BEFORE_CORRECTION = "adam_epsilon_placement", "only one side adds the epsilon before the bias correction."
-_EITHER = (
+_BEFORE_CORRECTION = Found(
+    "adam_epsilon_placement", "only one side adds the epsilon before the bias correction."
+)
+_EITHER = Found(
     "adam_epsilon_placement",
-    (
-        "only one side adds the epsilon before the bias correction, or only one side has a correction: with "
-        "these decay rates, the two are the same in the first step."
-    ),
+    "only one side adds the epsilon before the bias correction, or only one side has a correction: with "
+    "these decay rates, the two are the same in the first step.",
+    sure=False,
 )
 
 
@@ -205,10 +229,10 @@ def _among(x: float, numbers: Collection[float]) -> bool:
     return any(near(x, n, _ROUGHLY) for n in numbers)
 
 
-def _left_in(size: float) -> _Found | None:
+def _left_in(size: float) -> Found | None:
     """Name a power of two of at least 8 between the gradients."""
     power = math.log2(size)
     # Powers are whole up to 5e-11 in the tests, and others are not by 0.09 and more.
     if power < LEAST_POWER or abs(power - round(power)) >= 1e-6:
         return None
-    return "loss_scale_left_in", f"a factor of 2^{round(power)} is left in the gradients."
+    return Found("loss_scale_left_in", f"a factor of 2^{round(power)} is left in the gradients.", sure=False)

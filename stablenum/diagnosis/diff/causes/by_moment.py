@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.formulas.moment_laws import History, moments_of
+from stablenum.diagnosis.diff.causes.by_update import Told
+from stablenum.diagnosis.diff.causes.formulas.moment_laws import History, Moments, moments_of
 from stablenum.diagnosis.diff.places.results import Update
 
 __all__ = ["cause_of_moments"]
@@ -25,8 +26,8 @@ def cause_of_moments(
     steps: Sequence[Sequence[Update]],
     numbers: tuple[Collection[float], Collection[float]],
     clips: tuple[int, int] = (0, 0),
-) -> tuple[str, str, str] | None:
-    """Return code, sentence and evidence; None if the moments of both sides are unknown, or decay equally.
+) -> Told | None:
+    """Return the cause; None if the moments of both sides are unknown, or decay equally.
 
     Args:
         steps: the updates of each training step up to the one that differs.
@@ -42,7 +43,7 @@ def cause_of_moments(
     for chosen in _choices(steps):
         left, right = (_moments(side, chosen, _gap(steps[-1], chosen)) for side in sides)
         if left is not None and right is not None:
-            return _of_rates(left, right, len(steps))
+            return _of_rates(left, right, chosen, steps)
     return None
 
 
@@ -61,7 +62,7 @@ def _history(steps: Sequence[Sequence[Update]], side: str) -> History:
     )
 
 
-def _moments(side: _Side, chosen: Sequence[int], gap: float) -> tuple[str, tuple[float, ...]] | None:
+def _moments(side: _Side, chosen: Sequence[int], gap: float) -> Moments | None:
     own = side.history.of(chosen)
     return moments_of(own, side.numbers, clipped=side.clipped, gap=gap, norms=side.history.norms())
 
@@ -78,10 +79,10 @@ def _most(x: Any) -> float:
 
 
 def _of_rates(
-    left: tuple[str, tuple[float, ...]], right: tuple[str, tuple[float, ...]], steps: int
-) -> tuple[str, str, str] | None:
-    (code, mine), (other, theirs) = left, right
-    if code != other or mine == theirs:
+    left: Moments, right: Moments, chosen: Sequence[int], steps: Sequence[Sequence[Update]]
+) -> Told | None:
+    code, mine, theirs = left.name, left.rates, right.rates
+    if code != right.name or mine == theirs:
         return None
     names = ("beta1", "beta2") if code == "betas" else ("the momentum",)
     parts = [
@@ -90,5 +91,8 @@ def _of_rates(
         if a != b
     ]
     formula = "Adam's formula" if code == "betas" else "SGD's formula"
-    evidence = f"With these, {formula} gives each side's update of step {steps} from all gradients so far."
-    return code, f"{'; '.join(parts)}.", evidence
+    evidence = (
+        f"With these, {formula} gives each side's update of step {len(steps)} from all gradients so far."
+    )
+    made = dict(zip(chosen, left.made, strict=True))
+    return Told(code, f"{'; '.join(parts)}.", evidence, [made.get(i) for i in range(len(steps[-1]))])

@@ -6,6 +6,7 @@ are known without its weights: of all formulas evaluated on what it reads, its o
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,9 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stablenum.diagnosis.diff.causes.formulas.variants import Variant, code_of, variants_of
-from stablenum.diagnosis.diff.causes.scene import Scene, cause
-from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial
+from stablenum.diagnosis.diff.causes.scene import Scene
+from stablenum.diagnosis.diff.places.arrangement import chain_of
 from stablenum.diagnosis.diff.places.frontier import Start
+from stablenum.diagnosis.diff.places.patches import laid_out_like
 from stablenum.diagnosis.diff.places.regions import STEPS_AHEAD
 from stablenum.diagnosis.diff.sides.equality import SAME_FORMULA
 from stablenum.diagnosis.diff.sides.kinds import functions_of
@@ -27,6 +30,8 @@ __all__ = ["by_normalisation", "is_of_batch"]
 
 # Of values that both calls read, so many pairs are looked at. Chosen, not measured.
 _MOST_PAIRS = 4
+# Of arrays that may be statistics, so many are paired: 12 pairs. Chosen, not measured.
+_MOST_READ = 4
 # A larger array, of 512 KiB in float64, is not normalised in all ways. Chosen, not measured.
 _MOST_ELEMENTS = 2**16
 _FAMILIES = {"group_norm", "layer_norm", "rms_norm"}
@@ -38,41 +43,44 @@ class _Layer(NamedTuple):
 
     Attributes:
         read: what it reads.
-        values: what it computes with as many entries.
+        values: what it computes with as many entries, by value.
     """
 
     read: Any
-    values: list[Any]
+    values: dict[int, Any]
 
-    def laid_out(self, like: Any) -> list[Any]:
+    def laid_out(self, like: Any) -> dict[int, Any]:
         """Return the values in the layout of another array of what is read; none if no layout leads there."""
         if self.read.shape == like.shape and _equal(self.read, like):
             return self.values
         for way in layouts(self.read.shape, like.shape, "other"):
             if _equal(self.read.transpose(way).reshape(like.shape), like):
-                return [v.transpose(way).reshape(like.shape) for v in self.values]
-        return []
+                return {i: v.transpose(way).reshape(like.shape) for i, v in self.values.items()}
+        return {}
 
 
-def by_normalisation(scene: Scene) -> Cause | None:
-    """Find the statistics by which each side normalises what both read, if they are not the same."""
+def by_normalisation(scene: Scene) -> Iterator[Proposal]:
+    """Propose the statistics by which the left side normalises what both read, with the right side's own
+    scale and shift, if they are not the same."""
     if scene.group.kind not in ("loss", "output"):
-        return None
+        return
     for here, there in _layers(scene):
         like = here.read if here.read.ndim <= there.read.ndim else there.read
         mine, theirs = here.laid_out(like), there.laid_out(like)
         for axis in dict.fromkeys((1, like.ndim - 1)) if like.ndim > 1 else ():
             found = _compared(scene, like, mine, theirs, axis)
             if found is not None:
-                return found
-    return None
+                yield found
+                return
 
 
-def _compared(scene: Scene, x: Any, mine: list[Any], theirs: list[Any], axis: int) -> Cause | None:
+def _compared(
+    scene: Scene, x: Any, mine: dict[int, Any], theirs: dict[int, Any], axis: int
+) -> Proposal | None:
     if is_of_batch(scene):
         return _by_batch(scene, x, (mine, theirs), axis, _shifts(scene, x.shape[axis]))
     told = [v for v in variants_of(x) if v.family in _FAMILIES and v.values.shape == x.shape]
-    tried = [v for v in told if not _is_line(x, v.values, axis)]
+    tried = [v for v in told if _line(x, v.values, axis) is None]
     return _by_formula(scene, tried, mine, theirs, axis)
 
 
@@ -106,7 +114,7 @@ def _layer(side: Side, value: int, line: Sequence[Step]) -> _Layer:
     size = math.prod(side.shapes[value])
     made = [o for s in line for o in s.outputs if math.prod(side.shapes[o]) == size and not side.neutral(o)]
     arrays = arrays_of(side, {value, *made})
-    return _Layer(arrays[value], [arrays[o].reshape(side.shapes[value]) for o in made])
+    return _Layer(arrays[value], {o: arrays[o].reshape(side.shapes[value]) for o in made})
 
 
 def is_of_batch(scene: Scene) -> bool:
@@ -116,52 +124,82 @@ def is_of_batch(scene: Scene) -> bool:
 
 
 def _by_formula(
-    scene: Scene, tried: Sequence[Variant], mine: list[Any], theirs: list[Any], axis: int
-) -> Cause | None:
-    """Return the cause where two formulas of one family give each side's value up to scale and shift."""
+    scene: Scene, tried: Sequence[Variant], mine: dict[int, Any], theirs: dict[int, Any], axis: int
+) -> Proposal | None:
+    """Return the proposal where two formulas of one family give each side's value up to scale and shift."""
     here = list(_fitting(tried, mine, axis))
     there = list(_fitting(tried, theirs, axis)) if here else []
-    if {str(v) for v in here} & {str(v) for v in there}:
+    if {str(v) for v, _ in here} & {str(v) for v, _ in there}:
         return None
-    for a, b in ((a, b) for a in here for b in there if a.family == b.family):
-        return cause(
+    for (a, _), (b, value) in ((a, b) for a in here for b in there if a[0].family == b[0].family):
+        slope, shift = _line(b.values, theirs[value], axis) or (1.0, 0.0)
+        own = arrays_of(scene.right, [value])[value]
+        new = laid_out_like(slope * a.values + shift, theirs[value], own)
+        return Proposal(
             code_of(a, b),
             f"the left program computes {a}, the right one {b}.",
+            [] if new is None else [(Edit("right", {value: new}),)],
             "Both formulas were evaluated on what the layer reads; each gives its side's value, up to one "
-            "scale and shift for each channel.",
-            confirmed=scene.goes_on_alike,
+            "scale and shift for each channel. With the left one's statistics on the right, the two sides "
+            "agree.",
         )
     return None
 
 
-def _fitting(tried: Sequence[Variant], values: list[Any], axis: int) -> Iterator[Variant]:
-    """Yield the formulas in which a value is affine, channel by channel."""
+def _fitting(tried: Sequence[Variant], values: dict[int, Any], axis: int) -> Iterator[tuple[Variant, int]]:
+    """Yield the formulas in which a value is affine, channel by channel, with the last such value."""
     for v in tried:
-        shaped = [y for y in values if y.shape == v.values.shape]
-        if any(_is_line(v.values, y, axis) for y in shaped):
-            yield v
+        shaped = [i for i, y in values.items() if y.shape == v.values.shape]
+        fitting = [i for i in shaped if _line(v.values, values[i], axis) is not None]
+        if fitting:
+            yield v, fitting[-1]
 
 
 def _by_batch(
-    scene: Scene, x: Any, values: tuple[list[Any], list[Any]], axis: int, shifts: Sequence[Any]
-) -> Cause | None:
-    """Return the cause where one side normalises by the statistics of the batch and the other by others: only
-    by those of the batch is the mean of a channel its shift."""
+    scene: Scene, x: Any, values: tuple[dict[int, Any], dict[int, Any]], axis: int, shifts: Sequence[Any]
+) -> Proposal | None:
+    """Return the proposal where one side normalises by the statistics of the batch and the other by others:
+    only by those of the batch is the mean of a channel its shift."""
     others = tuple(k for k in range(x.ndim) if k != axis)
-    ends = [[y for y in ys if _is_line(x, y, axis)][-1:] for ys in values]
+    ends = [[y for y in ys.values() if _line(x, y, axis) is not None][-1:] for ys in values]
     if not all(ends):
         return None
     by_batch = [any(_near(y.mean(axis=others), s, np.abs(y).max()) for s in shifts) for (y,) in ends]
     if by_batch[0] == by_batch[1]:
         return None
     of_batch, other = ("left", "right") if by_batch[0] else ("right", "left")
-    return cause(
+    statistics = x.mean(axis=others), x.var(axis=others)
+    measured = (
+        f"On the {of_batch}, the mean of each channel is its shift, as normalising by the batch makes it; on "
+        f"the {other}, each channel is affine in what the layer reads, with a different mean."
+    )
+    return Proposal(
         "running_statistics",
         f"the {of_batch} program normalises by the batch, the {other} one by running statistics.",
-        f"On the {of_batch}, the mean of each channel is its shift, as normalising by the batch makes it; on "
-        f"the {other}, each channel is affine in what the layer reads, with a different mean.",
-        confirmed=scene.goes_on_alike,
+        _with_statistics(scene, other, statistics),
+        f"With the mean and the variance of the batch in place of the statistics that the {other} program "
+        "reads, the two sides agree.",
+        measured,
+        likely=True,
     )
+
+
+def _with_statistics(scene: Scene, name: str, statistics: tuple[Any, Any]) -> Iterator[Trial]:
+    """Yield a side with a mean and a variance in place of each two arrays of their size that its layer reads
+    from outside and that are not trained."""
+    start, side = getattr(scene.found, name), scene.comparison.side(name)
+    line = [] if start is None else _call(start, scene.region(name))
+    known, todo, size = list[int](), [i for s in line for i in s.inputs], statistics[0].size
+    while todo:  # also what is made of them before, such as the root of a variance
+        value = chain_of(side.trace, todo.pop(0))[-1]
+        producer = side.trace.values[value].producer
+        if math.prod(side.shapes[value]) == size and not side.trained[value] and value not in known:
+            known.append(value)
+            todo += [] if producer is None else side.trace.steps[producer].inputs
+    known = [v for v in known if side.trace.values[v].producer is None][:_MOST_READ]
+    for pair in itertools.permutations(known, 2):
+        values = {i: s.reshape(side.shapes[i]) for i, s in zip(pair, statistics, strict=True)}
+        yield (Edit(name, values),)
 
 
 def _shifts(scene: Scene, channels: int) -> list[Any]:
@@ -172,16 +210,17 @@ def _shifts(scene: Scene, channels: int) -> list[Any]:
     return [np.zeros(channels), *(a.reshape(-1) for a in scene.arrays(read).values() if a.size == channels)]
 
 
-def _is_line(x: Any, y: Any, axis: int) -> bool:
-    """Return whether one array is affine in another one, channel by channel."""
+def _line(x: Any, y: Any, axis: int) -> tuple[Any, Any] | None:
+    """Return slope and shift, channel by channel, if one array is affine in another one."""
     others = tuple(k for k in range(x.ndim) if k != axis)
     if x.size <= 2 * x.shape[axis]:  # two points lie on every line
-        return False
+        return None
     with np.errstate(all="ignore"):
-        dx, dy = (v - v.mean(axis=others, keepdims=True) for v in (x, y))
+        means = [v.mean(axis=others, keepdims=True) for v in (x, y)]
+        dx, dy = x - means[0], y - means[1]
         slope = (dx * dy).sum(axis=others, keepdims=True) / (dx * dx).sum(axis=others, keepdims=True)
         gap, largest = float(np.abs(dy - slope * dx).max()), float(np.abs(dy).max())
-    return largest > 0 and gap <= SAME_FORMULA * largest
+    return (slope, means[1] - slope * means[0]) if largest > 0 and gap <= SAME_FORMULA * largest else None
 
 
 def _equal(a: Any, b: Any) -> bool:

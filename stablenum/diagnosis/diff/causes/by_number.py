@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.scene import Scene, cause
-from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal
+from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.flow import size
 from stablenum.diagnosis.diff.places.patches import Pair
 from stablenum.diagnosis.diff.sides.equality import SAME_MULTIPLE
@@ -26,25 +26,23 @@ _MOST_NUMBERS = 100
 _MOST_TRIALS = 4
 
 
-def by_number(scene: Scene) -> Cause | None:
+def by_number(scene: Scene) -> Iterator[Proposal]:
     """Give the right program the number that the left one holds in a parameter, buffer or argument of one
     entry, and see whether the results agree then."""
     here, there = scene.found.left, scene.found.right
     if here is None or there is None or here.missing or there.missing or scene.group.kind == "updated":
-        return None
+        return
     own = [_held(scene, name, start.step) for name, start in (("left", here), ("right", there))]
     for i, j in itertools.islice(itertools.product(*own), _MOST_TRIALS):
         mine, theirs = arrays_of(scene.left, [i])[i], arrays_of(scene.right, [j])[j]
         given = mine.astype(np.float64).reshape(theirs.shape)
-        if scene.mends("right", {j: given}):
-            told = [_told(side, v, x) for side, v, x in ((scene.left, i, mine), (scene.right, j, theirs))]
-            return cause(
-                "other_input",
-                f"{called(here.step)} reads {told[0]} in the left program, and {told[1]} in the right one.",
-                "With the number that the left program reads, the two sides agree.",
-                confirmed=True,
-            )
-    return None
+        told = [_told(side, v, x) for side, v, x in ((scene.left, i, mine), (scene.right, j, theirs))]
+        yield Proposal(
+            "other_input",
+            f"{called(here.step)} reads {told[0]} in the left program, and {told[1]} in the right one.",
+            [(Edit("right", {j: given}),)],
+            "With the number that the left program reads, the two sides agree.",
+        )
 
 
 def _held(scene: Scene, name: str, step: Step) -> list[int]:

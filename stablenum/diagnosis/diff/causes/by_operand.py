@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.scene import Scene, cause
-from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, in_every_call
+from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.frontier import same_line
 from stablenum.diagnosis.diff.places.mended_places import MOST_CALLS
 from stablenum.diagnosis.diff.sides.kinds import kind, quiet
@@ -28,21 +28,19 @@ __all__ = [
 _MOST_TRIALS = 6
 
 
-def by_transposition(scene: Scene) -> Cause | None:
+def by_transposition(scene: Scene) -> Iterator[Proposal]:
     """Transpose a square matrix that a product reads."""
     if any(kind(s.step) != "matmul" for *_, s, _ in scene.forward_starts()):
-        return None
+        return
     for name, side, start, _ in scene.forward_starts():
         square = [i for i in start.step.inputs if _is_square(side, i)]
         for value, array in arrays_of(side, square).items():
-            if scene.mends(name, {value: array.T.copy()}):
-                return cause(
-                    "transposed_weight",
-                    f"the {name} program multiplies by the transpose of what the other one multiplies by.",
-                    f"With {list(array.shape)} transposed on the {name}, the two sides agree.",
-                    confirmed=True,
-                )
-    return None
+            yield Proposal(
+                "transposed_weight",
+                "one program multiplies by the transpose of what the other one multiplies by.",
+                [(Edit(name, {value: array.T.copy()}),)],
+                f"With {list(array.shape)} transposed on the {name}, the two sides agree.",
+            )
 
 
 def _is_square(side: Side, value: int) -> bool:
@@ -50,7 +48,7 @@ def _is_square(side: Side, value: int) -> bool:
     return len(shape) == 2 and shape[0] == shape[1] and side.trained[value]
 
 
-def by_flip(scene: Scene) -> Cause | None:
+def by_flip(scene: Scene) -> Iterator[Proposal]:
     """Flip the kernel that a convolution reads."""
     for name, side, start, _ in scene.forward_starts():
         for value, roles in zip(start.step.inputs, start.step.roles, strict=False):
@@ -58,22 +56,20 @@ def by_flip(scene: Scene) -> Cause | None:
             if not window or not side.trained[value] or value not in scene.comparison.found.known(name):
                 continue
             array = arrays_of(side, [value])[value]
-            if scene.mends(name, {value: np.flip(array, tuple(window)).copy()}):
-                return cause(
-                    "flipped_kernel",
-                    f"the {name} program convolves with the other one's kernel, flipped.",
-                    f"With the kernel {list(array.shape)} flipped on the {name}, the two sides agree.",
-                    confirmed=True,
-                )
-    return None
+            yield Proposal(
+                "flipped_kernel",
+                "one program convolves with the other one's kernel, flipped.",
+                [(Edit(name, {value: np.flip(array, tuple(window)).copy()}),)],
+                f"With the kernel {list(array.shape)} flipped on the {name}, the two sides agree.",
+            )
 
 
-def by_order(scene: Scene) -> Cause | None:
+def by_order(scene: Scene) -> Iterator[Proposal]:
     """Give the right program's convolution the images of the left one, whose entries are the same in another
     order: flipped, reshaped in another layout, or with channels put together the other way round."""
     starts = [start.step for *_, start, _ in scene.forward_starts()]
     if len(starts) < 2:
-        return None
+        return
     there, here = starts if scene.found.readers is None else reversed(scene.found.readers)
     left, right = scene.left, scene.right
     images = [
@@ -84,21 +80,20 @@ def by_order(scene: Scene) -> Cause | None:
             continue
         array = arrays_of(left, [i])[i].transpose([mine.index(role) for role in theirs])
         own = arrays_of(right, [j])[j]
-        if array.shape == own.shape and not np.allclose(array, own) and scene.mends("right", {j: array}):
-            return cause(
+        if array.shape == own.shape and not np.allclose(array, own):
+            yield Proposal(
                 "entry_order",
                 "the convolution reads the same numbers in another order.",
+                [(Edit("right", {j: array}),)],
                 "Sorted, they are equal; in the order of the left program, the two sides agree.",
-                confirmed=True,
             )
-    return None
 
 
 def _of_images(roles: Sequence[str]) -> bool:
     return "batch" in roles and any(role.startswith("window") for role in roles)
 
 
-def by_exchange(scene: Scene) -> Cause | None:
+def by_exchange(scene: Scene) -> Iterator[Proposal]:
     """Exchange two values of one shape that a line reads."""
     for name, side, start, region in scene.forward_starts():
         line = same_line(start, region)
@@ -107,39 +102,29 @@ def by_exchange(scene: Scene) -> Cause | None:
         pairs = [p for p in combinations(read, 2) if side.shapes[p[0]] == side.shapes[p[1]]]
         arrays = arrays_of(side, {v for p in pairs[:_MOST_TRIALS] for v in p})
         for a, b in pairs[:_MOST_TRIALS]:
-            if scene.mends(name, {a: arrays[b], b: arrays[a]}) or _mends_all(scene, name, start.step, (a, b)):
-                return _exchanged(side, a, b, name)
-    return None
+            parts = _whole(side, a) is not None and _whole(side, a) == _whole(side, b)
+            yield Proposal(
+                "head_split_order" if parts else "other_function",
+                "the two programs use the parts of one value the other way round."
+                if parts
+                else "the two programs use two values the other way round.",
+                _exchanges(scene, name, start.step, {a: arrays[b], b: arrays[a]}),
+                f"With the two exchanged on the {name}, the results agree.",
+            )
 
 
-def _mends_all(scene: Scene, name: str, step: Step, read: tuple[int, int]) -> bool:
-    """Return whether the results agree if two values that a step reads are exchanged, and likewise in all
-    calls of its line, such as those of several layers."""
-    if not set(read) <= set(step.inputs):
-        return False
-    at = [step.inputs.index(v) for v in read]
-    trace, comparison = scene.comparison.side(name).trace, scene.comparison
-    own = step.place, step.primitive, step.phase, len(step.inputs)
-    calls = [s for s in trace.steps if (s.place, s.primitive, s.phase, len(s.inputs)) == own][:MOST_CALLS]
-    for call in calls if len(calls) > 1 else ():
-        a, b = (call.inputs[k] for k in at)
-        arrays = arrays_of(comparison.side(name), {a, b})
-        if arrays[a].shape != arrays[b].shape:
-            return False
-        comparison = comparison.with_values(name, {a: arrays[b], b: arrays[a]}, until=scene.group)
-    return len(calls) > 1 and comparison.agrees(scene.group)
+def _exchanges(scene: Scene, name: str, step: Step, values: Mapping[int, Any]) -> Iterator[Trial]:
+    """Yield the exchange of two values, and that of the operands of all calls of their line."""
+    yield (Edit(name, values),)
+    if values.keys() <= set(step.inputs):
+        first, second = (step.inputs.index(v) for v in values)
 
+        def exchanged(side: Side, call: Step) -> Mapping[int, Any]:
+            a, b = call.inputs[first], call.inputs[second]
+            arrays = arrays_of(side, {a, b})
+            return {a: arrays[b], b: arrays[a]} if arrays[a].shape == arrays[b].shape else {}
 
-def _exchanged(side: Side, a: int, b: int, name: str) -> Cause:
-    parts = _whole(side, a) is not None and _whole(side, a) == _whole(side, b)
-    return cause(
-        "head_split_order" if parts else "other_function",
-        "the two programs use the parts of one value the other way round."
-        if parts
-        else "the two programs use two values the other way round.",
-        f"With the two exchanged on the {name}, the results agree.",
-        confirmed=True,
-    )
+        yield from in_every_call(scene, name, step, exchanged)
 
 
 def _whole(side: Side, value: int) -> int | None:
@@ -149,27 +134,27 @@ def _whole(side: Side, value: int) -> int | None:
     return step.inputs[0] if step is not None and quiet(step) and step.inputs else None
 
 
-def by_repetition(scene: Scene) -> Cause | None:
+def by_repetition(scene: Scene) -> Iterator[Proposal]:
     """Repeat each entry in turn where a side repeats them all one after the other, or the reverse."""
     for name, _, start, region in scene.forward_starts():
         function = _function(start.step)
         steps = {o: s for s in region for o in s.outputs if _function(s) == function}
         merges = [o for o, s in steps.items() if kind(s) == "reshape"]
-        comparison, turned = scene.comparison, False
+        comparison, values = scene.comparison, dict[int, Any]()
         for module in list(dict.fromkeys(steps[o].module for o in merges))[:MOST_CALLS]:
-            side, values = comparison.side(name), dict[int, Any]()
+            side, new = comparison.side(name), dict[int, Any]()
             for value in (o for o in merges if steps[o].module == module):
-                values.update(_turned(side, value, steps))
-            if values:
-                turned, comparison = True, comparison.with_values(name, values, until=scene.group)
-        if turned and comparison.agrees(scene.group):
-            return cause(
+                new.update(_turned(side, value, steps))
+            if new:
+                values.update(new)
+                comparison = comparison.with_values(name, new, until=scene.group)
+        if values:
+            yield Proposal(
                 "head_split_order",
                 "one program repeats each entry in turn, the other one all of them one after the other.",
+                [(Edit(name, values),)],
                 f"With the other order on the {name}, the results agree.",
-                confirmed=True,
             )
-    return None
 
 
 def _function(step: Step) -> tuple[str, str] | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from stablenum.diagnosis.diff.causes.by_number import follows_number
 from stablenum.diagnosis.diff.causes.by_value import DROPS, Reason, Values, factor_of, reason_of
-from stablenum.diagnosis.diff.causes.scene import Scene, cause
-from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial
+from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.patches import Pair
 from stablenum.diagnosis.diff.places.regions import STEPS_AHEAD
 from stablenum.diagnosis.diff.places.results import Group
@@ -20,23 +23,35 @@ __all__ = ["by_loss", "by_pair"]
 _MOST_PAIRS = 300
 
 
-def by_pair(scene: Scene) -> Cause | None:
-    """Find the first pair of values where a simple rule turns one into the other."""
+def by_pair(scene: Scene) -> Iterator[Proposal]:
+    """Propose what turns the first pair of values where a simple rule does into one another."""
     reasons = _reasons(scene)
     if not reasons:
-        return None
+        return
     pair, reason = next((r for r in reasons if r[1].sentence == DROPS), reasons[0])
     if scene.group.kind == "gradient" and reason.code in ("mask_missing", "ignored_labels"):
         reason = reason._replace(code="stopped_gradient", sentence="only one side passes this gradient on.")
-    # Two values side by side, such as queries and keys, may have the same fault.
-    alike = [p for p, r in reasons if r.code == reason.code]
-    agree = scene.stops_at([pair]) or (len(alike) > 1 and scene.stops_at(alike))
-    told = " With the left value in its place, the two sides agree in what follows." if agree else ""
     number = follows_number(scene, pair, _factor(pair)) if reason.code == "scale" else ""
     if number:
         sentence = f"the two sides multiply by different numbers: {number}."
-        return cause(reason.code, sentence, reason.evidence, confirmed=False)
-    return cause(reason.code, reason.sentence, reason.evidence + told, confirmed=agree and reason.made)
+        yield Proposal(reason.code, sentence, measured=reason.evidence)
+        return
+    # Two values side by side, such as queries and keys, may have the same fault; so may all calls of a line.
+    alike = {p.right: r.made for p, r in reasons if r.code == reason.code and r.made is not None}
+    yield Proposal(
+        reason.code,
+        reason.sentence,
+        [] if reason.made is None else _trials(scene, pair, alike),
+        f"{reason.evidence} With the right value changed in this way, the two sides agree in what follows.",
+        reason.evidence,
+        likely=True,
+    )
+
+
+def _trials(scene: Scene, pair: Pair, alike: Mapping[int, Any]) -> Iterator[Trial]:
+    yield (Edit("right", {pair.right: alike[pair.right]}),)
+    if len(alike) > 1:
+        yield (Edit("right", alike),)
 
 
 def _factor(pair: Pair) -> float:
@@ -76,13 +91,13 @@ def _flattens(side: Side, step: Step) -> bool:
     return [len(side.shapes[v]) for v in (*step.inputs[:1], *step.outputs[:1])] == [4, 2]
 
 
-def by_loss(scene: Scene) -> Cause | None:
-    """Find one factor that makes the loss and all gradients agree: a mean over other entries."""
+def by_loss(scene: Scene) -> Iterator[Proposal]:
+    """Propose one factor that makes the loss and all gradients agree: a mean over other entries."""
     if scene.group.results != "loss":
-        return None
+        return
     following = next((g for g in scene.comparison.groups if _follows(g, scene.group)), None)
     if following is None:
-        return None
+        return
     factors = []
     for pair in (*scene.group.pairs, *following.pairs):
         mine, theirs = scene.comparison.arrays_of(pair)
@@ -91,13 +106,17 @@ def by_loss(scene: Scene) -> Cause | None:
     # One factor, but for rounding, which leaves little of the difference; chosen, not measured.
     most = min(1e-7, 0.01 * abs(known[0] - 1)) if known else 0.0
     if len(known) < max(2, len(factors)) or max(known) - min(known) > most * abs(known[0]):
-        return None
-    return cause(
+        return
+    scaled = {
+        p.right.value: known[0] * scene.right.arrays[p.right.value]
+        for p in (*scene.group.pairs, *following.pairs)
+    }
+    yield Proposal(
         "reduction",
         f"the loss on the left is {known[0]:.9g} times that on the right: another factor, or a mean over "
         "other entries.",
+        [(Edit("right", scaled),)],
         f"With this factor, the loss and all {len(known) - 1} gradients agree.",
-        confirmed=True,
     )
 
 

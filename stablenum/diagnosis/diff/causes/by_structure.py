@@ -2,63 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from stablenum.diagnosis.diff.causes.by_sum import by_divisor, by_sum
-from stablenum.diagnosis.diff.causes.scene import Scene, cause
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, told
+from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.frontier import Start, same_line
 from stablenum.diagnosis.diff.sides.kinds import kind, quiet
 from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["by_lack", "by_structure"]
+__all__ = ["by_lack", "by_structure", "unexplained"]
 
 
-def by_structure(scene: Scene) -> Cause | None:
+def by_structure(scene: Scene) -> Iterator[Proposal]:
+    """Say what the operations of the two sides suggest."""
     here, there = scene.found.left, scene.found.right
     if here is None or there is None:
-        return None
+        return
     if here.missing or there.missing:
-        return _of_missing(here, there)
-    axes = _of_axes(scene, here, there)
-    sums = axes or by_sum(scene) or by_divisor(scene)
-    if sums is not None:
-        return sums
-    if scene.found.readers is not None and not {here.step.primitive, there.step.primitive} & _MOVING:
-        return cause(
+        yield _of_missing(here, there)
+        return
+    reduced = [*_of_axes(scene, here, there)] or [*by_sum(scene)] or [*by_divisor(scene)]
+    if reduced:
+        yield from reduced
+        return
+    primitives, names = ({getattr(s.step, n) for s in (here, there)} for n in ("primitive", "operation"))
+    if scene.found.readers is not None and not primitives & _MOVING:
+        yield Proposal(
             "entry_order",
             "the same numbers are in another order relative to what they are combined with.",
-            "Sorted, they are equal; unsorted, no permutation of the axes makes all operands equal.",
-            confirmed=scene.agrees,
+            _in_order(scene),
+            "Sorted, they are equal; unsorted, no permutation of the axes makes all operands equal. In the "
+            "left program's order, the results agree.",
+            likely=True,
         )
-    names = {here.step.operation, there.step.operation}
-    if {here.step.primitive, there.step.primitive} & _MOVING and names & _MOVING:
-        return cause(
+    elif primitives & _MOVING and names & _MOVING:
+        yield Proposal(
             "head_split_order",
             "the same numbers are put in another order.",
-            "Both sides read equal numbers; afterwards no axis of one corresponds to an axis of the other.",
-            confirmed=False,
+            measured="Both sides read equal numbers; afterwards no axis of one corresponds to an axis of "
+            "the other.",
         )
-    return _other(scene)
 
 
-def _other(scene: Scene) -> Cause | None:
+def _in_order(scene: Scene) -> Iterator[Trial]:
+    """Yield the right side with the entries of its value in the left side's order."""
+    patch = scene.patch
+    ends = None if patch is None else (patch.left, patch.right)
+    for pair in (p for p in scene.pairs if (p.left, p.right) == ends):
+        mine, theirs = (np.sort(x, axis=None) for x in (pair.mine, pair.theirs))
+        if np.allclose(mine, theirs):
+            yield (Edit("right", {pair.right: pair.mine}),)
+
+
+def unexplained(scene: Scene) -> Cause | None:
     """Return what is known of two lines that differ in a forward pass, where nothing that was tried on one of
     them makes the two sides agree."""
-    if scene.group.kind in ("updated", "gradient"):
+    here, there = scene.found.left, scene.found.right
+    if scene.group.kind in ("updated", "gradient") or here is None or there is None:
         return None
-    agrees = scene.agrees and _within(scene)
-    return cause(
-        "other_function",
-        "the two lines differ; no single change that was tried makes them agree.",
-        _TRIED
-        + (" With the result of the left program's line in its place, the results agree." if agrees else ""),
-        confirmed=False,
-        remedy="",
-    )
+    tried = ", ".join(f"{what} ({count})" for what, count in scene.tried.items() if count)
+    evidence = f"Tried: {tried}." if tried else "Nothing that is known could be tried here."
+    if scene.agrees and _within(scene):
+        evidence += " With the result of the left program's line in its place, the results agree."
+    sentence = "the two lines differ; no single change that was tried makes them agree."
+    return told(scene, Proposal("other_function", sentence, measured=evidence, remedy=""))
 
 
 def _within(scene: Scene) -> bool:
@@ -72,29 +85,22 @@ def _within(scene: Scene) -> bool:
     )
 
 
-_TRIED = (
-    "Tried: known functions and their settings, the other side's constants and parameters, operands "
-    "exchanged, transposed, flipped or repeated, masks, sums and factors."
-)
 _FIRST = 8  # steps of a line, among which its first statistic is; chosen, not measured
 _MOVING = {"reshape", "transpose"}
 _REDUCTIONS = {"mean", "sum", "var", "std"}
 
 
-def _of_axes(scene: Scene, here: Start, there: Start) -> Cause | None:
-    """Return the cause where the sides take different numbers of statistics of the same value."""
-    if "matmul" in (
-        here.step.operation,
-        there.step.operation,
-    ):  # sums of products, which no statistic begins with
-        return None
+def _of_axes(scene: Scene, here: Start, there: Start) -> Iterator[Proposal]:
+    """Yield the cause where the sides take different numbers of statistics of the same value; a product sums,
+    too, and no statistic begins with one."""
     mine = _statistics(scene.left, here, scene.found.region_left)
     theirs = _statistics(scene.right, there, scene.found.region_right)
-    if mine is None or theirs is None or mine[1] != theirs[1] or mine[0] == theirs[0]:
-        return None
+    product = "matmul" in (here.step.operation, there.step.operation)
+    if product or mine is None or theirs is None or mine[1] != theirs[1] or mine[0] == theirs[0]:
+        return
     (count, size), (other, _) = mine, theirs
-    told = f"{count} statistics of {size // count} entries each, the right one {other} of {size // other}"
-    return cause("norm_axis", f"the left program takes {told}.", "", confirmed=False)
+    told_of = f"{count} statistics of {size // count} entries each, the right one {other} of {size // other}"
+    yield Proposal("norm_axis", f"the left program takes {told_of}.")
 
 
 def _statistics(side: Side, start: Start, region: Iterable[Step]) -> tuple[int, int] | None:
@@ -106,24 +112,23 @@ def _statistics(side: Side, start: Start, region: Iterable[Step]) -> tuple[int, 
     return None
 
 
-def by_lack(scene: Scene) -> Cause | None:
-    """Return the cause where one side lacks an operation, if the results agree with it."""
+def by_lack(scene: Scene) -> Iterator[Proposal]:
+    """Propose to add the operation that one side lacks."""
     here, there = scene.found.left, scene.found.right
-    if here is None or there is None or scene.patch is None or not scene.agrees:
-        return None
+    if here is None or there is None or scene.patch is None:
+        return
     has, values = (here, there) if there.missing else (there, here)
     value, made = scene.patch.right, scene.patch.left
     region = scene.found.region_left
     if not there.missing:
         value, made, region = made, value, scene.found.region_right
     if not values.missing or has.missing or values.value != value:
-        return None
+        return
     found = _of_missing(here, there, list(dict.fromkeys(s.operation for s in _up_to(made, has, region))))
-    return cause(
-        found.code,
-        found.sentence,
-        "With what the other program computes there, the results agree.",
-        confirmed=True,
+    yield replace(
+        found,
+        trials=[(Edit(scene.patch.side, scene.patch.values),)],
+        healed="With what the other program computes there, the results agree.",
     )
 
 
@@ -139,7 +144,7 @@ def _up_to(value: int, start: Start, region: Iterable[Step]) -> list[Step]:
     return [s for _, s in sorted(found.items()) if not quiet(s)]
 
 
-def _of_missing(here: Start, there: Start, operations: Sequence[str] = ()) -> Cause:
+def _of_missing(here: Start, there: Start, operations: Sequence[str] = ()) -> Proposal:
     side, step = ("right", here.step) if there.missing else ("left", there.step)
     names = list(operations) or [step.operation]
     code = (
@@ -153,9 +158,8 @@ def _of_missing(here: Start, there: Start, operations: Sequence[str] = ()) -> Ca
         if side == "right"
         else "extra_operation"
     )
-    return cause(
+    return Proposal(
         code,
         f"the {side} program has no {', '.join(names)} here.",
-        "Both sides compute the same up to this operation, and go on with the same one after it.",
-        confirmed=False,
+        measured="Both sides compute the same up to this operation, and go on with the same one after it.",
     )

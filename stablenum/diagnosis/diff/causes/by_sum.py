@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 from typing import Any
 
-from stablenum.diagnosis.diff.causes.scene import Scene, cause
-from stablenum.diagnosis.diff.differences import Cause
+import numpy as np
+
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal
+from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.frontier import Start, same_line
 from stablenum.diagnosis.diff.sides.equality import SAME_MULTIPLE
 from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
@@ -22,54 +24,51 @@ __all__ = ["by_divisor", "by_sum"]
 _FIRST, _MOST_AXES = 4, 4
 
 
-def by_sum(scene: Scene) -> Cause | None:
+def by_sum(scene: Scene) -> Iterator[Proposal]:
     """Find a value of one line that is the sum or mean of the other line's over some axes."""
     here, there = scene.found.left, scene.found.right
     if here is None or there is None or here.missing or there.missing or scene.group.kind not in _KINDS:
-        return None
+        return
     mine = _reduced(scene.left, here, scene.found.region_left)
     theirs = _reduced(scene.right, there, scene.found.region_right)
-    if not scene.agrees:
-        return None
-    for name, keeps, sums in (("left", mine, theirs), ("right", theirs, mine)):
+    for name, keeps, sums in (("left", mine, theirs), ("right", theirs, mine)) if scene.agrees else ():
         for x, y in ((x, y) for x in keeps for y in sums if 1 < y.size < x.size):
             how = next((h for h, z in _summed(x) if _same(z, y)), None)
             if how is not None:
-                return cause(
+                yield Proposal(
                     "reduction",
                     f"the other program takes {how} of what the {name} one keeps apart, "
                     f"{y.size} values of {x.size}.",
-                    "With what the left program computes, the results agree.",
-                    confirmed=False,
+                    measured="With what the left program computes, the results agree.",
                 )
-    return None
+                return
 
 
-def by_divisor(scene: Scene) -> Cause | None:
-    """Find a sum that one line divides by a number, such as a sum of weights, and the other by a count."""
+def by_divisor(scene: Scene) -> Iterator[Proposal]:
+    """Propose a count for a number by which one line divides a sum, such as a sum of weights."""
     patch = scene.patch
     if patch is None or not patch.agrees or scene.group.kind not in _KINDS:
-        return None
+        return
     ends = ((p.mine, p.theirs) for p in scene.pairs if (p.left, p.right) == (patch.left, patch.right))
     mine, theirs = next(ends, (None, None))
     for name, side, value, other in (
         ("right", scene.right, patch.right, mine),
         ("left", scene.left, patch.left, theirs),
     ):
-        found = None if other is None or other.size != 1 else _divided(side, value, float(other))
+        found = None if other is None or other.size != 1 else _divided(side, value, float(other.reshape(())))
         if found is not None:
-            return cause(
+            total, divisor, count = found
+            yield Proposal(
                 "reduction",
-                f"the {name} program divides the sum by {found[0]:.6g}, the other one by {found[1]}.",
-                "With what the left program computes, the results agree.",
-                confirmed=True,
+                f"the {name} program divides the sum by {divisor:.6g}, the other one by {count}.",
+                [(Edit(name, {value: np.full(side.shapes[value], total / count)}),)],
+                f"With {count} on the {name}, the results agree.",
             )
-    return None
 
 
-def _divided(side: Side, value: int, other: float) -> tuple[float, int] | None:
-    """Return the number by which a sum was divided to give a value, and the count that gives another value;
-    None if there is none."""
+def _divided(side: Side, value: int, other: float) -> tuple[float, float, int] | None:
+    """Return a sum, the number by which it was divided to give a value, and the count that gives another
+    value; None if there is none."""
     producer = side.trace.values[value].producer
     step = None if producer is None else side.trace.steps[producer]
     if step is None or kind(step) != "div" or [side.shapes[i] for i in step.inputs] != [(), ()]:
@@ -78,7 +77,7 @@ def _divided(side: Side, value: int, other: float) -> tuple[float, int] | None:
     total, divisor = (float(arrays[i]) for i in step.inputs)
     count = round(total / other) if other else 0
     fits = count > 0 and count != divisor and abs(total - count * other) < SAME_MULTIPLE * abs(total)
-    return (divisor, count) if fits else None
+    return (total, divisor, count) if fits else None
 
 
 _KINDS = ("loss", "output")

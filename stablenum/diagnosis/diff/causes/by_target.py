@@ -5,14 +5,14 @@ See ``targets``: they are known whatever the losses were computed with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.scene import Scene, cause
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal
+from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.causes.targets import Targets, targets_of
-from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.sides.equality import SAME_FORMULA
 from stablenum.diagnosis.diff.sides.sides import MOST_ENTRIES, Side, arrays_of
 
@@ -29,13 +29,14 @@ _DIGITS = 7  # as many as SAME_FORMULA compares
 _SHIFTED, _BETTER = 0.6, 1.5
 
 
-def by_targets(scene: Scene) -> Cause | None:
-    """Return how the targets of two cross-entropies differ whose logits agree."""
+def by_targets(scene: Scene) -> Iterator[Proposal]:
+    """Propose the left side's targets for the right side's cross-entropy, whose logits agree."""
     if scene.group.kind != "loss":
-        return None
+        return
     left = _found(scene.left)
     right = None if left is None else _found(scene.right)
-    return None if left is None or right is None else _compared(scene, left, right)
+    if left is not None and right is not None:
+        yield from _compared(scene, left, right)
 
 
 def _found(side: Side) -> Targets | None:
@@ -89,31 +90,30 @@ class _Reason(NamedTuple):
     remedy: str = ""
 
 
-def _compared(scene: Scene, left: Targets, right: Targets) -> Cause | None:
+def _compared(scene: Scene, left: Targets, right: Targets) -> Iterator[Proposal]:
     pairs = _pairs(left.rows, right.rows)
     if 2 * len(pairs) < min(len(left.rows), len(right.rows)):
-        return None
+        return
     i, j = (np.array(x, int) for x in zip(*pairs, strict=True))
     both = (left.weight[i] > 0) & (right.weight[j] > 0)
     found = _labels(left, right, i, j, both) or _rows(left, right, i, j)
     if found is None and both.any():
         found = _smoothing(left, right, i[both], j[both]) or _weights(left, right, i[both], j[both])
     if found is None:
-        return None
-    evidence = f"The gradients with respect to the logits show it, in {len(pairs)} rows."
-    explained = _explained(scene, left, right)
-    evidence += (
-        " The cross-entropies with these targets differ by as much as the losses." if explained else ""
+        return
+    # Terms that both losses have beside the cross-entropies, such as a penalty, stay as they are.
+    loss = scene.group.pairs[0].right.value
+    changed = scene.right.arrays[loss] + (left.loss - right.loss)
+    measured = f"The gradients with respect to the logits show it, in {len(pairs)} rows."
+    yield Proposal(
+        found.code,
+        found.sentence,
+        [(Edit("right", {loss: changed}),)],
+        f"{measured} With the cross-entropy of the left one's targets, the losses agree.",
+        measured,
+        likely=True,
+        remedy=found.remedy or None,
     )
-    return cause(found.code, found.sentence, evidence, confirmed=explained, remedy=found.remedy or None)
-
-
-def _explained(scene: Scene, left: Targets, right: Targets) -> bool:
-    """Return whether the cross-entropies with these targets differ by as much as the losses: terms that both
-    losses have beside them, such as a penalty, cancel."""
-    mine, theirs = (float(np.sum(loss)) for loss in scene.comparison.arrays_of(scene.group.pairs[0]))
-    size = max(abs(left.loss), abs(right.loss))
-    return abs((mine - theirs) - (left.loss - right.loss)) <= SAME_FORMULA * size
 
 
 def _pairs(mine: Any, theirs: Any) -> list[tuple[int, int]]:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.by_law import LEAST_POWER, cause_of_laws, cause_of_rates, is_limit
+from stablenum.diagnosis.diff.causes.by_law import (
+    LEAST_POWER,
+    Found,
+    cause_of_laws,
+    cause_of_rates,
+    is_limit,
+    near,
+)
 from stablenum.diagnosis.diff.causes.formulas.update_laws import Law, law_of
 from stablenum.diagnosis.diff.places.results import Update
 from stablenum.diagnosis.diff.sides.equality import SAME_ENTRIES, SAME_UPDATE
 
-__all__ = ["ONE_FACTOR", "cause_of_updates", "epsilon_like"]
+__all__ = ["Told", "cause_of_updates", "epsilon_like"]
 
 # So many entries tell a law from others: one has three constants, rate, epsilon and decay.
 _FEWEST = 4
@@ -29,6 +36,9 @@ _ALIKE, _CLIP_EPSILON = 1e-3, 1e-3
 # measured.
 _MUCH_MORE, _SOME_RISES = 4, 0.1
 _MOST_NAMED = 3  # parameters in a sentence that says more than their names; chosen, not measured
+_OF_TORCH = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to the norm
+# So near is the epsilon that a factor gives, which is 1 but for a part of a millionth. Chosen, not measured.
+_ROUGH = 1e-2
 # What this is was not tried.
 ONE_FACTOR = (
     "the two updates differ by one factor: of the rate, a schedule or momentum, or of gradients that one "
@@ -36,6 +46,21 @@ ONE_FACTOR = (
 )
 # What an optimizer does in the same way to all parameters.
 _OF_ALL = {"bias_correction", "momentum_dampening", "nesterov"}
+
+
+class Told(NamedTuple):
+    """A cause of updates.
+
+    Attributes:
+        code, sentence, evidence: as in a cause.
+        made: the right side's changes with what the left side does, parameter by parameter, None where they
+            stay as they are; None if that cannot be tried, or if the numbers only suggest the cause.
+    """
+
+    code: str
+    sentence: str
+    evidence: str
+    made: Sequence[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +92,8 @@ def cause_of_updates(
     names: Sequence[str],
     numbers: tuple[Collection[float], Collection[float]] = ((), ()),
     clips: tuple[int, int] = (0, 0),
-) -> tuple[str, str, str] | None:
-    """Return code, sentence and evidence; None if no simple rule explains the difference.
+) -> Told | None:
+    """Return the cause; None if no simple rule explains the difference.
 
     Args:
         updates: the parameters, those included whose updates agree.
@@ -78,28 +103,37 @@ def cause_of_updates(
     """
     unlike = [u for u in updates if not _equal(u.left, u.right)]
     known = _Known(names, numbers, clips)
-    found = _decay(updates, unlike) or _standstill(unlike) or _each_clipped(unlike, known)
-    found = found or _by_value(unlike, known)
+    found = _decay(updates, unlike) or _standstill(updates, unlike) or _each_clipped(updates, unlike, known)
+    found = found or _by_value(updates, unlike, known)
     return found or (_of_laws(updates, unlike, known) if unlike else None)
 
 
-def _of_laws(
-    updates: Sequence[Update], unlike: Sequence[Update], known: _Known
-) -> tuple[str, str, str] | None:
+def _of_laws(updates: Sequence[Update], unlike: Sequence[Update], known: _Known) -> Told | None:
     """Both sides follow a known law, with other constants or in another form, or differ by a factor."""
     laws = _laws_of(updates)
     if laws is None:
-        return _of_each(updates, known) or _factor(unlike, known)
+        return _of_each(updates, known) or _factor(updates, unlike, known)
     told = cause_of_laws(*laws, known.numbers, _norm(updates))
     if told is None and laws[0].name == "gradient":
-        found = _factor(unlike, known)
+        found = _factor(updates, unlike, known)
         if found is not None:
             return found
-    told = told or cause_of_rates(*laws)
-    return None if told is None else (*told, _both(laws))
+    told = told or cause_of_rates(*laws, known.numbers)
+    if told is None:
+        return None
+    made = _by_law(updates, [laws[0]] * len(updates), [*laws[0].decayed])
+    return Told(told.code, told.sentence, _both(laws), made if told.sure else None)
 
 
-def _of_each(updates: Sequence[Update], known: _Known) -> tuple[str, str, str] | None:
+def _by_law(updates: Sequence[Update], laws: Sequence[Law | None], decayed: Sequence[bool]) -> list[Any]:
+    """Return what laws of the left side make of the parameters; None for those that follow none."""
+    return [
+        None if law is None else law.update(u.parameter, u.gradient, decayed=on)
+        for u, law, on in zip(updates, laws, decayed, strict=True)
+    ]
+
+
+def _of_each(updates: Sequence[Update], known: _Known) -> Told | None:
     """Each parameter follows a law, with constants of its own as in groups of parameters, and the laws of the
     two sides differ for one reason."""
     norm = _norm(updates)
@@ -110,28 +144,41 @@ def _of_each(updates: Sequence[Update], known: _Known) -> tuple[str, str, str] |
     rows = [(u, pair) for u, pair in zip(told, laws, strict=True) if pair is not None]
     if known.limited and any(a.name == "gradient" for _, (a, _) in rows):
         return None  # a rate of its own may be a gradient that is clipped by itself
-    found = [(u, p, cause_of_laws(*p, known.numbers, norm) or cause_of_rates(*p)) for u, p in rows]
+    found = [
+        (u, p, cause_of_laws(*p, known.numbers, norm) or cause_of_rates(*p, known.numbers)) for u, p in rows
+    ]
     unlike = [(u, p, reason) for u, p, reason in found if reason is not None]
     if not unlike or len({reason[0] for *_, reason in unlike}) > 1:
         return None
-    (first, pair, (code, sentence)), count = unlike[0], len(unlike)
+    (first, pair, (code, sentence, sure)), count = unlike[0], len(unlike)
+    of = {u.name: a for u, (a, _) in rows}
+    own = [of.get(u.name) for u in updates]
+    made = _by_law(updates, own, [law is not None and law.decayed[0] for law in own]) if sure else None
     if code == "decay_coupling" and any(a.decay and b.decay for _, (a, b) in rows if (a, b) != pair):
         one_sided = [a.decay == 0 or b.decay == 0 for _, (a, b), _ in unlike]
         code = "decay_excluded" if all(one_sided) else code
     if count == len(rows):
-        return code, sentence, _both(pair)
+        return Told(code, sentence, _both(pair), made)
     if code in _OF_ALL:
-        code, sentence = cause_of_rates(*pair) or (code, sentence)
-    return code, f"for {count} of {len(rows)} parameters, such as {first.name}, {sentence}", _both(pair)
+        code, sentence, _ = cause_of_rates(*pair, known.numbers) or Found(code, sentence)
+    sentence = f"for {count} of {len(rows)} parameters, such as {first.name}, {sentence}"
+    return Told(code, sentence, _both(pair), made)
 
 
-def _standstill(unlike: Sequence[Update]) -> tuple[str, str, str] | None:
+def _standstill(updates: Sequence[Update], unlike: Sequence[Update]) -> Told | None:
     """One side does not move at all: a schedule that begins with a rate of 0."""
     for side in ("left", "right"):
         if unlike and not any(np.any(getattr(u, side)) for u in unlike):
-            evidence = "All its updates are exactly 0."
-            return ("schedule_offset", f"the {side} side does not move in the first step.", evidence)
+            made = [0.0 * u.right for u in updates] if side == "left" else None
+            sentence = f"the {side} side does not move in the first step."
+            return Told("schedule_offset", sentence, "All its updates are exactly 0.", made)
     return None
+
+
+def _each(updates: Sequence[Update], unlike: Sequence[Update], changed: Sequence[Any]) -> list[Any]:
+    """Return the changes of the updates that differ, and None for the others."""
+    known = dict(zip(map(id, unlike), changed, strict=True))
+    return [known.get(id(u)) for u in updates]
 
 
 def _laws_of(updates: Sequence[Update]) -> tuple[Law, Law] | None:
@@ -146,30 +193,44 @@ def _both(laws: tuple[Law, Law]) -> str:
     return f"The left side follows {laws[0]}; the right side {laws[1]}."
 
 
-def _each_clipped(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] | None:
+def _each_clipped(updates: Sequence[Update], unlike: Sequence[Update], known: _Known) -> Told | None:
     """One side limits each gradient by itself: before an update that a factor of the gradient hardly changes,
-    each tensor has an epsilon of its own, or all have one that is off by a limit over the norm."""
+    each tensor has an epsilon of its own, which is off by one limit over the norm of that tensor, or all have
+    one that is off by a limit over the norm of all."""
     if min(known.clips) > 1 or max(known.clips) < 2:
         return None
-    ratios = []
-    for u in (u for u in unlike if u.gradient.size >= _FEWEST):
+    ratios, told, changed = [], [], list[Any]()
+    for u in unlike:
         left, right = (law_of([u.parameter], [u.gradient], [made]) for made in (u.left, u.right))
-        if left is None or right is None or not left.epsilon or not right.epsilon:
-            return None
-        ratios.append(left.epsilon / right.epsilon)
+        if u.gradient.size >= _FEWEST:
+            if left is None or right is None or not left.epsilon or not right.epsilon:
+                return None
+            ratios.append(left.epsilon / right.epsilon)
+            told.append(u)
+        changed.append(
+            None if left is None else left.update(u.parameter, u.gradient, decayed=left.decayed[0])
+        )
     if not ratios:
         return None
     apart = max(ratios) > (1 + _ALIKE) * min(ratios)
     if not apart and not is_limit(ratios[0], _norm(unlike), known.every):
         return None
-    return (
+    return Told(
         "clip_per_tensor",
         "one side clips each tensor separately.",
         f"The gradients on the right are {min(ratios):.4g} to {max(ratios):.4g} times those on the left.",
+        _each(updates, unlike, changed) if _one_limit(told, ratios, known) else None,
     )
 
 
-def _by_value(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] | None:
+def _one_limit(updates: Sequence[Update], ratios: Sequence[float], known: _Known) -> bool:
+    """Return whether factors of single gradients are those of one limit of their norms, which is a number of
+    the programs."""
+    limits = [min(r, 1 / r) * _norm([u]) for u, r in zip(updates, ratios, strict=True) if r > 0]
+    return len(limits) == len(ratios) and any(all(near(x, n, _ALIKE) for x in limits) for n in known.every)
+
+
+def _by_value(updates: Sequence[Update], unlike: Sequence[Update], known: _Known) -> Told | None:
     """One side clips each entry of the gradients to a number of the program, before an update that is linear
     in them. Gradients that one factor scales would fit any limit that is far below them."""
     if all(_ratio(u.left - u.right, u.gradient) is not None for u in unlike):
@@ -181,10 +242,11 @@ def _by_value(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] |
         told = [f for f in factors if f is not None]
         if len(told) == len(factors) and max(told) - min(told) <= SAME_UPDATE * max(map(abs, told)):
             side = "left" if told[0] < 0 else "right"
-            return (
+            return Told(
                 "clip_missing",
                 f"only the {side} side clips each entry of the gradients, to {limit:.6g}.",
                 "The two updates differ by a multiple of what that cuts off.",
+                _each(updates, unlike, [u.right + f * c for u, f, c in zip(unlike, told, cut, strict=True)]),
             )
     return None
 
@@ -195,17 +257,19 @@ def _equal(a: Any, b: Any) -> bool:
     return bool((np.abs(a - b) <= SAME_ENTRIES * scale).all())
 
 
-def _decay(updates: Sequence[Update], unlike: Sequence[Update]) -> tuple[str, str, str] | None:
+def _decay(updates: Sequence[Update], unlike: Sequence[Update]) -> Told | None:
     """The difference is a multiple of the parameters: weight decay."""
     fits = [_ratio(u.left - u.right, u.parameter) for u in unlike]
     if not fits or any(f is None and u.differs for u, f in zip(unlike, fits, strict=True)):
         return None
+    changed = [u.right + (f or 0.0) * u.parameter for u, f in zip(unlike, fits, strict=True)]
+    made = _each(updates, unlike, changed)
     rates = [f for f in fits if f is not None]
     unlike = [u for u, f in zip(unlike, fits, strict=True) if f is not None]
     if not rates:
         return None
     if min(rates) < 0 < max(rates):
-        return _decay_of_both(unlike, rates)
+        return _decay_of_both(unlike, rates)._replace(made=made)
     rate = float(np.median(rates))
     evidence = f"The updates differ by {rate:.6g} times the parameter, element by element."
     side = "left" if rate < 0 else "right"  # the one whose update takes a part of the parameter away
@@ -218,13 +282,14 @@ def _decay(updates: Sequence[Update], unlike: Sequence[Update]) -> tuple[str, st
     if laws is None:
         which = f"{which}{such}{',' if such else ''}"
         sentence = f"the two sides decay {which} by different amounts, or only the {side} side does."
-        return code, sentence, evidence
+        return Told(code, sentence, evidence, made)
     if all(law.decay for law in laws):
-        return "decay_coupling", f"the two sides decay {which} by different amounts{such}.", _both(laws)
-    return code, f"only the {side} side decays {which}{such}.", evidence
+        sentence = f"the two sides decay {which} by different amounts{such}."
+        return Told("decay_coupling", sentence, _both(laws), made)
+    return Told(code, f"only the {side} side decays {which}{such}.", evidence, made)
 
 
-def _decay_of_both(unlike: Sequence[Update], rates: Sequence[float]) -> tuple[str, str, str]:
+def _decay_of_both(unlike: Sequence[Update], rates: Sequence[float]) -> Told:
     """Each side decays some parameters more than the other one does, or alone."""
     told = []
     for side, sign in (("left", -1), ("right", 1)):  # the one whose update takes a part of the parameter away
@@ -236,45 +301,71 @@ def _decay_of_both(unlike: Sequence[Update], rates: Sequence[float]) -> tuple[st
     evidence = (
         f"The updates differ by {min(rates):.6g} to {max(rates):.6g} times the parameter, element by element."
     )
-    return "decay_excluded", ", and ".join(told) + ".", evidence
+    return Told("decay_excluded", ", and ".join(told) + ".", evidence)
 
 
 def _named(updates: Sequence[Update]) -> str:
     return ", ".join(u.name for u in updates[:_MOST_NAMED] if u.name)
 
 
-def _factor(unlike: Sequence[Update], known: _Known) -> tuple[str, str, str] | None:
-    """The update of one side is a multiple of the other side's."""
+def _factor(updates: Sequence[Update], unlike: Sequence[Update], known: _Known) -> Told | None:
+    """The update of one side is a multiple of the other side's. What the factor is made of is certain only
+    where the programs' own numbers give it, as a limit over a norm."""
     added = [_ratio(u.left - u.right, u.gradient) for u in unlike]
     if known.clip_named and all(f is not None for f in added):
         evidence = "The updates differ by a multiple of the gradient."
         own = [f for f in added if f is not None]
-        if max(map(abs, own)) < _CLIP_EPSILON * _of_gradient(unlike):
-            return ("clip_epsilon", "the two sides clip with different epsilons.", evidence)
+        held = _of_gradient(unlike)
+        made = _each(updates, unlike, [u.right + f * u.gradient for u, f in zip(unlike, own, strict=True)])
+        ratios = [
+            (held - f) / held if held else 0.0 for f in own
+        ]  # of the right side's gradients to the left's
+        if max(map(abs, own)) < _CLIP_EPSILON * held:
+            sure = _is_epsilon(ratios, _norm(updates), known)
+            return _CLIP_EPSILONS._replace(evidence=evidence, made=made if sure else None)
         if max(own) - min(own) <= _ALIKE * max(abs(f) for f in own):
-            return ("clip_missing", "only one side clips the gradients, or the norms differ.", evidence)
-        return ("clip_per_tensor", "one side clips each tensor separately.", evidence)
+            sure = is_limit(ratios[0], _norm(updates), known.every)
+            return _CLIPPED._replace(evidence=evidence, made=made if sure else None)
+        sure = _one_limit(unlike, ratios, known)
+        return _EACH_CLIPPED._replace(evidence=evidence, made=made if sure else None)
     fits = [_ratio(u.left, u.right) for u in unlike]
     if any(f is None for f in fits):
         return None
     factors = [f for f in fits if f is not None]
+    made = _each(updates, unlike, [f * u.right for u, f in zip(unlike, factors, strict=True)])
     spread = max(factors) / min(factors) - 1 if min(factors) > 0 else math.inf
     if spread > SAME_UPDATE:
-        return (
+        sure = known.limited and _one_limit(unlike, factors, known)
+        return Told(
             "clip_per_tensor" if known.limited else "scale",
             f"each update differs by a factor of its own, from {min(factors):.4g} to {max(factors):.4g}.",
             "Within each tensor the factor is the same.",
+            made if sure or not known.limited else None,
         )
     factor = factors[0]
     evidence = f"Every update on the left is {factor:.9g} times that on the right."
     power = math.log2(factor)
     if known.clip_named and abs(factor - 1) < _CLIP_EPSILON:
-        return ("clip_epsilon", "the two sides clip with different epsilons.", evidence)
-    if known.clip_named or is_limit(factor, _norm(unlike), known.every):
-        return ("clip_missing", "only one side clips the gradients, or the norms differ.", evidence)
+        sure = _is_epsilon(factors, _norm(updates), known)
+        return _CLIP_EPSILONS._replace(evidence=evidence, made=made if sure else None)
+    limited = is_limit(factor, _norm(updates), known.every)
+    if known.clip_named or limited:
+        return _CLIPPED._replace(evidence=evidence, made=made if limited else None)
     if abs(power) >= LEAST_POWER and abs(power - round(power)) < SAME_ENTRIES:
-        return ("loss_scale_left_in", f"a factor of 2^{round(power)} is left in the gradients.", evidence)
-    return ("scale", ONE_FACTOR, evidence)
+        return Told("loss_scale_left_in", f"a factor of 2^{round(power)} is left in the gradients.", evidence)
+    return Told("scale", ONE_FACTOR, evidence)
+
+
+_CLIP_EPSILONS = Told("clip_epsilon", "the two sides clip with different epsilons.", "")
+_CLIPPED = Told("clip_missing", "only one side clips the gradients, or the norms differ.", "")
+_EACH_CLIPPED = Told("clip_per_tensor", "one side clips each tensor separately.", "")
+
+
+def _is_epsilon(factors: Sequence[float], norm: float, known: _Known) -> bool:
+    """Return whether a factor is that of an epsilon which is added to a norm: PyTorch's, or a number of the
+    programs."""
+    added = {abs(f - 1) * norm for f in factors}
+    return all(any(near(x, n, _ROUGH) for n in {_OF_TORCH, *known.every}) for x in added)
 
 
 def _of_gradient(unlike: Sequence[Update]) -> float:
@@ -292,7 +383,7 @@ def _norm(updates: Sequence[Update]) -> float:
     return math.sqrt(sum(float((u.gradient**2).sum()) for u in updates))
 
 
-def epsilon_like(updates: Sequence[Update]) -> tuple[str, str, str] | None:
+def epsilon_like(updates: Sequence[Update]) -> Told | None:
     """Return code, sentence and evidence if the updates differ most where the gradient is small, as they do
     with another epsilon; None if they do not."""
     ratios, sizes = [], []
@@ -309,7 +400,7 @@ def epsilon_like(updates: Sequence[Update]) -> tuple[str, str, str] | None:
     rises = np.diff(ratio[order]) > SAME_ENTRIES * float(ratio.max())
     if small < _MUCH_MORE * large or rises.mean() > _SOME_RISES:
         return None
-    return (
+    return Told(
         "adam_epsilon_placement",
         "the updates differ most where the gradients are small, as with different epsilons.",
         f"For the smallest quarter of the gradients by {small:.2g}, for the largest by {large:.2g}.",

@@ -53,13 +53,13 @@ class Reason(NamedTuple):
 
     Attributes:
         code, sentence, evidence: as in a cause.
-        made: whether what the cause says makes one value the other, entry by entry.
+        made: the right value, changed as the cause says; None if that was not tried.
     """
 
     code: str
     sentence: str
     evidence: str
-    made: bool = True
+    made: Any = None
 
 
 def reason_of(values: Values) -> Reason | None:
@@ -85,7 +85,7 @@ def _mask(v: Values) -> Reason | None:
         return None
     if not _same(v.mine[kept], v.theirs[kept]):
         return _added(v)
-    return _of_masks(mine, theirs, "masked")
+    return _of_masks(mine, theirs, "masked")._replace(made=np.where(kept, v.theirs, v.mine))
 
 
 def _of_masks(mine: Any, theirs: Any, done: str) -> Reason:
@@ -124,7 +124,7 @@ def _added(v: Values) -> Reason | None:
                 sentence = (
                     f"the {name} side masks, the other one adds {gap[mask][0]:g} and {gap[~mask][0]:g}."
                 )
-                return Reason("mask_added", sentence, "Every entry matches this.")
+                return Reason("mask_added", sentence, "Every entry matches this.", v.mine)
     return None
 
 
@@ -137,14 +137,16 @@ def _zeros(v: Values) -> Reason | None:
     factor = factor_of(v.mine[kept], v.theirs[kept])
     if factor is None:
         return None
+    made = np.where(kept, factor * v.theirs, v.mine)
     if _LOSSES & set(v.names) and abs(abs(factor) - 1) < SAME_MULTIPLE:
-        reason = _of_masks(mine, theirs, "left out")
+        reason = _of_masks(mine, theirs, "left out")._replace(made=made)
         return reason._replace(code="ignored_labels", sentence="the two losses leave out different labels.")
     if abs(factor - 1) < SAME_MULTIPLE:
-        return _of_masks(mine, theirs, "zero")
+        return _of_masks(mine, theirs, "zero")._replace(made=made)
     both = f"{int(mine.sum())} entries are zero on the left, {int(theirs.sum())} on the right"
     drops = bool(_DROPPING & set(v.names))  # other functions have zeros, too
-    return Reason("dropout", DROPS, f"{both}; the others differ by {factor:.6g}.", made=drops)
+    evidence = f"{both}; the others differ by {factor:.6g}."
+    return Reason("dropout", DROPS, evidence, made if drops else None)
 
 
 # --- factors ------------------------------------------------------------------------------------------------
@@ -164,8 +166,13 @@ def _scale(v: Values) -> Reason | None:
     ):
         rescaled = factor * (1 - zeros)
         if _LEAST_KEPT < rescaled < _MOST_KEPT or _LEAST_KEPT < (1 - zeros) / factor < _MOST_KEPT:
-            return Reason("dropout", "only one side divides by the share of units that are kept.", evidence)
-    return Reason("scale", f"the two sides differ by the factor {factor:.6g}.", evidence)
+            return Reason(
+                "dropout",
+                "only one side divides by the share of units that are kept.",
+                evidence,
+                factor * v.theirs,
+            )
+    return Reason("scale", f"the two sides differ by the factor {factor:.6g}.", evidence, factor * v.theirs)
 
 
 def _counts(v: Values) -> Reason | None:
@@ -182,7 +189,7 @@ def _counts(v: Values) -> Reason | None:
             shown = ", ".join(f"{c}" for c in dict.fromkeys(counts))
             return Reason(
                 "reduction", "the two sides average over different numbers of entries.",
-                f"Row by row, the left divided by the right is: {shown}.",
+                f"Row by row, the left divided by the right is: {shown}.", first * v.theirs,
             )  # fmt: skip
     return None
 
@@ -215,7 +222,6 @@ def _rotation(v: Values) -> Reason | None:
                 "rotary_layout",
                 f"the left side rotates {next(iter(mine))}, the right one {next(iter(theirs))}.",
                 "A rotation keeps the norm of each pair; these are the pairs whose norms each side keeps.",
-                made=False,
             )
     return None
 
@@ -239,7 +245,9 @@ def _permutation(v: Values) -> Reason | None:
     for axis in range(v.mine.ndim):
         if _same(np.flip(v.mine, axis), v.theirs):
             told = f"The two are equal with axis {axis} flipped."
-            return Reason("entry_order", "the same numbers are in reverse order.", told)
+            return Reason(
+                "entry_order", "the same numbers are in reverse order.", told, np.flip(v.theirs, axis)
+            )
     # No heads are split or merged in images, or where rows are moved whole (of four axes, one may be heads).
     rows = range(v.mine.ndim - 1 if v.mine.ndim < 4 else 0)
     entries = v.flattened or any(_moved_whole(v.mine, v.theirs, axis) for axis in rows)
@@ -247,7 +255,7 @@ def _permutation(v: Values) -> Reason | None:
         "entry_order" if entries else "head_split_order",
         "the same numbers are put in another order.",
         "Sorted, the two are equal; unsorted, no transposition makes them equal.",
-        made=entries,  # that these are heads is a guess
+        v.mine if entries else None,  # that these are heads is a guess
     )
 
 

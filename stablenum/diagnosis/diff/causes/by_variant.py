@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stablenum.diagnosis.diff.causes.formulas.variants import Variant, code_of, elementwise_of, variants_of
-from stablenum.diagnosis.diff.causes.scene import Scene, cause
-from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, in_every_call
+from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.frontier import Start
+from stablenum.diagnosis.diff.places.patches import laid_out_like
 from stablenum.diagnosis.diff.sides.equality import SAME_FORMULA
 from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, distance, fingerprint
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
@@ -28,46 +29,96 @@ _MOST_ELEMENTS = 2**17
 _MOST_STEPS = 40
 
 
-def by_variant(scene: Scene) -> Cause | None:
-    """Find two variants of what the right side reads, one of which gives its value and one the left one's."""
+def by_variant(scene: Scene) -> Iterator[Proposal]:
+    """Propose the left side's function for the right side's line: two variants of what the right one reads,
+    one of which gives its value and one the left one's."""
     here, there = scene.found.left, scene.found.right
     if here is None or there is None or scene.group.kind not in ("loss", "output"):
-        return None
+        return
     mine = _prints(scene.left, scene.found.region_left, here)
     theirs = _prints(scene.right, scene.found.region_right, there)
     read = [i for i in there.step.inputs if not scene.right.neutral(i) and i in scene.shared]
     read += [j for i in here.step.inputs for j in scene.comparison.found.left.get(i, ())[:1] if j not in read]
     if there.missing:
         read = [] if there.value is None else [there.value]
-    for array in scene.arrays(read).values():
+    for value, array in scene.arrays(read).items():
         if array.size > _MOST_ELEMENTS:
             continue
         # Hundreds of variants: only their fingerprints are kept.
         tried = [(v._replace(values=None), fingerprint(v.values)) for v in variants_of(array)]
-        plain = _Recognised(*tried[0], tried[0][1])
+        plain = _Recognised(*tried[0], value, tried[0][1])
         a = _named_first(_recognised(tried, mine), here.step) + [plain] * here.missing
         b = _named_first(_recognised(tried, theirs), there.step) + [plain] * there.missing
         pair = _unlike(a, b)
-        if pair is not None and _is_exchanged(scene, *pair):
+        if pair is not None:
             products = "matmul" in (here.step.operation, there.step.operation)
-            sums = products and pair[0].family == pair[1].family == "reduction"
-            code = "reduction" if sums else code_of(*pair)  # no statistic begins with a product
-            return _cause(scene, code, *pair)
+            families = {r.variant.family for r in pair}
+            sums = products and families == {"reduction"}  # no statistic begins with a product
+            yield _proposal(scene, "reduction" if sums else "", *pair, array)
+            return
     pair = None if read or here.missing or there.missing else _unlike_in_parts(scene, here, there)
-    return None if pair is None else _cause(scene, code_of(*pair), *pair)
+    if pair is not None:
+        yield _proposal(scene, "", *pair, None)
 
 
-def _is_exchanged(scene: Scene, left: Variant, right: Variant) -> bool:
-    """Return whether, where a side lacks a function, what it has in its place is what was exchanged."""
-    patch, found = scene.patch, scene.found
-    sides = ((left, found.left, patch and patch.left), (right, found.right, patch and patch.right))
-    return all(
-        variant.family != "identity" or start is None or start.value is None or start.value == value
-        for variant, start, value in sides
+def _proposal(scene: Scene, code: str, left: _Recognised, right: _Recognised, read: Any) -> Proposal:
+    """Propose the left formula for the right side's value, of what the right side reads; as formulas of its
+    parts, where it computes in parts."""
+    return Proposal(
+        code or code_of(left.variant, right.variant),
+        f"the left program computes {left.variant}, the right one {right.variant}.",
+        _trials(scene, left, right, read),
+        "Both formulas were evaluated on what the operation reads, and each gives its side's value. With the "
+        "left one's on the right, the two sides agree.",
     )
 
 
-def _unlike_in_parts(scene: Scene, here: Start, there: Start) -> tuple[Variant, Variant] | None:
+def _trials(scene: Scene, left: _Recognised, right: _Recognised, read: Any) -> Iterator[Trial]:
+    """Yield the change of the one value, and the same change in all calls of its line."""
+    side, value = scene.right, right.at
+    if read is None:
+        producer = side.trace.values[value].producer
+        read = None if producer is None else arrays_of(side, side.trace.steps[producer].inputs[:1])
+        read = None if read is None else next(iter(read.values()))
+    new = None if read is None else _instead(left, right, read, arrays_of(side, [value])[value])
+    if new is not None:
+        yield (Edit("right", {value: new}),)
+        step = scene.right.trace.values[value].producer
+        if step is not None and scene.right.trace.steps[step].place is not None:
+            own = scene.right.trace.steps[step]
+            number = own.outputs.index(value)
+            yield from in_every_call(
+                scene, "right", own, lambda s, call: _of_call(s, call, number, left, right)
+            )
+
+
+def _of_call(side: Side, call: Step, number: int, left: _Recognised, right: _Recognised) -> dict[int, Any]:
+    """Return what another call of the line gives with the left formula, if the right one gives its value of
+    one that it reads."""
+    value = call.outputs[number]
+    arrays = arrays_of(side, {value, *(i for i in call.inputs if side.prints[i].floating)})
+    for i in call.inputs:
+        if i in arrays and arrays[i].size <= _MOST_ELEMENTS:
+            new = _instead(left, right, arrays[i], arrays[value])
+            if new is not None:
+                return {value: new}
+    return {}
+
+
+def _instead(left: _Recognised, right: _Recognised, read: Any, own: Any) -> Any:
+    """Return what the left formula gives, laid out as the side's own value; None if the right formula does
+    not give that."""
+    wanted = {left.variant[:2], right.variant[:2]}
+    made = {v[:2]: v.values for v in variants_of(read) if v[:2] in wanted}
+    if len(made) < len(wanted):
+        return None
+    mine, theirs = made[left.variant[:2]], made[right.variant[:2]]
+    if distance(fingerprint(theirs), fingerprint(own)) >= SAME_FORMULA:
+        return None
+    return laid_out_like(mine, theirs, own)
+
+
+def _unlike_in_parts(scene: Scene, here: Start, there: Start) -> tuple[_Recognised, _Recognised] | None:
     """Return a function of elements of each side, of values that one side computes at once and the other one
     in parts."""
     parts = scene.comparison.found.known("right")
@@ -88,38 +139,32 @@ def _region(scene: Scene, side: Side) -> Iterable[Step]:
     return scene.found.region_left if side is scene.left else scene.found.region_right
 
 
-def _cause(scene: Scene, code: str, left: Variant, right: Variant) -> Cause:
-    return cause(
-        code,
-        f"the left program computes {left}, the right one {right}.",
-        "Both formulas were evaluated on what the operation reads; each gives its side's value.",
-        confirmed=scene.goes_on_alike,
-    )
-
-
-def _prints(side: Side, region: Iterable[Step], start: Start) -> list[Fingerprint]:
-    """Return the fingerprints of what the function that a step belongs to computes."""
+def _prints(side: Side, region: Iterable[Step], start: Start) -> dict[int, Fingerprint]:
+    """Return the values of the function that a step belongs to, with their fingerprints."""
     at = start.step
     own = at.place, at.module
     near = [s for s in region if (s.place, s.module) == own or s.operation == at.operation][:_MOST_STEPS]
-    return [side.prints[o] for s in near for o in s.outputs if side.prints[o].entries]
+    return {o: side.prints[o] for s in near for o in s.outputs if side.prints[o].entries}
 
 
 class _Recognised(NamedTuple):
-    """A variant, its fingerprint, and that of the value that it gives."""
+    """A variant, its fingerprint, and the value that it gives, with that one's."""
 
     variant: Variant
     formula: Fingerprint
+    at: int
     value: Fingerprint
 
 
-def _recognised(tried: list[tuple[Variant, Fingerprint]], wanted: list[Fingerprint]) -> list[_Recognised]:
+def _recognised(
+    tried: list[tuple[Variant, Fingerprint]], wanted: dict[int, Fingerprint]
+) -> list[_Recognised]:
     """Return the variants that give one of the values, the last value first, and the nearest of each first:
     only the last digits may tell a small epsilon from none."""
     found = list[_Recognised]()
-    for mark in reversed(wanted):
+    for at, mark in reversed(wanted.items()):
         gaps = [
-            (_Recognised(v, own, mark), distance(own, mark))
+            (_Recognised(v, own, at, mark), distance(own, mark))
             for v, own in tried[1:]
             if own.entries and not own.simple
         ]
@@ -134,16 +179,16 @@ def _named_first(found: list[_Recognised], step: Step) -> list[_Recognised]:
     return sorted(found, key=lambda r: r.variant.family != step.operation)
 
 
-def _unlike(a: Sequence[_Recognised], b: Sequence[_Recognised]) -> tuple[Variant, Variant] | None:
+def _unlike(a: Sequence[_Recognised], b: Sequence[_Recognised]) -> tuple[_Recognised, _Recognised] | None:
     """Return a variant of each side: of one family with other settings, else functions of elements."""
     for here in a:
         for there in b:
             alike = here.variant.family == there.variant.family
             if alike and here.variant.setting != there.variant.setting and _explain(here, there):
-                return here.variant, there.variant
+                return here, there
     simple = [[r for r in side if not any(k == "axis" for k, _ in r.variant.setting)] for side in (a, b)]
     if simple[0] and simple[1] and simple[0][0].variant.family != simple[1][0].variant.family:
-        return (simple[0][0].variant, simple[1][0].variant) if _explain(simple[0][0], simple[1][0]) else None
+        return (simple[0][0], simple[1][0]) if _explain(simple[0][0], simple[1][0]) else None
     return None
 
 

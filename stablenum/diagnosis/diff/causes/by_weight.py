@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.scene import Scene, cause
-from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal
+from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.arrangement import chain_of
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.frontier import same_line
@@ -41,21 +42,22 @@ def _close(x: Any, y: Any) -> bool:
     return x.size == y.size and bool(np.abs(x - y).max(initial=0.0) <= _SAME * np.abs(y).max(initial=0.0))
 
 
-def by_weight(scene: Scene) -> Cause | None:
+def by_weight(scene: Scene) -> Iterator[Proposal]:
     """Give the right program's line the left one's parameters, where each side keeps its own."""
     for value, name in _read(scene):
         origin = scene.comparison.weights.origins[name]
         own = np.asarray(scene.right.program.parameters()[name])
         array = np.reshape(origin.of(scene.left.program.parameters()), own.shape)
-        if not scene.mends("right", {value: array}):
-            continue
-        evidence = f"With {origin} in its place, the two sides agree."
-        if _close(np.sort(np.ravel(own)), np.sort(np.ravel(array))):
-            said = f"{name} holds the numbers of {' and '.join(origin.names)} in another order."
-            return cause("transposed_weight", said, evidence, confirmed=True, remedy=_ORDER)
-        said = f"{name} holds other numbers than {' and '.join(origin.names)}."
-        return cause("other_input", said, evidence, confirmed=True, remedy=_OTHER)
-    return None
+        ordered = _close(np.sort(np.ravel(own)), np.sort(np.ravel(array)))
+        yield Proposal(
+            "transposed_weight" if ordered else "other_input",
+            f"{name} holds the numbers of {' and '.join(origin.names)} in another order."
+            if ordered
+            else f"{name} holds other numbers than {' and '.join(origin.names)}.",
+            [(Edit("right", {value: array}),)],
+            f"With {origin} in its place, the two sides agree.",
+            remedy=_ORDER if ordered else _OTHER,
+        )
 
 
 def _read(scene: Scene) -> Iterator[tuple[int, str]]:
@@ -78,23 +80,21 @@ _NEUTRAL = (0.0, 1.0)
 _MOST_ALONE = 4
 
 
-def by_absence(scene: Scene) -> Cause | None:
-    """Return the cause where only one side has a bias, a scale or the like, and try it: the sides agree if
-    the parameter changes nothing."""
+def by_absence(scene: Scene) -> Iterator[Proposal]:
+    """Propose that only one side has a bias, a scale or the like: the sides agree if the parameter changes
+    nothing."""
     for name, value, parameter in _alone(scene):
-        side, other = scene.comparison.side(name), "right" if name == "left" else "left"
-        shape = side.shapes[value]
-        numbers = (n for n in _NEUTRAL if scene.mends(name, {value: np.full(shape, n)}))
-        number = next(numbers, None)
-        evidence = "" if number is None else f"With {number:g} in its place, the two sides agree."
-        return cause(
+        shape, other = scene.comparison.side(name).shapes[value], "right" if name == "left" else "left"
+        proposal = Proposal(
             "missing_operation" if name == "left" else "extra_operation",
             f"the {name} program reads {parameter} here, and nothing in the {other} one stands for it.",
-            evidence,
-            confirmed=number is not None,
             remedy=f"Give both programs the parameter {parameter}, or neither.",
         )
-    return None
+        for number in _NEUTRAL:
+            trial = (Edit(name, {value: np.full(shape, number)}),)
+            told = f"With {number:g} in its place, the two sides agree."
+            yield replace(proposal, trials=[trial], healed=told)
+        yield proposal
 
 
 def _alone(scene: Scene) -> Iterator[tuple[str, int, str]]:

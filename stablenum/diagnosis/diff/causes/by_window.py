@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,10 +14,11 @@ from stablenum.diagnosis.diff.causes.formulas.window_variants import (
     resizes_of,
     transposed_convolutions_of,
 )
-from stablenum.diagnosis.diff.causes.scene import Scene, cause
-from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal
+from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.arrangement import chain_of
 from stablenum.diagnosis.diff.places.frontier import Start
+from stablenum.diagnosis.diff.places.patches import laid_out_like
 from stablenum.diagnosis.diff.places.regions import STEPS_AHEAD
 from stablenum.diagnosis.diff.sides.equality import SAME_FORMULA
 from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
@@ -33,38 +34,60 @@ _POOLS = ("avg_pool", "max_pool", "pool", "reduce_window")
 _RESIZES = ("upsample", "resize", "interpolate", "image")
 
 
-def by_window(scene: Scene) -> Cause | None:
-    """Find the settings of each side with which a formula gives its value."""
+def by_window(scene: Scene) -> Iterator[Proposal]:
+    """Propose the settings of the other side for the side whose array the formulas were evaluated on."""
     here, there = scene.found.left, scene.found.right
     if here is None or there is None or scene.group.kind not in ("loss", "output"):
-        return None
+        return
     names = " ".join(n for s in (here.step, there.step) for n in (s.operation, s.library, s.primitive))
     if not any(word in names for word in (*_CONVOLUTIONS, *_POOLS, *_RESIZES)):
-        return None
+        return
     mine = _outputs(scene.left, here, scene.found.region_left)
     theirs = _outputs(scene.right, there, scene.found.region_right)
     # PyTorch has the spatial axes last, as the formulas have them.
-    side, start = (scene.left, here) if scene.left.program.framework == "torch" else (scene.right, there)
-    a, b = ([s.prints[v] for v in values] for s, values in ((scene.left, mine), (scene.right, theirs)))
+    name = "left" if scene.left.program.framework == "torch" else "right"
+    side, start = (scene.left, here) if name == "left" else (scene.right, there)
+    prints = [{v: s.prints[v] for v in values} for s, values in ((scene.left, mine), (scene.right, theirs))]
     sizes = dict.fromkeys((*_sizes(scene.left, mine), *_sizes(scene.right, theirs)))
-    found_of = dict[str, tuple[list[Variant], list[Variant]]]()
+    found_of = dict[str, tuple[list[_Fit], list[_Fit]]]()
     for code, variants in _families(side, start, sizes, names):
-        left, right = found_of.setdefault(code, ([], []))
+        found = found_of.setdefault(code, ([], []))
         for variant in variants:
             mark = fingerprint(variant.values)
-            for found, prints in ((left, a), (right, b)):
-                if any(p.entries and distance(mark, p) < SAME_FORMULA for p in prints):
-                    found.append(variant._replace(values=None))
-        if left and right and not {v[:2] for v in left} & {v[:2] for v in right}:
+            for fits, own in zip(found, prints, strict=True):
+                at = [v for v, p in own.items() if p.entries and distance(mark, p) < SAME_FORMULA]
+                fits += [_Fit(variant, v) for v in at[:1]]
+        left, right = found
+        if left and right and not {f.variant[:2] for f in left} & {f.variant[:2] for f in right}:
             likely = min(left, key=_uneven), min(right, key=_uneven)
-            return _cause(scene, _code_of(code, *likely), *likely)
-    return None
+            yield _proposal(scene, _code_of(code, *(f.variant for f in likely)), *likely, name)
+            return
 
 
-def _uneven(variant: Variant) -> bool:
+class _Fit(NamedTuple):
+    """A formula and the value that it gives."""
+
+    variant: Variant
+    value: int
+
+
+def _proposal(scene: Scene, code: str, left: _Fit, right: _Fit, name: str) -> Proposal:
+    own, other = (left, right) if name == "left" else (right, left)
+    array = arrays_of(scene.comparison.side(name), [own.value])[own.value]
+    new = laid_out_like(other.variant.values, own.variant.values, array)
+    return Proposal(
+        code,
+        f"the left program computes {left.variant}, the right one {right.variant}.",
+        [] if new is None else [(Edit(name, {own.value: new}),)],
+        "Both were evaluated on what the operation reads, and each gives its side's value. With the other "
+        f"side's settings on the {name}, the two sides agree.",
+    )
+
+
+def _uneven(fit: _Fit) -> bool:
     """Return whether a variant pads one side of an axis more than the other: with strides, the last entries
     may have no part in the result, so that a program that pads both equally gives the same result."""
-    low, high = dict(variant.setting).get("padding", (0, 0))
+    low, high = dict(fit.variant.setting).get("padding", (0, 0))
     return bool(low != high)
 
 
@@ -76,15 +99,6 @@ def _code_of(code: str, left: Variant, right: Variant) -> str:
     if unlike == {"kernel flipped"}:
         return "flipped_kernel"
     return code if unlike & {"padding", "filled with"} else "other_function"
-
-
-def _cause(scene: Scene, code: str, left: Variant, right: Variant) -> Cause:
-    return cause(
-        code,
-        f"the left program computes {left}, the right one {right}.",
-        "Both were evaluated on what the operation reads; each gives its side's value.",
-        confirmed=scene.goes_on_alike,
-    )
 
 
 def _sizes(side: Side, values: Iterable[int]) -> Iterator[tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from stablenum.diagnosis.diff.causes.by_constant import by_constant, numbers_of_update
@@ -19,16 +20,18 @@ from stablenum.diagnosis.diff.causes.by_operand import (
     by_transposition,
 )
 from stablenum.diagnosis.diff.causes.by_pair import by_loss, by_pair
-from stablenum.diagnosis.diff.causes.by_structure import by_lack, by_structure
+from stablenum.diagnosis.diff.causes.by_structure import by_lack, by_structure, unexplained
 from stablenum.diagnosis.diff.causes.by_target import by_targets
-from stablenum.diagnosis.diff.causes.by_update import ONE_FACTOR, cause_of_updates, epsilon_like
+from stablenum.diagnosis.diff.causes.by_update import Told, cause_of_updates, epsilon_like
 from stablenum.diagnosis.diff.causes.by_variant import by_variant
 from stablenum.diagnosis.diff.causes.by_weight import by_absence, by_weight
 from stablenum.diagnosis.diff.causes.by_window import by_window
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, judged
 from stablenum.diagnosis.diff.causes.remedies import EPSILON_OF_BATCH_NORM
-from stablenum.diagnosis.diff.causes.scene import Scene, cause
+from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.flow import size
+from stablenum.diagnosis.diff.places.results import Update
 from stablenum.diagnosis.diff.sides.kinds import kind
 
 __all__ = ["causes_of"]
@@ -41,49 +44,55 @@ _LEAST_ENTRIES = 3
 
 
 def causes_of(scene: Scene) -> tuple[Cause, ...]:
-    """Return the first cause that is confirmed; without one, those that are likely, the most likely first."""
-    found: list[Cause] = []
-    for rule in _RULES:
-        known = _fitting(scene, rule(scene))
-        if known is not None and known.confirmed:
-            return (known,)
-        if known is not None:
-            found.append(known)
-    return tuple(c for c in found if c.code != "other_function" or len(found) == 1)
+    """Return the causes of the first rule that is confirmed; without one, those that are likely, the most
+    likely first."""
+    likely: list[Cause] = []
+    for what, rule in _RULES:
+        verdict = judged(scene, what, rule(scene))
+        if verdict.confirmed:
+            return tuple(_fitting(scene, c) for c in verdict.confirmed)
+        likely += verdict.likely
+    rest = None if likely else unexplained(scene)
+    return tuple(_fitting(scene, c) for c in likely) if rest is None else (rest,)
 
 
-def _fitting(scene: Scene, known: Cause | None) -> Cause | None:
+def _fitting(scene: Scene, known: Cause) -> Cause:
     """Return a cause with the remedy that fits the norm: the epsilons of batch norms have other defaults."""
-    of_norm = known is not None and known.code == "epsilon_value" and scene.group.kind != "updated"
-    if known is None or not of_norm or not is_of_batch(scene):
-        return known
-    return replace(known, remedy=EPSILON_OF_BATCH_NORM)
+    of_norm = known.code == "epsilon_value" and scene.group.kind != "updated"
+    return replace(known, remedy=EPSILON_OF_BATCH_NORM) if of_norm and is_of_batch(scene) else known
 
 
-def _by_update(scene: Scene) -> Cause | None:
+def _by_update(scene: Scene) -> Iterator[Proposal]:
     if scene.group.kind != "updated":
-        return None
+        return
     names = [
         s.library or s.operation
         for region in (scene.found.region_left, scene.found.region_right)
         for s in region[:_MOST_STEPS]
     ]
     own, clips = (numbers_of_update(scene.left), numbers_of_update(scene.right)), _clips(scene)
-    of_moments = cause_of_moments(scene.comparison.updates_so_far(scene.group), own, clips)
+    steps = scene.comparison.updates_so_far(scene.group)
+    of_moments = cause_of_moments(steps, own, clips)
     if of_moments is not None:
-        return cause(*of_moments, confirmed=True, update=True)
-    updates = scene.comparison.updates(scene.group)
-    found = cause_of_updates(updates, names, own, clips)
-    if found is None or found[0] in _FACTORS:
-        counted = by_count(scene)
-        if counted is not None:
-            return counted
-    if found is None:
-        guess = epsilon_like(updates)
-        return None if guess is None else cause(*guess, confirmed=False, update=True)
-    # One factor fits any two numbers.
+        yield _of(of_moments, steps[-1])
+    found = cause_of_updates(steps[-1], names, own, clips)
+    if found is None or found.code in _FACTORS:
+        yield from by_count(scene)
+    if found is not None:
+        yield _of(found, steps[-1])
+    guess = epsilon_like(steps[-1]) if found is None and of_moments is None else None
+    if guess is not None:
+        yield _of(guess, steps[-1])
+
+
+def _of(found: Told, updates: Sequence[Update]) -> Proposal:
+    """Propose the left side's way for the right side's updates. One factor fits any two numbers."""
     enough = sum(u.left.size - 1 for u in updates if u.differs) >= _LEAST_ENTRIES
-    return cause(*found, confirmed=enough and found[1] != ONE_FACTOR, update=True)
+    rows = zip(updates, found.made or (), strict=False) if enough else ()
+    values = {u.result: u.rest + made for u, made in rows if made is not None}
+    trials = [(Edit("right", values),)] if values else []
+    told = f"{found.evidence} With the left side's way on the right, all updates agree."
+    return Proposal(found.code, found.sentence, trials, told, found.evidence, likely=True)
 
 
 def _clips(scene: Scene) -> tuple[int, int]:
@@ -101,8 +110,28 @@ def _clips(scene: Scene) -> tuple[int, int]:
 # What one factor between all updates may come from; two rates of a schedule are another such factor.
 _FACTORS = {"clip_missing", "momentum_dampening", "nesterov", "scale"}
 _LIMITS = {"clamp", "clip", "max", "maximum", "min", "minimum"}
-_RULES = (
-    _by_update, by_absence, by_weight, by_targets, by_variant, by_normalisation, by_window, by_rows, by_hand,
-    by_number, by_order, by_pair, by_loss, by_constant, by_lack, by_transposition, by_flip, by_exchange,
-    by_entries, by_input, by_repetition, by_gradient, by_structure,
-)  # fmt: skip
+_RULES: tuple[tuple[str, Callable[[Scene], Iterable[Proposal]]], ...] = (
+    ("update laws", _by_update),
+    ("parameters that only one side has", by_absence),
+    ("the other side's parameters", by_weight),
+    ("targets of the loss", by_targets),
+    ("known functions and their settings", by_variant),
+    ("statistics of a norm", by_normalisation),
+    ("settings of convolutions, pooling and resizing", by_window),
+    ("sums of gradients", by_rows),
+    ("derivatives defined by hand", by_hand),
+    ("numbers that are read", by_number),
+    ("images in another order", by_order),
+    ("masks, factors and orders of entries", by_pair),
+    ("factors of the loss", by_loss),
+    ("the other side's constants", by_constant),
+    ("operations that one side lacks", by_lack),
+    ("transposed matrices", by_transposition),
+    ("flipped kernels", by_flip),
+    ("exchanged operands", by_exchange),
+    ("indices", by_entries),
+    ("other values that are read", by_input),
+    ("repeated entries", by_repetition),
+    ("gradients", by_gradient),
+    ("structure", by_structure),
+)

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from stablenum.diagnosis.diff.causes.remedies import REMEDIES, REMEDIES_OF_UPDATES
-from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.frontier import Frontier, Start
-from stablenum.diagnosis.diff.places.patches import Pair, Patch, tried_with
+from stablenum.diagnosis.diff.places.patches import Pair, Patch
 from stablenum.diagnosis.diff.places.regions import STEPS_AHEAD
 from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["Edit", "Scene", "cause"]
-
-
-class Edit(NamedTuple):
-    """A change of one side, as the values that it gives."""
-
-    side: str
-    values: Mapping[int, Any]
+__all__ = ["Scene"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +28,8 @@ class Scene:
         group: the results that differ.
         pairs: values near there that may correspond, the most likely first.
         patch: the values that make the programs agree in what follows, if there are any.
-        edits: the changes of one side that were tried and made the programs agree.
+        tried: how many changes of each kind were tried.
+        healed: the changes that made the programs agree.
     """
 
     comparison: Comparison
@@ -44,7 +37,8 @@ class Scene:
     group: Group
     pairs: tuple[Pair, ...] = ()
     patch: Patch | None = None
-    edits: list[Edit] = field(default_factory=list)
+    tried: Counter[str] = field(default_factory=Counter)
+    healed: list[Any] = field(default_factory=list)
 
     @property
     def left(self) -> Side:
@@ -60,14 +54,6 @@ class Scene:
     def shared(self) -> Mapping[int, Iterable[int]]:
         """Value of the right side -> values of the left side that are equal to it."""
         return self.comparison.found.right
-
-    @property
-    def goes_on_alike(self) -> bool:
-        """Whether the two sides agree in what follows with the left program's value in place of the right's.
-
-        That confirms the place. It confirms a cause only together with what makes one value the other.
-        """
-        return self.patch is not None
 
     @property
     def agrees(self) -> bool:
@@ -95,39 +81,11 @@ class Scene:
         wanted.update(() if start.value is None else (start.value,))
         return list(self.arrays(wanted).values())
 
-    def stops_at(self, pairs: Sequence[Pair]) -> bool:
-        """Return whether the two sides agree in what follows with the left values of pairs in place of the
-        right ones."""
-        if self.patch is not None and [self.patch.right] == [p.right for p in pairs]:
-            return True
-        return tried_with(self.comparison, self.found, self.group, pairs) is not None
+    @property
+    def alone_heals(self) -> bool:
+        """Whether one value of the left side in place of the right one's makes all results agree."""
+        return self.patch is not None and self.patch.agrees and len(self.patch.values) == 1
 
-    def mends(self, side: str, values: Mapping[int, Any]) -> bool:
-        """Return whether the two sides agree if values of a side are replaced: in what the line at which
-        they part gives, or in the results."""
-        after = self.comparison.with_values(side, values, until=self.group)
-        mended = after.meets(self.found, side) or after.agrees(self.group)
-        if mended:
-            self.edits.append(Edit(side, values))
-        return mended
-
-
-def cause(
-    code: str,
-    sentence: str,
-    evidence: str,
-    *,
-    confirmed: bool,
-    update: bool = False,
-    remedy: str | None = None,
-) -> Cause:
-    """Return a cause with the remedy of its code, which may be another one for an update, or its own; "" for
-    none.
-
-    Confirmed is one that was tried: one side was changed as the cause says, with what the side itself reads,
-    and the two sides agreed then. That they agree with a value of the other side in its place shows where
-    they part, not why.
-    """
-    if remedy is None:
-        remedy = (REMEDIES_OF_UPDATES if update else REMEDIES)[code]
-    return Cause(code=code, sentence=sentence, evidence=evidence, remedy=remedy, confirmed=confirmed)
+    def region(self, side: str) -> tuple[Step, ...]:
+        """Return the steps of a side that lead from where it begins to differ to what differs."""
+        return tuple(getattr(self.found, f"region_{side}"))

@@ -218,10 +218,15 @@ class Comparison:
             if gradient is not None:
                 change = theirs["updated", name, step] - other
                 known = _known(gradient, tolerance["gradient", name, step])
+                rest = np.where(known, other, new)
                 before, gradient, moved_left, moved_right = (
                     np.where(known, x, 0.0) for x in (before, gradient, new - before, change)
                 )
-                found.append(Update(before, gradient, moved_left, moved_right, name, pair.differs))
+                found.append(
+                    Update(
+                        before, gradient, moved_left, moved_right, name, pair.differs, pair.right.value, rest
+                    )
+                )
         return found
 
     def updates_so_far(self, group: Group) -> list[list[Update]]:

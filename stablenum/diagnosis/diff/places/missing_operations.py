@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.flow import OTHER, size
 from stablenum.diagnosis.diff.places.frontier import Frontier, Start, same_line
-from stablenum.diagnosis.diff.places.patches import Patch
+from stablenum.diagnosis.diff.places.patches import Patch, laid_out_like
 from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.sides.kinds import quiet
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
-from stablenum.diagnosis.diff.weights.layouts import layouts
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
 
@@ -86,7 +85,7 @@ def lacking(comparison: Comparison, place: Frontier, group: Group) -> tuple[Fron
         own = arrays_of(comparison.side(has), {v for t in trials for v in (t.read, t.made)})
         others = arrays_of(lacks, {t.same for t in trials})
         for trial in trials:
-            array = _carried(own[trial.read], own[trial.made], others[trial.same])
+            array = laid_out_like(own[trial.made], own[trial.read], others[trial.same])
             producer = lacks.trace.values[trial.same].producer
             if array is None or producer is None:
                 continue
@@ -114,11 +113,3 @@ def _trials(comparison: Comparison, place: Frontier, has: str) -> Iterator[_Tria
         for value in (v for v in made if side.shapes[v] == side.shapes[read]):
             for same in sorted(j for j in set(equal[read]) if size(other, j) == size(side, read)):
                 yield _Trial(read, value, same)
-
-
-def _carried(read: Any, made: Any, same: Any) -> Any:
-    """Return what a line makes of a value, in the layout in which the other side has that value; None without
-    a layout."""
-    ways = layouts(tuple(read.shape), tuple(same.shape), "other")
-    gaps = [(float(abs(read.transpose(w).reshape(same.shape) - same).max(initial=0.0)), w) for w in ways]
-    return made.transpose(min(gaps)[1]).reshape(same.shape) if gaps else None

@@ -23,13 +23,15 @@ from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.diff.weights.layouts import layouts
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["Pair", "Patch", "candidates", "laid_out", "patched", "tried_with"]
+__all__ = [
+    "LEAST_SHARED", "Pair", "Patch", "candidates", "laid_out", "laid_out_like", "newly_shared", "patched",
+]  # fmt: skip
 
 # So many pairs of values are tried, and so many of the last values of lines: each is an evaluation. Chosen,
 # not measured.
 _MOST_TRIALS = 6
 # Sides go on alike if they share so many more values: fewer may be an accident. Chosen, not measured.
-_LEAST_SHARED = 3
+LEAST_SHARED = 3
 _MOST_LAYOUTS = 24  # all orders of four axes
 _MOST_ROWS = 128  # each of which is compared with each other one: 16 384 pairs; chosen, not measured
 _CLOSE = 1e-16  # of squares: entries agree up to 1e-8 of their size
@@ -84,34 +86,30 @@ def patched(comparison: Comparison, found: Frontier, group: Group, pairs: Sequen
     # One line may do what several lines of the other side do.
     ends = [p for p in pairs[_MOST_TRIALS:] if p.ends]
     for some in (pairs[:_MOST_TRIALS], ends[:_MOST_TRIALS]):
-        trials = [tried_with(comparison, found, group, [p]) for p in some]
+        trials = [_tried(comparison, found, group, p) for p in some]
         useful = [patch for patch in trials if patch is not None]
         if useful:
             return max(useful, key=lambda patch: (patch.agrees, patch.shared))
     return None
 
 
-def tried_with(comparison: Comparison, found: Frontier, group: Group, pairs: Sequence[Pair]) -> Patch | None:
-    """Return what follows with the left values of pairs in place of the right ones; None if the two sides
-    do not agree in what follows."""
-    values = {p.right: p.mine for p in pairs}
+def _tried(comparison: Comparison, found: Frontier, group: Group, pair: Pair) -> Patch | None:
+    """Return what follows with the left value of a pair in place of the right one; None if the two sides do
+    not agree in what follows."""
+    values = {pair.right: pair.mine}
     after = comparison.with_values("right", values, until=group)
-    last = max(pairs, key=lambda p: p.right)
-    shared = _shared(comparison, after, found.region_right, last.right)
+    shared = newly_shared(comparison, after, "right", found.region_right, pair.right)
     agrees = after.agrees(group)
-    if not agrees and shared < _LEAST_SHARED:
+    if not agrees and shared < LEAST_SHARED:
         return None
-    return Patch(last.left, last.right, "right", values, agrees, shared)
+    return Patch(pair.left, pair.right, "right", values, agrees, shared)
 
 
-def _shared(before: Comparison, after: Comparison, region: Iterable[Step], value: int) -> int:
-    """Return how many computed values of the region are shared only now."""
+def newly_shared(before: Comparison, after: Comparison, side: str, region: Iterable[Step], value: int) -> int:
+    """Return how many values that a side computes after one are shared only now."""
+    now, then = after.found.known(side), before.found.known(side)
     return sum(
-        o in after.found.right and o not in before.found.right
-        for step in region
-        if not quiet(step)
-        for o in step.outputs
-        if o > value
+        o in now and o not in then for step in region if not quiet(step) for o in step.outputs if o > value
     )
 
 
@@ -189,6 +187,18 @@ def laid_out(mine: Any, theirs: Any) -> Any:
     ways = layouts(tuple(mine.shape), tuple(theirs.shape), "other")[:_MOST_LAYOUTS]
     turned = [mine.transpose(w).reshape(theirs.shape) for w in ways]
     return min(turned, key=lambda x: _unlike(x, theirs), default=None)
+
+
+def laid_out_like(array: Any, pattern: Any, target: Any) -> Any:
+    """Return an array laid out as another one is in the layout in which ``target`` has ``pattern``; None if
+    no transposition and reshape leads there."""
+    if np.shape(array) != np.shape(pattern) or np.size(pattern) != np.size(target):
+        return None
+    if np.shape(pattern) == np.shape(target) and np.ndim(pattern) < 2:
+        return array
+    ways = layouts(tuple(pattern.shape), tuple(target.shape), "other")[:_MOST_LAYOUTS]
+    gaps = [(_gap(pattern.transpose(w).reshape(target.shape), target), w) for w in ways]
+    return array.transpose(min(gaps)[1]).reshape(target.shape) if gaps else None
 
 
 def _unlike(mine: Any, theirs: Any) -> tuple[float, int]:

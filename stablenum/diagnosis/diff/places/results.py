@@ -80,6 +80,9 @@ class Update:
         left, right: the changes of the parameter.
         name: that of the parameter.
         differs: whether the parameter differs by more than rounding explains.
+        result: the value of the right side that is the updated parameter.
+        rest: what the right change is added to; where a gradient is 0 but for rounding, what the left side
+            makes of it.
     """
 
     parameter: Any
@@ -88,6 +91,8 @@ class Update:
     right: Any
     name: str = ""
     differs: bool = True
+    result: int = -1
+    rest: Any = 0.0
 
 
 def groups_of(left: Side, right: Side, weights: WeightMap) -> list[Group]:

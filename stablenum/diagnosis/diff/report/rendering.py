@@ -80,8 +80,9 @@ def _lines(report: Shown) -> Iterator[tuple[str, str]]:
         yield f"{title(number, difference, with_step=several(report))}:", "bold"
         for side, location in (("left", difference.left), ("right", difference.right)):
             yield from ((text, "") for text in _side(side, location))
+        several_heal = sum(c.confirmed for c in difference.causes) > 1
         for cause in difference.causes:
-            tried = "confirmed" if cause.confirmed else "likely"
+            tried = ("confirmed, either of" if several_heal else "confirmed") if cause.confirmed else "likely"
             yield f"  why ({tried}, {cause.code}): {cause.sentence}", ""
             if cause.evidence:
                 yield f"    {cause.evidence}", "dim"

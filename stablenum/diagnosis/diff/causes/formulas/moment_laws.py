@@ -14,14 +14,14 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from stablenum.diagnosis.diff.causes.formulas.update_laws import DIGITS_OF_RATE, Law, law_of
 from stablenum.diagnosis.diff.sides.equality import SAME_UPDATE
 
-__all__ = ["History", "moments_of"]
+__all__ = ["History", "Moments", "moments_of"]
 
 # So many entries, spread over all parameters, tell which numbers fit; all of them then have to. With so many
 # rates for each of two moments, that is a table of 48 x 48 x 256 numbers: 4.5 MiB. Chosen, not measured.
@@ -34,6 +34,20 @@ _NEARER = 1e-2
 _USUAL = (0.9, 0.999, 0.99, 0.95, 0.98, 0.5)
 # A larger number is no weight decay.
 _LARGEST_DECAY = 0.5
+
+
+class Moments(NamedTuple):
+    """What the moments of an optimizer decay by.
+
+    Attributes:
+        name: "betas" or "momentum".
+        rates: both decay rates of Adam's moments, or that of SGD's.
+        made: the last update by this formula, parameter by parameter.
+    """
+
+    name: str
+    rates: tuple[float, ...]
+    made: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +87,8 @@ def moments_of(
     clipped: bool = False,
     norms: Sequence[float] = (),
     gap: float = 1.0,
-) -> tuple[str, tuple[float, ...]] | None:
-    """Return "betas" with both decay rates of Adam's moments, or "momentum" with SGD's; None if no
-    numbers give the update of the last step.
+) -> Moments | None:
+    """Return the decay rates of the moments; None if no numbers give the update of the last step.
 
     Args:
         history: of at least two steps, the first from fresh moments.
@@ -104,7 +117,7 @@ def _rates(numbers: Collection[float]) -> list[float]:
 
 def _fitting(
     history: History, rates: Sequence[float], epsilons: Sequence[float], exact: float
-) -> tuple[str, tuple[float, ...]] | None:
+) -> Moments | None:
     law = law_of(history.parameters[0], history.gradients[0], history.updates[0])
     if law is None:
         return None
@@ -112,16 +125,30 @@ def _fitting(
     few = rows[:, :, :: max(1, rows.shape[2] // _ENTRIES)]
     for form, count in _forms(law, rates, epsilons):
         grid = np.stack([np.ravel(g) for g in np.meshgrid(*[rates] * count, indexing="ij")], axis=1)
-        best = grid[[int(np.argmin(form(few, grid)))]]
-        if form(rows, best)[0] <= exact:
-            return ("momentum", "betas")[count - 1], tuple(float(x) for x in best[0])
+        best = grid[[int(np.argmin(_errors(few, *form(few, grid))))]]
+        direction, decayed = form(rows, best)
+        if _errors(rows, direction, decayed)[0] <= exact:
+            name = "betas" if count == 2 else "momentum"
+            return Moments(
+                name, tuple(float(x) for x in best[0]), _made(history, rows, direction[0], decayed)
+            )
     return None
+
+
+def _made(history: History, rows: Any, direction: Any, decayed: Any) -> list[Any]:
+    """Return the combination of a direction and the parameters that gives the last update, by parameter."""
+    columns = np.stack([direction, direction if decayed is None else decayed], axis=1)
+    factors, *_ = np.linalg.lstsq(columns, rows[2][-1], rcond=None)
+    ends = np.cumsum([u.size for u in history.updates[-1]])
+    parts = np.split(columns @ factors, ends[:-1])
+    return [x.reshape(u.shape) for x, u in zip(parts, history.updates[-1], strict=True)]
 
 
 def _forms(
     law: Law, rates: Sequence[float], epsilons: Sequence[float]
 ) -> Iterator[tuple[Callable[[Any, Any], Any], int]]:
-    """Yield what gives the errors of the update for each row of a grid of rates, and how many rates it takes.
+    """Yield what gives the direction of the update for each row of a grid of rates, beside the parameters if
+    these are decayed apart from it, and how many rates it takes.
 
     Of Adam, the first step hardly holds how much decay is added to the gradient: the constants are tried. So
     are those that may be the epsilon, since the first step may have been set right.
@@ -150,22 +177,22 @@ def _flat(history: History, decayed: Sequence[bool]) -> Any:
     )
 
 
-def _adam(rows: Any, grid: Any, *, epsilon: float, inside: bool, decay: float) -> Any:
-    ps, gs, us = rows
+def _adam(rows: Any, grid: Any, *, epsilon: float, inside: bool, decay: float) -> tuple[Any, Any]:
+    ps, gs, _ = rows
     hs = gs + decay * ps
     rates, at = np.unique(grid, return_inverse=True)
     at = at.reshape(grid.shape)
     first, second = _means(hs, rates), _means(hs * hs, rates)
     e = epsilon + 1e-300  # keeps 0 / 0 from being NaN
     roots = np.sqrt(second + e) if inside else np.sqrt(second) + e
-    return _errors(us[-1], first[at[:, 0]] / roots[at[:, 1]], None if decay else ps[-1])
+    return first[at[:, 0]] / roots[at[:, 1]], None if decay else ps[-1]
 
 
-def _sgd(rows: Any, grid: Any, *, nesterov: bool, decay: float) -> Any:
-    ps, gs, us = rows
+def _sgd(rows: Any, grid: Any, *, nesterov: bool, decay: float) -> tuple[Any, Any]:
+    ps, gs, _ = rows
     hs = gs + decay * ps
     m = _powers(grid[:, 0], len(hs)) @ hs
-    return _errors(us[-1], hs[-1] + grid * m if nesterov else m, None if decay else ps[-1])
+    return hs[-1] + grid * m if nesterov else m, None if decay else ps[-1]
 
 
 def _powers(rates: Any, count: int) -> Any:
@@ -178,9 +205,10 @@ def _means(xs: Any, rates: Any) -> Any:
     return (weights / weights.sum(axis=1, keepdims=True)) @ xs
 
 
-def _errors(wanted: Any, made: Any, p: Any) -> Any:
+def _errors(rows: Any, made: Any, p: Any) -> Any:
     """Return for each row the largest error of its best combination with the parameters, relative to the
     largest entry that is wanted; infinity for rows of zeros."""
+    wanted = rows[2][-1]
     scale = float(np.abs(wanted).max(initial=0.0)) or 1.0
     if p is not None and p.any():
         unit = p / np.sqrt((p * p).sum())

@@ -57,6 +57,11 @@ class Law:
     coupled: bool = False
     decayed: tuple[bool, ...] = ()
 
+    def update(self, parameter: Any, gradient: Any, *, decayed: bool) -> Any:
+        """Return the update of one parameter."""
+        constants = self.rate, self.epsilon, self.decay if decayed else 0.0
+        return _made(self.name, parameter, gradient, constants, coupled=self.coupled)
+
     def __str__(self) -> str:
         h = f"(g + {self.decay:.4g} p)" if self.coupled else "g"
         scaled = {

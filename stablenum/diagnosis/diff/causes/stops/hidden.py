@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
-from stablenum.diagnosis.diff.causes.stops.cases import Case
+from stablenum.diagnosis.diff.causes.judge import Slope
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.flow import OTHER, Flow, Read, maker
 from stablenum.diagnosis.diff.places.frontier import Start
 from stablenum.diagnosis.diff.places.results import Group
-from stablenum.diagnosis.diff.places.slopes import SAME_SLOPE, direction_of
+from stablenum.diagnosis.diff.places.slopes import direction_of
 from stablenum.diagnosis.diff.sides.kinds import quiet
 from stablenum.diagnosis.replay.trace import Step
 
@@ -33,12 +33,14 @@ class Hidden(NamedTuple):
         side: that side.
         stop: the step that ends it.
         passes: the step of the other side that gives what follows from it; None if no such value is shared.
+        slope: what would pass there, and what its gradients lack.
         reads: what the other side reads there.
     """
 
     side: str
     stop: Step
     passes: Start | None
+    slope: Slope
     reads: tuple[Read, ...] = ()
 
 
@@ -49,14 +51,12 @@ def hidden_stop(comparison: Comparison, group: Group) -> Hidden | None:
     return _found(comparison, group, _unknown_stops) or _found(comparison, group, _stops)
 
 
-def part_without_gradients(comparison: Comparison, group: Group) -> Case | None:
+def part_without_gradients(comparison: Comparison, group: Group) -> Hidden | None:
     """Return the step at which a part of one side without gradients, such as the forward pass of another
     model, hands on what it has computed, so that exactly what would pass there is missing in its gradients;
     None if there is no such part, or the other side has no such value."""
     part = _found(comparison, group, _ends)
-    if part is None or not part.reads:
-        return None
-    return Case(part.side, part.stop, "stopped_gradient", part.reads)
+    return part if part is not None and part.reads else None
 
 
 def goes_on(comparison: Comparison, group: Group, side: str, stop: Step) -> bool:
@@ -79,8 +79,9 @@ def _found(
         held = {o for step in _ending(flow) for o in step.outputs}
         slopes = chain(along.through(name, values), along.through_alone(name, values, held))
         for place, passing in zip(chain(some, some), slopes, strict=True):
-            if passing and abs(passing - lacking) <= SAME_SLOPE * abs(lacking):
-                return Hidden(name, place.stop, place.passes, place.reads)
+            slope = Slope(passing, lacking, 0.0)
+            if passing and slope.heals:
+                return Hidden(name, place.stop, place.passes, slope, place.reads)
     return None
 
 

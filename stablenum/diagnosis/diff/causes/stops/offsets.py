@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.remedies import REMEDIES
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, applied, judged
+from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.causes.stops.stopped import Stopped
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.comparison import Comparison
@@ -38,11 +39,16 @@ def offset(comparison: Comparison, group: Group, found: Frontier) -> Stopped | N
     following = [g for g in comparison.groups if (g.kind, g.step) == ("gradient", group.step)]
     if group.kind != "loss" or not following or any(g.differing for g in following):
         return None
+    scene = Scene(comparison, found, group)
     for name in OTHER:
         for number, steps in list(_added(comparison, name, group))[:_MOST_TRIALS]:
-            after = _without(comparison, name, steps)
-            if after.agrees(group):
-                return _placed(comparison, after, group, found, (name, number, steps))
+            trial = _without(comparison, name, steps)
+            code = "missing_operation" if name == "left" else "extra_operation"
+            sentence = f"only the {name} program adds {number:g} here; all gradients agree."
+            verdict = judged(scene, "", [Proposal(code, sentence, [trial], "Without it, the losses agree.")])
+            if verdict.confirmed:
+                after = applied(comparison, trial)
+                return _placed(comparison, after, group, found, (name, steps[0]), verdict.confirmed[0])
     return None
 
 
@@ -77,12 +83,14 @@ def _difference(made: Any, read: Any) -> float | None:
     return number if number and float(np.abs(gap - number).max()) <= SAME_ENTRIES * scale else None
 
 
-def _without(comparison: Comparison, name: str, steps: Sequence[Step]) -> Comparison:
+def _without(comparison: Comparison, name: str, steps: Sequence[Step]) -> tuple[Edit, ...]:
+    edits = list[Edit]()
     for step in steps:
         side = comparison.side(name)
         read = _depending(side, step)[0]
-        comparison = comparison.with_values(name, {step.outputs[0]: arrays_of(side, [read])[read]})
-    return comparison
+        edits.append(Edit(name, {step.outputs[0]: arrays_of(side, [read])[read]}))
+        comparison = applied(comparison, edits[-1:])
+    return tuple(edits)
 
 
 def _placed(
@@ -90,28 +98,21 @@ def _placed(
     after: Comparison,
     group: Group,
     found: Frontier,
-    added: tuple[str, float, Sequence[Step]],
+    added: tuple[str, Step],
+    cause: Cause,
 ) -> Stopped:
     """Return the place: on the other side, what makes the first value that is common without the number."""
-    name, number, steps = added
+    name, step = added
     other = comparison.side(OTHER[name])
     there: Start | None = getattr(found, OTHER[name])
     before, now = comparison.found.known(name), after.found.known(name)
-    for value in _following(Flow(comparison, name, group), steps[0]):
+    for value in _following(Flow(comparison, name, group), step):
         new = [j for j in now.get(value, ()) if j not in before.get(value, ())]
         producer = other.trace.values[min(new)].producer if new else None
         if producer is not None:
             there = Start(other.trace.steps[producer], missing=True, value=min(new))
             break
-    code = "missing_operation" if name == "left" else "extra_operation"
-    cause = Cause(
-        code=code,
-        sentence=f"only the {name} program adds {number:g} here; all gradients agree.",
-        evidence="Without it, the losses agree.",
-        remedy=REMEDIES[code],
-        confirmed=True,
-    )
-    starts = {name: Start(steps[0]), OTHER[name]: there}
+    starts = {name: Start(step), OTHER[name]: there}
     return Stopped(starts["left"], starts["right"], cause, after)
 
 

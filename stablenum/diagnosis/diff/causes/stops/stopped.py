@@ -9,12 +9,14 @@ through. Without what passes there, the gradients agree.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, islice, product
 from typing import NamedTuple
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.remedies import REMEDIES
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, applied, judged, told
+from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.causes.stops.cases import SUMS, Case, cases_of
 from stablenum.diagnosis.diff.causes.stops.hidden import Hidden, goes_on, hidden_stop, part_without_gradients
 from stablenum.diagnosis.diff.differences import Cause
@@ -54,86 +56,95 @@ def stopped(comparison: Comparison, group: Group, found: Frontier) -> Stopped | 
     A place at which that was tried and makes more gradients agree comes before others; two places that do so
     together come one after the other.
     """
+    scene = Scene(comparison, found, group)
     cases = cases_of(comparison, group)
     for case in cases:
-        after, evidence = _tried(comparison, group, found, case)
-        if evidence:
+        tried = _tried(scene, case)
+        if tried is not None:
             ends = goes_on(comparison, group, case.side, case.stop)
             part = part_without_gradients(comparison, group) if ends else None
-            return _stopped(comparison.side(OTHER[case.side]), part or case, after, evidence)
+            other = None if part is None else _in_part(part)
+            return _stopped(comparison.side(OTHER[case.side]), other or case, *tried)
     part = part_without_gradients(comparison, group)
     if part is not None:
-        after, evidence = _tried(comparison, group, found, part)
-        case = _in_line(cases, part) or part
-        return _stopped(comparison.side(OTHER[case.side]), case, after, evidence or _MEASURED)
-    two = _of_two(comparison, group, cases)
+        case = _in_part(part)
+        known = _in_line(cases, part) or case
+        cause, after = _tried(scene, case) or (_measured(scene, case.code, part), None)
+        return _stopped(comparison.side(OTHER[known.side]), known, replace(cause, code=known.code), after)
+    two = _of_two(scene, cases)
     if two is not None:
         return two
     hidden = hidden_stop(comparison, group)
     if hidden is not None:
-        known = _in_line(cases, hidden)
-        other = comparison.side(OTHER[hidden.side])
-        return _of_hidden(hidden, found) if known is None else _stopped(other, known, None, _MEASURED)
-    return _stopped(comparison.side(OTHER[cases[0].side]), cases[0], None, "") if cases else None
+        at = _in_line(cases, hidden)
+        cause = _measured(scene, "stopped_gradient" if at is None else at.code, hidden)
+        return (
+            _of_hidden(hidden, found, cause)
+            if at is None
+            else _stopped(comparison.side(OTHER[at.side]), at, cause, None)
+        )
+    if not cases:
+        return None
+    return _stopped(comparison.side(OTHER[cases[0].side]), cases[0], told(scene, _proposal(cases[0])), None)
 
 
-def _in_line(cases: Iterable[Case], place: Case | Hidden) -> Case | None:
+def _in_part(part: Hidden) -> Case:
+    return Case(part.side, part.stop, "stopped_gradient", part.reads)
+
+
+def _in_line(cases: Iterable[Case], place: Hidden) -> Case | None:
     """Return the case at the line of a place, which may say more; None if there is none."""
     return next((c for c in cases if (c.side, c.stop.place) == (place.side, place.stop.place)), None)
 
 
-def _of_hidden(hidden: Hidden, found: Frontier) -> Stopped:
+def _proposal(case: Case, trials: Iterable[Trial] = (), evidence: str = "", measured: str = "") -> Proposal:
+    sentence = _SENTENCES[case.code].format(stops=case.side, passes=OTHER[case.side])
+    return Proposal(case.code, sentence, trials, evidence, measured, likely=True)
+
+
+def _measured(scene: Scene, code: str, place: Hidden) -> Cause:
+    """Return the cause at a place of which finite differences show what would pass there."""
+    case = Case(place.side, place.stop, code, place.reads)
+    return told(scene, _proposal(case, [place.slope], _MEASURED))
+
+
+def _of_hidden(hidden: Hidden, found: Frontier, cause: Cause) -> Stopped:
     here, there = Start(hidden.stop), hidden.passes or getattr(found, OTHER[hidden.side])
-    cause = Cause(
-        code="stopped_gradient",
-        sentence=_SENTENCES["stopped_gradient"].format(stops=hidden.side, passes=OTHER[hidden.side]),
-        evidence=_MEASURED,
-        remedy=REMEDIES["stopped_gradient"],
-        confirmed=True,
-    )
     left, right = (here, there) if hidden.side == "left" else (there, here)
     return Stopped(left, right, cause, None)
 
 
-def _of_two(comparison: Comparison, group: Group, cases: Sequence[Case]) -> Stopped | None:
+def _of_two(scene: Scene, cases: Sequence[Case]) -> Stopped | None:
     """Return the first of two places without which together all gradients agree."""
+    comparison = scene.comparison
     apart = [p for p in combinations(cases, 2) if p[0].stop.place != p[1].stop.place]
     for one, two in apart[:_MOST_PAIRS]:
-        sides = OTHER[one.side], OTHER[two.side]
+        sides = [comparison.side(OTHER[case.side]) for case in (one, two)]
         firsts, seconds = (
-            list(islice(_contributions(comparison.side(name), case.reads), _MOST_OF_TWO))
-            for name, case in zip(sides, (one, two), strict=True)
+            list(islice(_contributions(side, case.reads), _MOST_OF_TWO))
+            for side, case in zip(sides, (one, two), strict=True)
         )
-        for values in firsts if seconds else ():
-            first = _without(comparison, {sides[0]: values})
-            if any(_without(first, {sides[1]: others}, group).agrees(group) for others in seconds):
+        for values, others in product(firsts, seconds):
+            edits = _zeros(OTHER[one.side], sides[0], values), _zeros(OTHER[two.side], sides[1], others)
+            if applied(comparison, edits, scene).agrees(scene.group):
                 where = "" if two.stop.place is None else f" and at line {two.stop.place.line}"
-                return _stopped(
-                    comparison.side(sides[0]),
-                    one,
-                    first,
-                    f"Without what passes there{where}, all gradients agree.",
-                )
+                evidence = f"Without what passes there{where}, all gradients agree."
+                cause = told(scene, _proposal(one, [edits], evidence))
+                return _stopped(sides[0], one, cause, applied(comparison, edits[:1]))
     return None
 
 
-def _stopped(other: Side, case: Case, after: Comparison | None, evidence: str) -> Stopped:
+def _stopped(other: Side, case: Case, cause: Cause, after: Comparison | None) -> Stopped:
     value, step = case.reads[-1]
     line = line_between(other, case.reads[-1]) if case.missing else None
     here, there = Start(case.stop), Start(step, missing=case.missing, value=value, place=line)
-    cause = Cause(
-        code=case.code,
-        sentence=_SENTENCES[case.code].format(stops=case.side, passes=OTHER[case.side]),
-        evidence=evidence,
-        remedy=REMEDIES[case.code],
-        confirmed=bool(evidence) and evidence is not _ON_BOTH,
-    )
     return Stopped(*((here, there) if case.side == "left" else (there, here)), cause, after)
 
 
 # This shows the place, and not what either side does there.
 _ON_BOTH = "Without the gradient of what follows here, on both sides, all gradients agree."
 _MEASURED = "Finite differences show that its gradients lack what would pass here."
+_WITHOUT = "Without what passes there, {}."
 _SENTENCES = {
     "stopped_gradient": "the {stops} program blocks the gradient here; the {passes} one does not.",
     "straight_through_missing": "the {stops} program passes the gradient around what it rounds or chooses "
@@ -143,52 +154,58 @@ _SENTENCES = {
 }
 
 
-def _tried(
-    comparison: Comparison, group: Group, found: Frontier, case: Case
-) -> tuple[Comparison | None, str]:
-    """Return the comparison in which what passes on the other side is left out, and what that shows; nothing
-    if no more gradients agree then."""
-    if case.code == "straight_through_missing":
-        return None, _cut(comparison, group, found, case)
-    before = {p.right.name for p in group.differing}
-    name = OTHER[case.side]
-    for values in _contributions(comparison.side(name), case.reads):
-        after = _without(comparison, {name: values}, group)
-        left = {p.right.name for p in _same(after, group).differing}
-        if left < before:
-            told = "all gradients agree" if not left else f"{len(before) - len(left)} more gradients agree"
-            return _without(comparison, {name: values}), f"Without what passes there, {told}."
-    return None, ""
+def _tried(scene: Scene, case: Case) -> tuple[Cause, Comparison | None] | None:
+    """Leave out what passes on the other side. Return the cause with what that shows, and the comparison
+    without it; None if no more gradients agree then."""
+    straight, name = case.code == "straight_through_missing", OTHER[case.side]
+    if straight:
+        trials: Iterable[Trial] = _cuts(scene, case)
+    else:
+        side = scene.comparison.side(name)
+        trials = ((_zeros(name, side, values),) for values in _contributions(side, case.reads))
+    verdict = judged(scene, "", [_proposal(case, trials)])
+    if not verdict.confirmed:
+        return (
+            (told(scene, _proposal(case, measured=_ON_BOTH)), None)
+            if straight and _cut(scene, case)
+            else None
+        )
+    healing = scene.healed[-1]
+    group = next(
+        g
+        for g in applied(scene.comparison, healing, scene).groups
+        if (g.kind, g.step) == (scene.group.kind, scene.group.step)
+    )
+    more = len(scene.group.differing) - len(group.differing)
+    shown = f"{more} more gradients agree" if group.differing else "all gradients agree"
+    cause = replace(verdict.confirmed[0], evidence=_WITHOUT.format(shown))
+    return cause, None if straight else applied(scene.comparison, healing)
 
 
-def _cut(comparison: Comparison, group: Group, found: Frontier, case: Case) -> str:
-    """Leave out the gradient that only one side passes by: on both sides if both have it. Return what that
-    shows; nothing if gradients differ without it too."""
-    own, other = comparison.side(case.side), OTHER[case.side]
-    equal = comparison.found.left if case.side == "left" else comparison.found.right
-    region = found.region_left if case.side == "left" else found.region_right
+def _cuts(scene: Scene, case: Case) -> Iterator[Trial]:
+    """Yield the side that passes a gradient by without it."""
+    side = scene.comparison.side(case.side)
+    yield from ((_zeros(case.side, side, values),) for values in _contributions(side, case.own))
+
+
+def _cut(scene: Scene, case: Case) -> bool:
+    """Return whether all gradients agree without the gradient of one value that both sides have, on both."""
+    comparison, other = scene.comparison, OTHER[case.side]
+    own, equal = comparison.side(case.side), comparison.found.known(case.side)
+    region = scene.region(case.side)
     made, sizes = {o for s in region for o in s.outputs}, {own.shapes[r.value] for r in case.own}
     known = dict.fromkeys(i for s in region for i in s.inputs if i not in made and i in equal)
-    alone = [{case.side: values} for values in _contributions(own, case.own)]
-    both = [{case.side: {i}, other: {equal[i][0]}} for i in known if own.shapes[i] in sizes]
-    for values in [*alone, *both[:_MOST_TRIALS]]:
-        if _without(comparison, values, group).agrees(group):
-            return _ON_BOTH if len(values) > 1 else "Without what passes there, all gradients agree."
-    return ""
+    both = (
+        (_zeros(case.side, own, {i}), _zeros(other, comparison.side(other), {equal[i][0]}))
+        for i in known
+        if own.shapes[i] in sizes
+    )
+    return any(applied(comparison, e, scene).agrees(scene.group) for e in islice(both, _MOST_TRIALS))
 
 
-def _without(
-    comparison: Comparison, values: Mapping[str, set[int]], until: Group | None = None
-) -> Comparison:
-    """Return the comparison with zeros in place of values of the sides."""
-    for name, wanted in values.items():
-        shapes = comparison.side(name).shapes
-        comparison = comparison.with_values(name, {v: np.zeros(shapes[v]) for v in wanted}, until)
-    return comparison
-
-
-def _same(after: Comparison, group: Group) -> Group:
-    return next(g for g in after.groups if (g.kind, g.step) == (group.kind, group.step))
+def _zeros(name: str, side: Side, values: Iterable[int]) -> Edit:
+    """Return a side without what passes through values: with zeros in their place."""
+    return Edit(name, {v: np.zeros(side.shapes[v]) for v in values})
 
 
 def _contributions(side: Side, reads: Sequence[Read]) -> Iterator[set[int]]:

@@ -1,0 +1,213 @@
+"""The judge: make a proposed change to one side, and see whether the two sides agree then.
+
+The rules of ``by_*`` only propose. What is said to be confirmed was made here, to the recorded program of one
+side, and healed what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
+
+from stablenum.diagnosis.diff.causes.remedies import REMEDIES, REMEDIES_OF_UPDATES
+from stablenum.diagnosis.diff.causes.scene import Scene
+from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.places.comparison import Comparison
+from stablenum.diagnosis.diff.places.mended_places import MOST_CALLS
+from stablenum.diagnosis.diff.places.patches import LEAST_SHARED, newly_shared
+from stablenum.diagnosis.diff.places.slopes import SAME_SLOPE
+from stablenum.diagnosis.diff.sides.sides import Side
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = [
+    "Edit", "Proposal", "Slope", "Trial", "applied", "heals", "in_every_call", "judged", "told",
+]  # fmt: skip
+
+# Of the changes that a rule proposes, so many are tried: each evaluates a side once more. Chosen, not
+# measured.
+_MOST_TRIALS = 32
+# Two changes that heal are both named; a third one tells no more. Chosen, not measured.
+_MOST_HEALED = 2
+
+
+class Edit(NamedTuple):
+    """A change of one side's recorded program, as what the changed operations give.
+
+    Attributes:
+        side: "left" or "right".
+        values: the arrays that take the place of values, by index. They are computed from what the side
+            itself reads, in the way that a cause says.
+    """
+
+    side: str
+    values: Mapping[int, Any]
+
+
+class Slope(NamedTuple):
+    """A change of a derivative, which is measured along one direction by finite differences.
+
+    Attributes:
+        changed: the slope with the change.
+        wanted: the slope that the other side has, or that is lacking.
+        before: the slope without the change.
+    """
+
+    changed: float
+    wanted: float
+    before: float
+
+    @property
+    def heals(self) -> bool:
+        """Whether only the changed slope is the wanted one."""
+        return _near(self.changed, self.wanted) and not _near(self.before, self.wanted)
+
+
+# Changes that are made together, or one that is measured.
+Trial: TypeAlias = tuple[Edit, ...] | Slope
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What may be the cause, and how to try it.
+
+    Attributes:
+        code, sentence: as in a cause.
+        trials: ways to make the change; one that heals is enough. Without any it cannot be tried.
+        healed: the evidence if one of them heals.
+        measured: the evidence otherwise.
+        likely: whether it is still said if none heals; what cannot be tried always is.
+        remedy: in place of that of the code; "" for none.
+        same: what identifies the change; proposals of the same one are the same cause. The sentence, if None.
+    """
+
+    code: str
+    sentence: str
+    trials: Iterable[Trial] = ()
+    healed: str = ""
+    measured: str = ""
+    likely: bool = False
+    remedy: str | None = None
+    same: object = None
+
+
+@dataclass(slots=True)
+class _Verdict:
+    confirmed: list[Cause] = field(default_factory=list)
+    likely: list[Cause] = field(default_factory=list)
+
+
+def judged(scene: Scene, what: str, proposals: Iterable[Proposal]) -> _Verdict:
+    """Try what a rule proposes. Proposals that heal under different names are all confirmed: nothing tells
+    which of them is meant.
+
+    Args:
+        scene: where the programs part.
+        what: what the rule changes, such as "constants", for the report.
+        proposals: in the order of their likelihood.
+    """
+    verdict, known, left = _Verdict(), list[object](), _MOST_TRIALS
+    for proposal in proposals:
+        trials, healing, count = iter(proposal.trials), None, 0
+        for trial in islice(trials, left):
+            count += 1
+            if heals(scene, trial):
+                healing = trial
+                break
+        left -= count
+        scene.tried[what] += count
+        if healing is not None:
+            same = proposal.same or proposal.sentence
+            if same not in known:
+                known.append(same)
+                verdict.confirmed.append(_cause(scene, proposal, confirmed=True))
+            if not isinstance(healing, Slope):
+                scene.healed.append(healing)
+        elif proposal.likely or not count:
+            verdict.likely.append(_cause(scene, proposal, confirmed=False))
+        if len(verdict.confirmed) == _MOST_HEALED or left <= 0:
+            break
+    return verdict
+
+
+def told(scene: Scene, proposal: Proposal) -> Cause:
+    """Return the cause of one proposal, confirmed if a trial heals."""
+    verdict = judged(scene, "", [proposal])
+    return next(iter((*verdict.confirmed, *verdict.likely)), None) or _cause(scene, proposal, confirmed=False)
+
+
+def _cause(scene: Scene, proposal: Proposal, *, confirmed: bool) -> Cause:
+    remedies = REMEDIES_OF_UPDATES if scene.group.kind == "updated" else REMEDIES
+    return Cause(
+        code=proposal.code,
+        sentence=proposal.sentence,
+        evidence=proposal.healed if confirmed else proposal.measured,
+        remedy=remedies[proposal.code] if proposal.remedy is None else proposal.remedy,
+        confirmed=confirmed,
+    )
+
+
+def applied(comparison: Comparison, trial: Iterable[Edit], scene: Scene | None = None) -> Comparison:
+    """Return the comparison with changes; of a scene, up to the results that differ there."""
+    for side, values in trial:
+        comparison = comparison.with_values(side, values, until=None if scene is None else scene.group)
+    return comparison
+
+
+def heals(scene: Scene, trial: Trial) -> bool:
+    """Return whether the two sides agree with a change as well as they do with the left side's value.
+
+    The results agree, or fewer of them differ, or the line at which the programs part gives the same, or what
+    follows is computed from equal values again: further lines may have the same fault. But where the left
+    side's value alone makes all results agree, a change that does not is none that explains it.
+    """
+    if isinstance(trial, Slope):
+        return trial.heals
+    after = applied(scene.comparison, trial, scene)
+    if after.agrees(scene.group):
+        return True
+    if scene.alone_heals:
+        return False
+    side = trial[-1].side
+    if scene.group.kind == "gradient" and _names(after, scene) < _names(scene.comparison, scene):
+        return True
+    last = max(trial[-1].values, default=0)
+    shared = newly_shared(scene.comparison, after, side, scene.region(side), last)
+    return after.meets(scene.found, side) or shared >= LEAST_SHARED
+
+
+def in_every_call(
+    scene: Scene, name: str, step: Step, make: Callable[[Side, Step], Mapping[int, Any]]
+) -> Iterator[Trial]:
+    """Yield one change of all calls of a step's line, such as those of several layers: each is computed from
+    what the call reads after those before it. None if there is one call, or too many.
+
+    Args:
+        scene, name: where the programs part, and the side.
+        step: one of the calls.
+        make: gives what a call gives then; nothing if the change cannot be made there.
+    """
+    comparison, values, changed = scene.comparison, dict[int, Any](), 0
+    own = step.place, step.primitive, step.phase, len(step.inputs)
+    steps = scene.comparison.side(name).trace.steps
+    calls = [s for s in steps if (s.place, s.primitive, s.phase, len(s.inputs)) == own]
+    if step.place is None or not 1 < len(calls) <= MOST_CALLS:
+        return
+    for call in calls:
+        new = make(comparison.side(name), call)
+        if new:
+            changed += 1
+            values.update(new)
+            comparison = comparison.with_values(name, new, until=scene.group)
+    if changed > 1:
+        yield (Edit(name, values),)
+
+
+def _names(comparison: Comparison, scene: Scene) -> set[str]:
+    group = next(g for g in comparison.groups if (g.kind, g.step) == (scene.group.results, scene.group.step))
+    return {p.right.name for p in group.differing}
+
+
+def _near(a: float, b: float) -> bool:
+    return abs(a - b) <= SAME_SLOPE * max(abs(a), abs(b))
