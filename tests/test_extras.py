@@ -84,7 +84,7 @@ def test_with_the_extra_cli_alone_every_command_has_its_help():
     assert {line: calls[line] for line in lacks} == {
         line: (2, f"stablenum: {text}") for line, text in lacks.items()
     }
-    assert "there is no such file" in calls["report nonesuch.jsonl"][1]
+    assert "there is no file 'nonesuch.jsonl'" in calls["report nonesuch.jsonl"][1]
 
 
 def test_a_framework_without_what_its_adapter_needs_names_the_extra():

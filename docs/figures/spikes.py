@@ -10,6 +10,7 @@ from benchmarks.recorded import RecordedStream, constant, load, with_spikes
 from figures.replay import Step, norms_only, replay
 from figures.style import AFTER, LIMIT, finish, mark, panels, raw
 from stablenum import GuardConfig, MeanStdSpikeGuard, SpikeGuard
+from stablenum.rules.windows import count
 
 __all__ = ["constant_loss", "spike_guard"]
 
@@ -21,7 +22,7 @@ def _limits(done: list[Step], signal: str, rule: SpikeGuard | MeanStdSpikeGuard)
     limits = []
     for step in done:
         window = getattr(step.before.spike, signal)
-        known = np.isfinite(window).sum() >= rule.min_samples
+        known = count(window, xp=xp) >= rule.min_samples
         limits.append(float(rule._limit(window, xp=xp)) if known else np.nan)
     return limits
 

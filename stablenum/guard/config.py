@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, SupportsFloat, TypedDict, cast
@@ -269,6 +268,8 @@ class GuardConfig:
         Raises:
             ValueError: the text is not TOML, or :meth:`from_dict` rejects its content.
         """
+        import tomllib
+
         return cls.from_dict(_parsed(tomllib.loads, "TOML", text))
 
 

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
 
 from stablenum_jax._trees.leaves import is_floating
 
@@ -117,7 +116,8 @@ def _evaluated(program: Any, consts: Sequence[Any], args: Sequence[Any]) -> list
     values = dict(zip([*program.constvars, *program.invars], [*consts, *args], strict=True))
 
     def value(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else values[atom]
+        # A literal; jax.extend, which has its class, imports Pallas.
+        return atom.val if hasattr(atom, "val") else values[atom]
 
     for step in program.eqns:
         inputs = [value(atom) for atom in step.invars]
