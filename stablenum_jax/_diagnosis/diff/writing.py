@@ -23,6 +23,7 @@ DIALECT = Dialect(
     "jnp.asarray({})",
     "np.asarray({})",
     numbers=True,
+    within="jax.enable_x64(True)",
 )
 
 # These may change nothing in float64.

@@ -13,7 +13,9 @@ from stablenum_torch._diagnosis.replay.schemas import describe, tensors_in, writ
 
 __all__ = ["DIALECT", "code_of"]
 
-DIALECT = Dialect(("import torch",), (), "torch.from_numpy({})", "{}.numpy()", numbers=False)
+DIALECT = Dialect(
+    ("import torch",), (), "torch.from_numpy({})", "{}.numpy()", numbers=False, within="torch.no_grad()"
+)
 
 # What these give depends on how their argument lies in memory.
 _BY_MEMORY = frozenset({"_reshape_alias", "as_strided", "as_strided_", "set_"})
@@ -39,6 +41,7 @@ def code_of(
     if operation.name in _NOTHING and isinstance(out, Tensor) and _same(args[0], out):
         return lambda made: f"${made[id(out)]} = ${names[id(args[0])]}"
     written = {id(t): t for t in written_by(operation, args, kwargs)}
+    args, kwargs = _with_axes_named(func, args, kwargs)
     call = _callee(func, operation.name, args, kwargs, out if not written else None)
 
     def code(made: Mapping[int, int]) -> str:
@@ -51,6 +54,15 @@ def code_of(
         return "\n".join([*(_copied(t, names.get(i), made[i]) for i, t in written.items()), line])
 
     return code
+
+
+def _with_axes_named(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call, an axis and what follows it by name: ``sum(x, dim=[1])``."""
+    names = [a.name for a in func._schema.arguments][: len(args)]
+    first = names.index("dim") if "dim" in names else len(args)
+    return args[:first], {**dict(zip(names[first:], args[first:])), **kwargs}
 
 
 def _callee(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> str:

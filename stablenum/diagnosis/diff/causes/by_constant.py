@@ -13,7 +13,7 @@ from stablenum.diagnosis.diff.sides.kinds import quiet
 from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["by_constant", "numbers_of_update"]
+__all__ = ["by_constant", "code_of_constant", "numbers_near", "numbers_of_update"]
 
 # Each trial evaluates a side once more. There are as many as there are pairs of numbers, the likeliest first.
 # Chosen, not measured.
@@ -31,7 +31,7 @@ _NORMS = ("norm", "normalize", "standard", "sqrt", "var", "std")
 
 def by_constant(scene: Scene) -> Iterator[Proposal]:
     """Give one side a constant of the other side, and see whether the results agree then."""
-    mine, theirs = _numbers_of(scene, "left"), _numbers_of(scene, "right")
+    mine, theirs = numbers_near(scene, "left"), numbers_near(scene, "right")
     numbers = {"left": {n for n, _ in mine.values()}, "right": {n for n, _ in theirs.values()}}
     # Numbers that both sides have come last: one of them may be another number that is the same by chance.
     trials = sorted(
@@ -45,7 +45,7 @@ def by_constant(scene: Scene) -> Iterator[Proposal]:
     for *_, side, value, number, new, _, step in trials[:_MOST_TRIALS]:
         lines = _of_line(scene.comparison.side(side), value, step)
         left, right = (new, number) if side == "right" else (number, new)
-        code = _code_of_constant(step, scene, side)
+        code = code_of_constant(step, scene, side)
         yield Proposal(
             code,
             f"the left program uses {left:g}, the right one {right:g} in {step.operation}.",
@@ -92,7 +92,7 @@ def _strangeness(number: float, new: float) -> float:
     return 1.0 + whole + (number * new <= 0)
 
 
-def _numbers_of(scene: Scene, name: str) -> dict[int, tuple[float, Step]]:
+def numbers_near(scene: Scene, name: str) -> dict[int, tuple[float, Step]]:
     """Return the numbers near the difference: by the value that holds each, or by a negative number for one
     that is part of a call and cannot be replaced."""
     side: Side = getattr(scene, name)
@@ -125,7 +125,8 @@ def _numbers_in(side: Side, near: Iterable[Step]) -> dict[int, tuple[float, Step
     return found
 
 
-def _code_of_constant(step: Step, scene: Scene, side: str) -> str:
+def code_of_constant(step: Step, scene: Scene, side: str) -> str:
+    """Return the code of a cause where a number that a step of a side computes with is another one."""
     if scene.group.kind == "updated":
         return "epsilon_value" if step.primitive == "add" else "scale"
     of_data = not any(scene.comparison.side(side).trained[i] for i in step.inputs)

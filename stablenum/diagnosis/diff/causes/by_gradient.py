@@ -75,7 +75,7 @@ def by_hand(scene: Scene) -> Iterator[Proposal]:
     yield Proposal(
         "other_function",
         f"the {name} program defines this derivative by hand, and the {other} one has a different one.",
-        [] if along is None else [Slope(along.measured(name), along.given(other), along.given(name))],
+        None if along is None else [Slope(along.measured(name), along.given(other), along.given(name))],
         f"Finite differences agree with the gradients of the {other} program, not with the {name} one's.",
         likely=True,
     )

@@ -1,10 +1,9 @@
-"""Name the cause of a difference where a call reads other values than its counterpart, or other entries."""
+"""Name the cause of a difference where a call reads other values than its counterpart."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice, product, takewhile
-from typing import Any
 
 import numpy as np
 
@@ -13,11 +12,11 @@ from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.flow import OTHER
 from stablenum.diagnosis.diff.sides.equality import SAME_ARRAY
 from stablenum.diagnosis.diff.sides.fingerprints import distance
-from stablenum.diagnosis.diff.sides.kinds import LOOKUPS, called, kind
+from stablenum.diagnosis.diff.sides.kinds import called, kind
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["by_entries", "by_input"]
+__all__ = ["by_input"]
 
 # A call that reads more other values than these is another call. Chosen, not measured.
 _MOST_READ = 3
@@ -72,43 +71,6 @@ def _given(scene: Scene, mine: int, theirs: int) -> Iterator[Trial]:
 def _share(scene: Scene, reads: Mapping[str, tuple[set[int], set[int]]]) -> bool:
     """Return whether both calls read a common value."""
     return any(not reads["left"][0].isdisjoint(scene.shared.get(j, ())) for j in reads["right"][0])
-
-
-def by_entries(scene: Scene) -> Iterator[Proposal]:
-    """Propose the left side's indices for the right side's table, which both look up."""
-    starts = {name: (side, start.step) for name, side, start, _ in scene.forward_starts()}
-    if len(starts) < 2 or any(kind(step) not in LOOKUPS for _, step in starts.values()):
-        return
-    (there, theirs), (here, mine) = starts["right"], starts["left"]
-    if not any(not set(mine.inputs).isdisjoint(scene.shared.get(j, ())) for j in theirs.inputs):
-        return
-    left, right = _indices(here, mine), _indices(there, theirs)
-    if left is None or right is None or left[1].size != right[1].size:
-        return
-    (_, wanted), (value, own) = left, right
-    wanted = wanted.reshape(own.shape)
-    count = int((wanted != own).sum())
-    shift = np.unique(own.astype(np.int64) - wanted)
-    if len(shift) == 1 and shift[0]:
-        yield Proposal(
-            "other_input",
-            f"the right program looks up the entries of the left one shifted by {int(shift[0]):+d}.",
-            [(Edit("right", {value: own - int(shift[0])}),)],
-            "With its own indices shifted back, the two sides agree.",
-        )
-    elif count:
-        yield Proposal(
-            "other_input",
-            f"the two sides look up different entries of the same table, at {count} of {own.size} places.",
-            [(Edit("right", {value: wanted}),)],
-            "With the left program's indices, the two sides agree.",
-        )
-
-
-def _indices(side: Side, step: Step) -> tuple[int, Any] | None:
-    """Return the whole numbers that a step reads, and their value; None if there is not one array of them."""
-    whole = [v for v in step.inputs if not side.prints[v].floating and side.shapes[v]]
-    return (whole[0], arrays_of(side, whole)[whole[0]]) if len(whole) == 1 else None
 
 
 def _met(scene: Scene, name: str, values: set[int]) -> set[int]:

@@ -138,7 +138,7 @@ def _by_formula(
         return Proposal(
             code_of(a, b),
             f"the left program computes {a}, the right one {b}.",
-            [] if new is None else [(Edit("right", {value: new}),)],
+            None if new is None else [(Edit("right", {value: new}),)],
             "Both formulas were evaluated on what the layer reads; each gives its side's value, up to one "
             "scale and shift for each channel. With the left one's statistics on the right, the two sides "
             "agree.",

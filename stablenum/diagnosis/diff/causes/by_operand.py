@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, in_every_call
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, calls_like, in_all_of
 from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.frontier import same_line
 from stablenum.diagnosis.diff.places.mended_places import MOST_CALLS
@@ -124,7 +124,7 @@ def _exchanges(scene: Scene, name: str, step: Step, values: Mapping[int, Any]) -
             arrays = arrays_of(side, {a, b})
             return {a: arrays[b], b: arrays[a]} if arrays[a].shape == arrays[b].shape else {}
 
-        yield from in_every_call(scene, name, step, exchanged)
+        yield from in_all_of(scene, name, calls_like(scene, name, step), exchanged)
 
 
 def _whole(side: Side, value: int) -> int | None:

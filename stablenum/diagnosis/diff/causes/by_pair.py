@@ -41,7 +41,7 @@ def by_pair(scene: Scene) -> Iterator[Proposal]:
     yield Proposal(
         reason.code,
         reason.sentence,
-        [] if reason.made is None else _trials(scene, pair, alike),
+        None if reason.made is None else _trials(scene, pair, alike),
         f"{reason.evidence} With the right value changed in this way, the two sides agree in what follows.",
         reason.evidence,
         likely=True,

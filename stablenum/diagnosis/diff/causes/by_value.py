@@ -12,7 +12,7 @@ from stablenum.diagnosis.diff.sides.equality import SAME_MULTIPLE
 from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.sides.play import MASKED
 
-__all__ = ["DROPS", "Reason", "Values", "factor_of", "reason_of"]
+__all__ = ["DROPS", "Reason", "Values", "factor_of", "of_masks", "reason_of"]
 
 DROPS = "one side drops units."
 # Fewer entries may be like others by accident. Chosen, not measured.
@@ -85,10 +85,11 @@ def _mask(v: Values) -> Reason | None:
         return None
     if not _same(v.mine[kept], v.theirs[kept]):
         return _added(v)
-    return _of_masks(mine, theirs, "masked")._replace(made=np.where(kept, v.theirs, v.mine))
+    return of_masks(mine, theirs, "masked")._replace(made=np.where(kept, v.theirs, v.mine))
 
 
-def _of_masks(mine: Any, theirs: Any, done: str) -> Reason:
+def of_masks(mine: Any, theirs: Any, done: str) -> Reason:
+    """Return the reason where two masks are not the same; ``done`` says what is done to their entries."""
     counts = (
         f"{int(mine.sum())} of {mine.size} entries are {done} on the left, {int(theirs.sum())} on the right"
     )
@@ -139,10 +140,10 @@ def _zeros(v: Values) -> Reason | None:
         return None
     made = np.where(kept, factor * v.theirs, v.mine)
     if _LOSSES & set(v.names) and abs(abs(factor) - 1) < SAME_MULTIPLE:
-        reason = _of_masks(mine, theirs, "left out")._replace(made=made)
+        reason = of_masks(mine, theirs, "left out")._replace(made=made)
         return reason._replace(code="ignored_labels", sentence="the two losses leave out different labels.")
     if abs(factor - 1) < SAME_MULTIPLE:
-        return _of_masks(mine, theirs, "zero")._replace(made=made)
+        return of_masks(mine, theirs, "zero")._replace(made=made)
     both = f"{int(mine.sum())} entries are zero on the left, {int(theirs.sum())} on the right"
     drops = bool(_DROPPING & set(v.names))  # other functions have zeros, too
     evidence = f"{both}; the others differ by {factor:.6g}."
@@ -188,7 +189,8 @@ def _counts(v: Values) -> Reason | None:
         if all(counts) and sum(c != 1 for c in counts) >= 2:
             shown = ", ".join(f"{c}" for c in dict.fromkeys(counts))
             return Reason(
-                "reduction", "the two sides average over different numbers of entries.",
+                "reduction",
+                "each row differs by a factor of its own, as with means over other numbers of entries.",
                 f"Row by row, the left divided by the right is: {shown}.", first * v.theirs,
             )  # fmt: skip
     return None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from stablenum.diagnosis.diff.causes.formulas.variants import Variant, code_of, elementwise_of, variants_of
-from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, in_every_call
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, calls_like, in_all_of
 from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.frontier import Start
 from stablenum.diagnosis.diff.places.patches import laid_out_like
@@ -70,6 +71,8 @@ def _proposal(scene: Scene, code: str, left: _Recognised, right: _Recognised, re
         _trials(scene, left, right, read),
         "Both formulas were evaluated on what the operation reads, and each gives its side's value. With the "
         "left one's on the right, the two sides agree.",
+        "Both formulas were evaluated on what the operation reads, and each gives its side's value.",
+        likely=True,
     )
 
 
@@ -87,12 +90,11 @@ def _trials(scene: Scene, left: _Recognised, right: _Recognised, read: Any) -> I
         if step is not None and scene.right.trace.steps[step].place is not None:
             own = scene.right.trace.steps[step]
             number = own.outputs.index(value)
-            yield from in_every_call(
-                scene, "right", own, lambda s, call: _of_call(s, call, number, left, right)
-            )
+            calls = calls_like(scene, "right", own)
+            yield from in_all_of(scene, "right", calls, partial(_of_call, number, left, right))
 
 
-def _of_call(side: Side, call: Step, number: int, left: _Recognised, right: _Recognised) -> dict[int, Any]:
+def _of_call(number: int, left: _Recognised, right: _Recognised, side: Side, call: Step) -> dict[int, Any]:
     """Return what another call of the line gives with the left formula, if the right one gives its value of
     one that it reads."""
     value = call.outputs[number]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from stablenum.diagnosis.diff.causes.by_array import by_array
 from stablenum.diagnosis.diff.causes.by_constant import by_constant, numbers_of_update
 from stablenum.diagnosis.diff.causes.by_count import by_count
 from stablenum.diagnosis.diff.causes.by_gradient import by_gradient, by_hand, by_rows
-from stablenum.diagnosis.diff.causes.by_input import by_entries, by_input
+from stablenum.diagnosis.diff.causes.by_input import by_input
 from stablenum.diagnosis.diff.causes.by_moment import cause_of_moments
 from stablenum.diagnosis.diff.causes.by_norm import by_normalisation, is_of_batch
 from stablenum.diagnosis.diff.causes.by_number import by_number
@@ -20,6 +21,7 @@ from stablenum.diagnosis.diff.causes.by_operand import (
     by_transposition,
 )
 from stablenum.diagnosis.diff.causes.by_pair import by_loss, by_pair
+from stablenum.diagnosis.diff.causes.by_setting import by_setting
 from stablenum.diagnosis.diff.causes.by_structure import by_lack, by_structure, unexplained
 from stablenum.diagnosis.diff.causes.by_target import by_targets
 from stablenum.diagnosis.diff.causes.by_update import Told, cause_of_updates, epsilon_like
@@ -48,6 +50,8 @@ def causes_of(scene: Scene) -> tuple[Cause, ...]:
     likely first."""
     likely: list[Cause] = []
     for what, rule in _RULES:
+        if likely and rule is by_structure:
+            break
         verdict = judged(scene, what, rule(scene))
         if verdict.confirmed:
             return tuple(_fitting(scene, c) for c in verdict.confirmed)
@@ -90,7 +94,7 @@ def _of(found: Told, updates: Sequence[Update]) -> Proposal:
     enough = sum(u.left.size - 1 for u in updates if u.differs) >= _LEAST_ENTRIES
     rows = zip(updates, found.made or (), strict=False) if enough else ()
     values = {u.result: u.rest + made for u, made in rows if made is not None}
-    trials = [(Edit("right", values),)] if values else []
+    trials = [(Edit("right", values),)] if values else None
     told = f"{found.evidence} With the left side's way on the right, all updates agree."
     return Proposal(found.code, found.sentence, trials, told, found.evidence, likely=True)
 
@@ -115,6 +119,7 @@ _RULES: tuple[tuple[str, Callable[[Scene], Iterable[Proposal]]], ...] = (
     ("parameters that only one side has", by_absence),
     ("the other side's parameters", by_weight),
     ("targets of the loss", by_targets),
+    ("indices, flags and constant arrays", by_array),
     ("known functions and their settings", by_variant),
     ("statistics of a norm", by_normalisation),
     ("settings of convolutions, pooling and resizing", by_window),
@@ -125,11 +130,11 @@ _RULES: tuple[tuple[str, Callable[[Scene], Iterable[Proposal]]], ...] = (
     ("masks, factors and orders of entries", by_pair),
     ("factors of the loss", by_loss),
     ("the other side's constants", by_constant),
+    ("settings of an operation", by_setting),
     ("operations that one side lacks", by_lack),
     ("transposed matrices", by_transposition),
     ("flipped kernels", by_flip),
     ("exchanged operands", by_exchange),
-    ("indices", by_entries),
     ("other values that are read", by_input),
     ("repeated entries", by_repetition),
     ("gradients", by_gradient),

@@ -6,7 +6,7 @@ side, and healed what differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
@@ -22,7 +22,7 @@ from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = [
-    "Edit", "Proposal", "Slope", "Trial", "applied", "heals", "in_every_call", "judged", "told",
+    "Edit", "Proposal", "Slope", "Trial", "applied", "calls_like", "heals", "in_all_of", "judged", "told",
 ]  # fmt: skip
 
 # Of the changes that a rule proposes, so many are tried: each evaluates a side once more. Chosen, not
@@ -74,17 +74,17 @@ class Proposal:
 
     Attributes:
         code, sentence: as in a cause.
-        trials: ways to make the change; one that heals is enough. Without any it cannot be tried.
+        trials: ways to make the change; one that heals is enough. None if it cannot be tried.
         healed: the evidence if one of them heals.
         measured: the evidence otherwise.
-        likely: whether it is still said if none heals; what cannot be tried always is.
+        likely: whether it is still said if none heals; what cannot be tried is.
         remedy: in place of that of the code; "" for none.
         same: what identifies the change; proposals of the same one are the same cause. The sentence, if None.
     """
 
     code: str
     sentence: str
-    trials: Iterable[Trial] = ()
+    trials: Iterable[Trial] | None = None
     healed: str = ""
     measured: str = ""
     likely: bool = False
@@ -109,7 +109,7 @@ def judged(scene: Scene, what: str, proposals: Iterable[Proposal]) -> _Verdict:
     """
     verdict, known, left = _Verdict(), list[object](), _MOST_TRIALS
     for proposal in proposals:
-        trials, healing, count = iter(proposal.trials), None, 0
+        trials, healing, count = iter(proposal.trials or ()), None, 0
         for trial in islice(trials, left):
             count += 1
             if heals(scene, trial):
@@ -124,7 +124,7 @@ def judged(scene: Scene, what: str, proposals: Iterable[Proposal]) -> _Verdict:
                 verdict.confirmed.append(_cause(scene, proposal, confirmed=True))
             if not isinstance(healing, Slope):
                 scene.healed.append(healing)
-        elif proposal.likely or not count:
+        elif proposal.likely or proposal.trials is None:
             verdict.likely.append(_cause(scene, proposal, confirmed=False))
         if len(verdict.confirmed) == _MOST_HEALED or left <= 0:
             break
@@ -160,14 +160,15 @@ def heals(scene: Scene, trial: Trial) -> bool:
 
     The results agree, or fewer of them differ, or the line at which the programs part gives the same, or what
     follows is computed from equal values again: further lines may have the same fault. But where the left
-    side's value alone makes all results agree, a change that does not is none that explains it.
+    side's value alone makes all results agree, a change that does not is none that explains it. Nothing
+    follows on an update, so that all of it must agree.
     """
     if isinstance(trial, Slope):
         return trial.heals
     after = applied(scene.comparison, trial, scene)
     if after.agrees(scene.group):
         return True
-    if scene.alone_heals:
+    if scene.alone_heals or scene.group.kind == "updated":
         return False
     side = trial[-1].side
     if scene.group.kind == "gradient" and _names(after, scene) < _names(scene.comparison, scene):
@@ -177,27 +178,32 @@ def heals(scene: Scene, trial: Trial) -> bool:
     return after.meets(scene.found, side) or shared >= LEAST_SHARED
 
 
-def in_every_call(
-    scene: Scene, name: str, step: Step, make: Callable[[Side, Step], Mapping[int, Any]]
+def calls_like(scene: Scene, name: str, step: Step) -> list[Step]:
+    """Return a step and what its line does likewise in other calls, such as those of several layers."""
+    own = step.place, step.primitive, step.phase, len(step.inputs)
+    steps = scene.comparison.side(name).trace.steps
+    alike = [s for s in steps if (s.place, s.primitive, s.phase, len(s.inputs)) == own]
+    return [step] if step.place is None else alike
+
+
+def in_all_of(
+    scene: Scene, name: str, steps: Sequence[Step], make: Callable[[Side, Step], Mapping[int, Any]]
 ) -> Iterator[Trial]:
-    """Yield one change of all calls of a step's line, such as those of several layers: each is computed from
-    what the call reads after those before it. None if there is one call, or too many.
+    """Yield one change of several steps of a side: each is computed from what the step reads after those
+    before it. None if there is one step, or too many.
 
     Args:
         scene, name: where the programs part, and the side.
-        step: one of the calls.
-        make: gives what a call gives then; nothing if the change cannot be made there.
+        steps: the steps.
+        make: gives what a step gives then; nothing if the change cannot be made there.
     """
     comparison, values, changed = scene.comparison, dict[int, Any](), 0
-    own = step.place, step.primitive, step.phase, len(step.inputs)
-    steps = scene.comparison.side(name).trace.steps
-    calls = [s for s in steps if (s.place, s.primitive, s.phase, len(s.inputs)) == own]
-    if step.place is None or not 1 < len(calls) <= MOST_CALLS:
-        return
-    for call in calls:
+    for call in steps if len(steps) > 1 else ():
         new = make(comparison.side(name), call)
         if new:
             changed += 1
+            if changed > MOST_CALLS:
+                return
             values.update(new)
             comparison = comparison.with_values(name, new, until=scene.group)
     if changed > 1:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from stablenum.diagnosis.diff.places.regions import PLAIN, Region, Start, last_of_line, same_line
 from stablenum.diagnosis.diff.sides.equality import SAME_ARRAY, SAME_ENTRIES
 from stablenum.diagnosis.diff.sides.fingerprints import distance
-from stablenum.diagnosis.diff.sides.kinds import LOOKUPS, called, functions_of, kind, quiet
+from stablenum.diagnosis.diff.sides.kinds import both_at_indices, called, functions_of, kind, quiet
 from stablenum.diagnosis.diff.sides.matching import Matching
 from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.trace import Step
@@ -191,8 +191,7 @@ def _met(step: Step, other: Region) -> Step | None:
 def _unlike(here: Step, there: Step) -> int:
     """Return 0 for the same function, 1 for the same operation, 2 for neither."""
     functions = functions_of(here) & functions_of(there) - PLAIN
-    tables = kind(here) in LOOKUPS and kind(there) in LOOKUPS
-    return 0 if functions or tables else 1 if kind(here) == kind(there) else 2
+    return 0 if functions or both_at_indices(here, there) else 1 if kind(here) == kind(there) else 2
 
 
 def _nothing_alike(pair: _Pair) -> bool:
@@ -208,7 +207,7 @@ def _compared(a: Region, b: Region, pair: _Pair) -> tuple[Start, Start]:
     lacks = _lacking(a, b, pair)
     if _multiply(a, pair.left, pair.right) or _multiply(b, pair.right, pair.left):
         return here, there
-    if _stand_for_each_other(a, b, pair) or _mask(a, b, pair) or _look_up(pair):
+    if _stand_for_each_other(a, b, pair) or _mask(a, b, pair) or both_at_indices(pair.left, pair.right):
         return here, there
     if not mine & theirs and _unlike(pair.left, pair.right) == 2:
         if theirs & a.next_to(pair.left) and not mine & b.after(pair.right):
@@ -230,11 +229,6 @@ def _stand_for_each_other(a: Region, b: Region, pair: _Pair) -> bool:
         return False
     fewer = [side.fewer(step) for side, step in ((a, pair.left), (b, pair.right))]
     return fewer[0] is not None and fewer[0] == fewer[1]
-
-
-def _look_up(pair: _Pair) -> bool:
-    """Return whether both steps take entries of a table that they share."""
-    return kind(pair.left) in LOOKUPS and kind(pair.right) in LOOKUPS
 
 
 def _mask(a: Region, b: Region, pair: _Pair) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from stablenum.diagnosis.replay.operations import MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["LOOKUPS", "called", "functions_of", "in_one", "kind", "quiet"]
+__all__ = ["both_at_indices", "called", "functions_of", "in_one", "kind", "quiet"]
 
-# Operations that take entries of a table.
-LOOKUPS = frozenset({"embedding", "gather", "index", "index_select", "take"})
+# Operations that take entries of a table, and those that put or add them to some.
+_LOOKUPS = frozenset({"embedding", "gather", "index", "index_select", "take"})
+_SCATTERS = frozenset({"index_put", "scatter", "scatter_add"})
 _QUIET = (MOVING - SELECTING) | {"cast", "to"}
 _SAME = {
     "masked_fill": "where", "select_n": "where", "integer_pow": "pow", "square": "pow", "to": "cast",
@@ -27,6 +28,12 @@ def kind(step: Step) -> str:
 def quiet(step: Step) -> bool:
     """Return whether a step only moves what it reads."""
     return kind(step) in _QUIET
+
+
+def both_at_indices(one: Step, other: Step) -> bool:
+    """Return whether two steps take entries of a table, or put them there, at indices that they read."""
+    kinds = {kind(one), kind(other)}
+    return kinds <= _LOOKUPS or kinds <= _SCATTERS
 
 
 def called(step: Step) -> str:

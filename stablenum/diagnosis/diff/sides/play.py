@@ -59,6 +59,7 @@ class Dialect(NamedTuple):
         setup: the lines that follow them.
         load, give: the code that makes a value of the framework from an array of NumPy, and the inverse.
         numbers: whether single numbers from outside may be written into the code.
+        within: the code of the context in which operations are run in float64.
     """
 
     imports: tuple[str, ...]
@@ -66,6 +67,7 @@ class Dialect(NamedTuple):
     load: str
     give: str
     numbers: bool
+    within: str
 
 
 @dataclass(frozen=True, slots=True)
