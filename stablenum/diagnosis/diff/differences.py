@@ -24,6 +24,8 @@ class Location:
         phase: "forward", "backward" or "update".
         code: the source line.
         row: the index of the operation among the rows of its side; None for the line that makes an optimizer.
+        called_at: the line of the user's own code that called it, if ``where`` is one of an installed
+            package; else "".
     """
 
     where: str
@@ -32,6 +34,7 @@ class Location:
     phase: str
     code: str = ""
     row: int | None = field(default=None, compare=False)
+    called_at: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,8 @@ class Difference:
         error: the largest relative difference of that result in float64.
         allowed: how much of it rounding explains.
         causes: the most likely first. Several are confirmed if either change makes the programs agree.
+        within: all lines of the left and of the right side that what differs passes through, up to the values
+            after which the programs agree, in the order of the program.
         also: further places, left and right, at which the programs part for the same confirmed cause, such as
             the other norms that have the same epsilon.
     """
@@ -75,6 +80,7 @@ class Difference:
     error: float
     allowed: float
     causes: tuple[Cause, ...] = ()
+    within: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     also: tuple[tuple[Location | None, Location | None], ...] = ()
 
 

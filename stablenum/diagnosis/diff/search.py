@@ -14,7 +14,12 @@ from stablenum.diagnosis.diff.causes.stops.stopped import Stopped, stopped
 from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.frontier import Frontier, Start
-from stablenum.diagnosis.diff.places.locations import location_of, location_of_optimizer, result_name
+from stablenum.diagnosis.diff.places.locations import (
+    lines_of,
+    location_of,
+    location_of_optimizer,
+    result_name,
+)
 from stablenum.diagnosis.diff.places.mended_places import set_right, unseen_in_loss
 from stablenum.diagnosis.diff.places.missing_operations import after_call
 from stablenum.diagnosis.diff.places.patches import Pair, Patch
@@ -225,6 +230,9 @@ def _found(scene: Scene, stop: Stopped | None) -> Found:
         error=worst.error,
         allowed=worst.allowed,
         causes=causes,
+        within=((), ())
+        if patch is None or stop is not None
+        else (_within(place.region_left, patch.left), _within(place.region_right, patch.right)),
     )
     return Found(
         difference,
@@ -266,3 +274,14 @@ def _lines(start: Start | None, region: Iterable[Step], last: int | None) -> set
     end = next((s.index for s in steps if last in s.outputs), start.step.index)
     lines |= {s.place for s in steps if start.step.index <= s.index <= end}
     return {place for place in lines if place is not None}
+
+
+def _within(region: Iterable[Step], last: int) -> tuple[str, ...]:
+    """Return the lines of a region from which a value follows."""
+    steps, found, todo = {o: s for s in region for o in s.outputs}, dict[int, Step](), [last]
+    while todo:
+        step = steps.get(todo.pop())
+        if step is not None and step.index not in found:
+            found[step.index] = step
+            todo += step.inputs
+    return lines_of(s.place for _, s in sorted(found.items()) if s.place is not None)

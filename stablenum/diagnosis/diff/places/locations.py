@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stablenum.diagnosis.diff.differences import Location, Off
@@ -12,10 +12,11 @@ from stablenum.diagnosis.diff.sides.kinds import quiet
 from stablenum.diagnosis.diff.sides.rounding import Rounding
 from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.notebook_cells import shown_file
+from stablenum.diagnosis.replay.source_files import package_of
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["location_of", "location_of_optimizer", "off_of", "result_name", "share_of"]
+__all__ = ["lines_of", "location_of", "location_of_optimizer", "off_of", "result_name", "share_of"]
 
 
 def location_of(start: Start | None, side: Side, phase: str) -> Location | None:
@@ -35,7 +36,21 @@ def location_of(start: Start | None, side: Side, phase: str) -> Location | None:
         phase=phase,
         code="" if place is None else place.code,
         row=step.index,
+        called_at="" if place is None else _called_at(step, place),
     )
+
+
+def lines_of(places: Iterable[Place]) -> tuple[str, ...]:
+    """Return how lines are written, each once."""
+    return tuple(dict.fromkeys(map(_where, places)))
+
+
+def _called_at(step: Step, place: Place) -> str:
+    """Return the innermost line of the user's own code above one of an installed package."""
+    if not package_of(place.file):
+        return ""
+    own = [frame for frame in step.frames if not package_of(frame.file)]
+    return _where(own[-1]) if own else ""
 
 
 def location_of_optimizer(side: Side) -> Location | None:

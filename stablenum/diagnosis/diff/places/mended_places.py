@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TypeAlias
 
 from stablenum.diagnosis.diff.places.comparison import Comparison
+from stablenum.diagnosis.diff.places.cuts import least_cut
 from stablenum.diagnosis.diff.places.frontier import Frontier, Start, last_of_line, leading_to
 from stablenum.diagnosis.diff.places.missing_operations import lacking
 from stablenum.diagnosis.diff.places.patches import Pair, Patch, candidates, laid_out, patched
@@ -59,6 +60,10 @@ def set_right(comparison: Comparison, group: Group, known: Callable[[Frontier], 
         lacked = lacking(comparison, place, group)
         if lacked is not None:
             return lacked[0], pairs, lacked[1]
+    if patch is None and group.kind in ("loss", "output") and not known(first):
+        cut = least_cut(comparison, group)
+        if cut is not None:
+            return cut[0], candidates(comparison, cut[0]), cut[1]
     return place if patch is None else leading_to(place, patch.left, patch.right), pairs, patch
 
 

@@ -16,6 +16,7 @@ from stablenum.diagnosis.diff.report.rendering import (
     several,
     title,
     weights_title,
+    within,
 )
 from stablenum.diagnosis.report.html import listed, page, sealed_head
 
@@ -105,6 +106,7 @@ def _difference(number: int, one: Difference, *, with_step: bool) -> str:
             f'<section class="difference"><h2>{heading}</h2>{amounts}',
             f'<div class="sides">{_side("Left", one.left)}{_side("Right", one.right)}</div>',
             f'<ol class="causes">{causes}</ol>' if causes else "",
+            f"<p>{in_html(within(one).strip())}</p>" if within(one) else "",
             *(f"<p>Also at {_place(left)} and {_place(right)}</p>" for left, right in one.also),
             "</section>",
         ]
@@ -125,7 +127,8 @@ def _location(location: Location | None) -> Iterator[str]:
         return
     what = f"<b>{in_html(location.operation)}</b>" if location.operation else "no such operation in this line"
     module = f" in {_code(location.module)}" if location.module else ""
-    yield f"<p>{_code(location.where, 'place')} {what}{module}</p>"
+    called = f", called at {_code(location.called_at, 'place')}" if location.called_at else ""
+    yield f"<p>{_code(location.where, 'place')} {what}{module}{called}</p>"
     if location.code:
         yield f'<pre class="bad">{in_html(location.code)}</pre>'
 

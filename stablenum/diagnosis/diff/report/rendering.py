@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from stablenum._support.outside_text import printable
 from stablenum.diagnosis.diff.differences import Difference, Location, Off, Row
 
-__all__ = ["Shown", "amount", "as_rich", "as_text", "headline", "several", "title", "weights_title"]
+__all__ = ["Shown", "amount", "as_rich", "as_text", "headline", "several", "title", "weights_title", "within"]
 
 # The terminal shows so many weights of the map, and says where all of them are. Chosen, not measured.
 _MOST_WEIGHTS = 8
+_MOST_LINES = 6  # of a side that a sentence names; chosen, not measured
 
 
 class Shown(Protocol):
@@ -88,10 +89,25 @@ def _lines(report: Shown) -> Iterator[tuple[str, str]]:
                 yield f"    {cause.evidence}", "dim"
             if cause.remedy:
                 yield f"    {cause.remedy}", ""
+        if within(difference):
+            yield within(difference), ""
         for left, right in difference.also:
             yield f"  also at {_where(left)} and {_where(right)}", ""
     yield "", ""
     yield from ((line, "dim") for line in _facts(report))
+
+
+def within(difference: Difference) -> str:
+    """Return the lines that what differs passes through, where no cause is confirmed and they are several;
+    else ""."""
+    told = any(c.confirmed for c in difference.causes) or max(map(len, difference.within)) < 2
+    left, right = (_some(lines) for lines in difference.within)
+    return "" if told else f"  What differs lies within {left} on the left and {right} on the right."
+
+
+def _some(lines: Sequence[str]) -> str:
+    more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
+    return (", ".join(lines[:_MOST_LINES]) or "no line") + more
 
 
 def _where(location: Location | None) -> str:
@@ -135,7 +151,8 @@ def _side(name: str, location: Location | None) -> Iterator[str]:
         return
     what = location.operation or "no such operation here"
     module = f" in {location.module}" if location.module else ""
-    yield f"  {name:<6} {location.where}  {what}{module}"
+    called = f", called at {location.called_at}" if location.called_at else ""
+    yield f"  {name:<6} {location.where}  {what}{module}{called}"
     if location.code:
         yield f"           {location.code}"
 
