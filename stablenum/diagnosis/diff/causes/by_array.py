@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from functools import partial
+from collections.abc import Collection, Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from stablenum.diagnosis.diff.causes.by_value import of_masks
-from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, calls_like, in_all_of
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal
 from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.arrangement import chain_of
 from stablenum.diagnosis.diff.places.frontier import Start, same_line
@@ -30,7 +29,6 @@ class _Read(NamedTuple):
 
     value: int
     array: Any
-    step: Step
 
 
 def by_array(scene: Scene) -> Iterator[Proposal]:
@@ -46,7 +44,7 @@ def by_array(scene: Scene) -> Iterator[Proposal]:
     )
     for here, there in product(mine, theirs):
         if here.array.size == there.array.size and _sort(here.array) == _sort(there.array):
-            yield from _proposals(scene, here.array.reshape(there.array.shape), there)
+            yield from _proposals(here.array.reshape(there.array.shape), there)
 
 
 def _read(side: Side, start: Start, region: tuple[Step, ...], shared: Collection[int]) -> list[_Read]:
@@ -54,15 +52,17 @@ def _read(side: Side, start: Start, region: tuple[Step, ...], shared: Collection
     are given to this program alone."""
     line = (start.step, *same_line(start, region))
     made = {o for s in line for o in s.outputs}
-    found = dict[int, Step]()
+    found = list[int]()
     for step in line:
         for value in (v for v in step.inputs if v not in made and np.prod(side.shapes[v], dtype=int) > 1):
             given = side.trace.values[chain_of(side.trace, value)[-1]].producer is None
             alone = given and not side.trained[value] and value not in shared
             if alone or not side.depends[value] or not side.prints[value].floating:
-                found.setdefault(value, step)
-    kept = [v for v in found if np.prod(side.shapes[v], dtype=int) <= MOST_ENTRIES][:_MOST_READ]
-    return [_Read(v, a, found[v]) for v, a in arrays_of(side, kept).items() if a.dtype.kind in "biuf"]
+                found.append(value)
+    kept = [v for v in dict.fromkeys(found) if np.prod(side.shapes[v], dtype=int) <= MOST_ENTRIES][
+        :_MOST_READ
+    ]
+    return [_Read(v, a) for v, a in arrays_of(side, kept).items() if a.dtype.kind in "biuf"]
 
 
 def _sort(array: Any) -> str:
@@ -79,29 +79,13 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(np.abs(x * 1.0 - y).max(initial=0.0) <= SAME_ARRAY * size)
 
 
-def _proposals(scene: Scene, wanted: Any, there: _Read) -> Iterator[Proposal]:
+def _proposals(wanted: Any, there: _Read) -> Iterator[Proposal]:
     """Yield the proposal for flags as they are and, as one side may say which entries are kept and the other
     one which are not, the other way round."""
     sort = _sort(there.array)
     for array in (wanted, ~wanted) if sort == "flags" else (wanted,):
         code, sentence = _said(array, there.array, sort)
-        yield Proposal(code, sentence, _trials(scene, array, there), _HEALED.format(sort))
-
-
-def _trials(scene: Scene, array: Any, there: _Read) -> Iterator[Trial]:
-    yield (Edit("right", {there.value: array}),)
-    if there.value in there.step.inputs:
-        place = there.step.inputs.index(there.value)
-        calls = calls_like(scene, "right", there.step)
-        yield from in_all_of(scene, "right", calls, partial(_of_call, place, array, there.array))
-
-
-def _of_call(place: int, array: Any, own: Any, side: Side, call: Step) -> Mapping[int, Any]:
-    """Return the array for what another call reads in the same place, if that is the same there."""
-    value = chain_of(side.trace, call.inputs[place])[0]
-    if side.shapes[value] != own.shape or not _equal(arrays_of(side, [value])[value], own):
-        return {}
-    return {value: array}
+        yield Proposal(code, sentence, [(Edit("right", {there.value: array}),)], _HEALED.format(sort))
 
 
 def _said(mine: Any, theirs: Any, sort: str) -> tuple[str, str]:

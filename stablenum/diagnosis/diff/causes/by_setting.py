@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from stablenum.diagnosis.diff.causes.by_constant import code_of_constant, numbers_near
-from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, calls_like, in_all_of
+from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, in_all_of
 from stablenum.diagnosis.diff.causes.scene import Scene
-from stablenum.diagnosis.diff.places.frontier import same_line
+from stablenum.diagnosis.diff.places.frontier import Start, same_line
 from stablenum.diagnosis.diff.sides.calls import Call, Setting, calls_of
 from stablenum.diagnosis.diff.sides.kinds import quiet
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
@@ -23,8 +23,6 @@ __all__ = ["by_setting"]
 # Of the operations of a line, so many are called with other settings, each of which has a few. Chosen, not
 # measured.
 _MOST_STEPS = 8
-# A line with more operations, in all of its calls, is not set otherwise as a whole. Chosen, not measured.
-_MOST_OF_LINE = 200
 _FLAG = "{}is {} in {} of the left program, and {} in that of the right one."
 _SAME = "Set it to the same on both sides."
 
@@ -90,34 +88,24 @@ def _proposal(
 def _trials(
     scene: Scene, name: str, step: Step, made: Mapping[int, Any], setting: Setting, new: float | bool
 ) -> Iterator[Trial]:
-    """Yield the change of one operation, of what all calls of its line do likewise, and of each place in the
-    line where the number stands: in operations of that name, and in all."""
+    """Yield the change of one operation, and of each place in its line where the number stands: in operations
+    of that name, and in all."""
     yield (Edit(name, made),)
-    side, alike = scene.comparison.side(name), calls_like(scene, name, step)
-    line = [s for s in side.trace.steps if (s.place, s.phase) == (step.place, step.phase)]
-    line = [] if step.place is None or len(line) > _MOST_OF_LINE else line
-    calls = calls_of(side, [s.index for s in (*alike, *line)])
-    named = [s for s in line if s.operation == step.operation]
-    for steps, place in ((alike, setting.place), (named, None), (line, None)):
-        yield from in_all_of(scene, name, steps, partial(_set, calls, setting, new, place))
+    line = same_line(Start(step), scene.region(name))
+    calls = calls_of(scene.comparison.side(name), [s.index for s in line])
+    for steps in ([s for s in line if s.operation == step.operation], line):
+        yield from in_all_of(scene, name, steps, partial(_set, calls, setting, new))
 
 
 def _set(
-    calls: Mapping[int, Call],
-    setting: Setting,
-    new: float | bool,
-    place: int | None,
-    side: Side,
-    step: Step,
+    calls: Mapping[int, Call], setting: Setting, new: float | bool, side: Side, step: Step
 ) -> Mapping[int, Any]:
-    """Return what a step gives with a number set otherwise, in one place of the call or wherever it stands
-    there; nothing where it does not stand."""
-    call = calls.get(step.index)
-    found = [] if call is None else call.settings()
-    same = [s.place for s in found if (s.name, s.value) == (setting.name, setting.value)]
-    changed = call
-    for at in same if place is None else [k for k in same if k == place]:
-        changed = None if changed is None else changed.changed(at, new)
+    """Return what a step gives with a number set otherwise, wherever it stands in the call; nothing where it
+    does not stand."""
+    call = changed = calls.get(step.index)
+    for own in [] if call is None else call.settings():
+        if changed is not None and (own.name, own.value) == (setting.name, setting.value):
+            changed = changed.changed(own.place, new)
     return {} if changed is None or changed is call else changed.made(side) or {}
 
 
