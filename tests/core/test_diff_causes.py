@@ -68,7 +68,8 @@ def test_a_factor() -> None:
 
 def test_dropped_units_that_are_not_rescaled() -> None:
     kept = np.arange(50).reshape(2, 5, 5) % 4 > 0
-    assert code(SCORES * kept / 0.75, SCORES * kept, names=("where",)) == "dropout"
+    assert code(SCORES * kept / 0.75, SCORES * kept, names=("where", "bernoulli")) == "dropout"
+    assert code(SCORES * kept / 0.75, SCORES * kept, names=("where",)) == "scale"  # as of a mask
 
 
 def test_means_over_other_numbers_of_entries() -> None:

@@ -146,7 +146,11 @@ def _right_line(location: Location | None, text: str, fragment: str | None, also
     if fragment is None and (location is None or location.operation is None):
         return True
     wanted = set().union(*(lines_of(text, f) for f in [fragment, *(also or [])]))
-    return location is not None and location.where.rpartition(":")[2] in {str(line) for line in wanted}
+    if location is None:
+        return False
+    # The line of the program itself, where the other one is of an installed package.
+    said = location.called_at or location.where
+    return said.rpartition(":")[2] in {str(line) for line in wanted}
 
 
 def _ends(location: Location | None, module: str | None) -> bool:

@@ -160,11 +160,7 @@ def _scale(v: Values) -> Reason | None:
         return None
     evidence = f"Every entry on the left is {factor:.9g} times that on the right."
     zeros = float((v.mine == 0).mean())
-    if (
-        _LEAST_ZERO < zeros < _MOST_ZERO
-        and {"where", "mul", "dropout"} & set(v.names)
-        and "relu" not in v.names
-    ):
+    if _LEAST_ZERO < zeros < _MOST_ZERO and _DROPPING & set(v.names):
         rescaled = factor * (1 - zeros)
         if _LEAST_KEPT < rescaled < _MOST_KEPT or _LEAST_KEPT < (1 - zeros) / factor < _MOST_KEPT:
             return Reason(

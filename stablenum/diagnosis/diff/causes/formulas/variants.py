@@ -184,6 +184,7 @@ _ELEMENTWISE: tuple[tuple[str, tuple[tuple[str, Any], ...], Callable[[Any], Any]
     ("silu", (("hard", True),), lambda x: x * np.clip(x + 3, 0, 6) / 6),
     ("relu", (), lambda x: np.maximum(x, 0)),
     ("relu", (("at most", 6),), lambda x: np.clip(x, 0, 6)),
+    ("square", (), lambda x: x * x),
     ("squared relu", (), lambda x: np.maximum(x, 0) ** 2),
     ("leaky_relu", (("slope", 0.01),), lambda x: np.where(x > 0, x, 0.01 * x)),
     ("leaky_relu", (("slope", 0.1),), lambda x: np.where(x > 0, x, 0.1 * x)),
@@ -195,6 +196,5 @@ _ELEMENTWISE: tuple[tuple[str, tuple[tuple[str, Any], ...], Callable[[Any], Any]
     ("sigmoid", (("hard", "x / 6 + 1 / 2"),), lambda x: np.clip(x / 6 + 0.5, 0, 1)),
     ("sigmoid", (("hard", "x / 5 + 1 / 2"),), lambda x: np.clip(0.2 * x + 0.5, 0, 1)),
     ("mish", (), lambda x: x * np.tanh(np.logaddexp(x, 0))),
-    ("square", (), lambda x: x * x),
     ("absolute value", (), np.abs),
 )
