@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +41,23 @@ class Programs:
     Args:
         heals: the value that has to be replaced by 1.
         meets: the value after which the line gives the same, whatever the results are.
+        shares: how many values are equal on both sides after a change.
     """
 
-    def __init__(self, heals: int, meets: int = -1, replaced: tuple[int, ...] = ()) -> None:
-        self.heals, self.now_meets, self.replaced = heals, meets, replaced
+    def __init__(self, heals: int, meets: int = -1, shares: int = 0, replaced: tuple[int, ...] = ()) -> None:
+        self.heals, self.now_meets, self.shares, self.replaced = heals, meets, shares, replaced
         self.found = self
         self.groups = (Group("loss", 1, (), (0, 0)),)
 
     def known(self, side: str) -> dict[int, list[int]]:
         return {}
 
+    def group(self, group: Group) -> Group:
+        return group
+
     def with_values(self, side: str, values: dict[int, Any], until: Any = None) -> Programs:
         assert side == "right"
-        return Programs(self.heals, self.now_meets, (*self.replaced, *values))
+        return Programs(self.heals, self.now_meets, self.shares, (*self.replaced, *values))
 
     def agrees(self, group: Group) -> bool:
         return self.heals in self.replaced
@@ -61,8 +66,18 @@ class Programs:
         return self.now_meets in self.replaced
 
 
-def scene(heals: int, meets: int = -1, patch: Patch | None = None) -> Scene:
-    programs: Any = Programs(heals, meets)
+@pytest.fixture(autouse=True)
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many values are shared only with a change is what the programs say."""
+
+    def shared(before: Any, after: Any, side: str, region: Any, value: int) -> int:
+        return after.shares
+
+    monkeypatch.setattr(judge, "newly_shared", shared)
+
+
+def scene(heals: int, meets: int = -1, patch: Patch | None = None, shares: int = 0) -> Scene:
+    programs: Any = Programs(heals, meets, shares)
     return Scene(programs, Frontier(None, None, (), ()), programs.groups[0], (), patch)
 
 
@@ -77,7 +92,9 @@ def proposals(*values: int, **options: Any) -> list[Proposal]:
 def test_the_change_that_heals_is_confirmed_and_the_others_are_not_said() -> None:
     here = scene(heals=3)
     verdict = judged(here, "numbers", proposals(1, 2, 3))
-    assert [(c.sentence, c.evidence) for c in verdict.confirmed] == [("change 3", "tried")]
+    assert [(c.sentence, c.evidence) for c in verdict.confirmed] == [
+        ("change 3", "seen tried, the results agree.")
+    ]
     assert not verdict.likely
     assert here.tried == {"numbers": 3}
     assert here.healed == [change(3)]
@@ -114,9 +131,11 @@ def test_a_line_that_gives_the_same_is_not_enough_where_one_value_makes_the_resu
     one = Patch(0, 5, "right", {5: np.ones(1)}, agrees=True, shared=0)
     further = Patch(0, 5, "right", {5: np.ones(1)}, agrees=False, shared=9)
     proposal = Proposal("scale", "", [change(2)])
-    assert told(scene(heals=5, meets=2), proposal).confirmed
-    assert told(scene(heals=5, meets=2, patch=further), proposal).confirmed
-    assert not told(scene(heals=5, meets=2, patch=one), proposal).confirmed
+    assert not told(scene(heals=5, meets=2), proposal).confirmed  # nothing follows from it
+    assert told(scene(heals=5, meets=2, shares=1), proposal).confirmed
+    assert told(scene(heals=5, meets=2, shares=1, patch=further), proposal).confirmed
+    assert not told(scene(heals=5, meets=2, shares=1), replace(proposal, by_results=True)).confirmed
+    assert not told(scene(heals=5, meets=2, shares=1, patch=one), proposal).confirmed
 
 
 @pytest.mark.parametrize(

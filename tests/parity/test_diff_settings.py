@@ -41,27 +41,27 @@ WITHIN: dict[str, tuple[Function, Function, str]] = {
     "a limit": (
         lambda w, x: (x @ w).clamp(-1, 1).square().mean(),
         lambda w, x: (x @ w).clamp(-0.9, 1).square().mean(),
-        "the left program uses -1, the right one -0.9 in clamp.",
+        "in clamp, the left program uses -1 and the right one -0.9.",
     ),
     "a slope": (
         lambda w, x: functional.leaky_relu(x @ w, 0.2).mean(),
         lambda w, x: functional.leaky_relu(x @ w, 0.03).mean(),
-        "the left program uses 0.2, the right one 0.03 in leaky_relu.",
+        "in leaky_relu, the left program uses 0.2 and the right one 0.03.",
     ),
     "a number that is not given on one side, and stands in two operations on the other": (
         lambda w, x: functional.softplus(x @ w, beta=2).square().mean(),
         lambda w, x: functional.softplus(x @ w).square().mean(),
-        "the left program uses 2, the right one 1 in softplus.",
+        "in softplus, the left program uses 2 and the right one 1.",
     ),
     "an axis": (
         lambda w, x: (x @ w).cumsum(0).square().mean(),
         lambda w, x: (x @ w).cumsum(1).square().mean(),
-        "the left program uses dim 0, the right one 1 in cumsum.",
+        "in cumsum, the left program uses dim 0 and the right one 1.",
     ),
     "a power": (
         lambda w, x: ((x @ w).abs() + 0.1).pow(1.5).mean(),
         lambda w, x: ((x @ w).abs() + 0.1).pow(1.25).mean(),
-        "the left program uses 1.5, the right one 1.25 in pow.",
+        "in pow, the left program uses 1.5 and the right one 1.25.",
     ),
 }
 
@@ -77,12 +77,12 @@ BETWEEN: dict[str, tuple[Function, Function, str]] = {
     "an axis": (
         lambda w, x: (x @ w).cumsum(0).square().mean(),
         lambda w, x: jnp.mean(jnp.cumsum(x @ w, 1) ** 2),
-        "the left program uses axis 0, the right one 1 in cumsum.",
+        "in cumsum, the left program uses axis 0 and the right one 1.",
     ),
     "a flag": (
         lambda w, x: (x @ w).cumsum(0).square().mean(),
         lambda w, x: jnp.mean(jax.lax.cumsum(x @ w, 0, reverse=True) ** 2),
-        "reverse is False in cumsum of the left program, and True in that of the right one.",
+        "in cumsum, the flag reverse is False in the left program and True in the right one.",
     ),
 }
 
@@ -163,7 +163,11 @@ ARRAYS: dict[str, tuple[Function, Function, str]] = {
     "weights in reverse order": (weighted_in_torch, weighted(WEIGHTS[::-1]), "in reverse order"),
     "weights by a factor": (weighted_in_torch, weighted(WEIGHTS[::-1] * 0 + WEIGHTS * 2), "2"),
     "one other weight": (weighted_in_torch, weighted([0.5, *WEIGHTS[1:5], 1.0]), "at 1 of 6 places"),
-    "a mask that is shifted by one": (masked_in_torch, masked(np.tril(np.ones((6, 6), bool), 1)), "mask"),
+    "a mask that is shifted by one": (
+        masked_in_torch,
+        masked(np.tril(np.ones((6, 6), bool), 1)),
+        "flags differ at 5 of 36",
+    ),
 }
 
 

@@ -46,7 +46,7 @@ class Cause:
         sentence: what differs.
         evidence: what was measured.
         remedy: how to mend it.
-        confirmed: whether trying it made the two sides agree.
+        confirmed: whether it was tried, and made the two sides agree as the evidence says.
     """
 
     code: str
@@ -66,9 +66,9 @@ class Difference:
         step: the training step.
         error: the largest relative difference of that result in float64.
         allowed: how much of it rounding explains.
-        causes: the most likely first. Several are confirmed if either change makes the programs agree.
-        within: all lines of the left and of the right side that what differs passes through, up to the values
-            after which the programs agree, in the order of the program.
+        causes: the most likely first. Several are confirmed if each change alone makes the programs agree.
+        within: the lines of each side from which the difference follows, up to where the programs agree
+            again.
         also: further places, left and right, at which the programs part for the same confirmed cause, such as
             the other norms that have the same epsilon.
     """

@@ -399,6 +399,8 @@ class Player(TorchDispatchMode):
         try:
             with self:
                 made = parts(*args, **kwargs)
+        except ReplacedError:
+            raise
         except (RuntimeError, NotImplementedError, TypeError, AttributeError):
             made = None
         finally:
@@ -446,7 +448,7 @@ class Player(TorchDispatchMode):
         self._moving.update(ids if moves else ())
         for tensor, value in zip(outputs, ids):
             if value in self._replace:
-                tensor.copy_(torch.as_tensor(self._replace[value]).reshape(tensor.shape))
+                _fill(tensor, self._replace[value])
             self._values.note(tensor, value, written=id(tensor) in written, uninitialised=operation.empty)
         self._add_step(operation, name, inputs, ids, call)
         for tensor, value in zip(outputs, ids):
@@ -490,6 +492,14 @@ def _typed(base: Tensor, place: Place) -> Tensor:
 def _is_short(number: float) -> bool:
     """Return whether a number has few digits, as one that somebody wrote."""
     return float(f"{number:.6g}") == number  # float32 holds any decimal number of six digits
+
+
+def _fill(tensor: Tensor, array: Any) -> None:
+    """Write an array into a tensor; one whose entries share memory cannot hold others."""
+    new = torch.as_tensor(array)
+    if new.numel() != tensor.numel() or any(n > 1 and k == 0 for n, k in zip(tensor.shape, tensor.stride())):
+        raise ReplacedError(f"{list(new.shape)} does not fit {list(tensor.shape)}")
+    tensor.copy_(new.reshape(tensor.shape))
 
 
 def _with_float32_counts(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -21,6 +21,8 @@ DIALECT = Dialect(
 _BY_MEMORY = frozenset({"_reshape_alias", "as_strided", "as_strided_", "set_"})
 # These may change nothing in float64, where every value is an array of its own.
 _NOTHING = frozenset({"_to_copy", "alias", "clone", "contiguous", "detach", "lift_fresh", "to"})
+# From these on, arguments are given by name.
+_NAMED = ("dim", "kernel_size", "stride")
 _RESHAPES = frozenset({"_unsafe_view", "view"})
 
 
@@ -41,7 +43,7 @@ def code_of(
     if operation.name in _NOTHING and isinstance(out, Tensor) and _same(args[0], out):
         return lambda made: f"${made[id(out)]} = ${names[id(args[0])]}"
     written = {id(t): t for t in written_by(operation, args, kwargs)}
-    args, kwargs = _with_axes_named(func, args, kwargs)
+    args, kwargs = _with_names(func, args, kwargs)
     call = _callee(func, operation.name, args, kwargs, out if not written else None)
 
     def code(made: Mapping[int, int]) -> str:
@@ -56,12 +58,13 @@ def code_of(
     return code
 
 
-def _with_axes_named(
+def _with_names(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call, an axis and what follows it by name: ``sum(x, dim=[1])``."""
+    """Return the arguments of a call, an axis or a stride and what follows it by name:
+    ``sum(x, dim=[1])``."""
     names = [a.name for a in func._schema.arguments][: len(args)]
-    first = names.index("dim") if "dim" in names else len(args)
+    first = min((names.index(name) for name in _NAMED if name in names), default=len(args))
     return args[:first], {**dict(zip(names[first:], args[first:])), **kwargs}
 
 

@@ -13,7 +13,7 @@ from stablenum.diagnosis.diff.sides.kinds import quiet
 from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["by_constant", "code_of_constant", "numbers_near", "numbers_of_update"]
+__all__ = ["by_constant", "code_of_constant", "numbers_near", "numbers_of_update", "strangeness"]
 
 # Each trial evaluates a side once more. There are as many as there are pairs of numbers, the likeliest first.
 # Chosen, not measured.
@@ -25,7 +25,7 @@ _MOST_STEPS = 200
 # Larger numbers are masks, or infinite.
 _LARGEST = 1e30
 _SAME_NUMBER = "Use the same number on both sides."
-_ARITHMETIC = {"add", "div", "mul", "pow", "sub"}
+_FACTORS = {"div", "mul"}
 _NORMS = ("norm", "normalize", "standard", "sqrt", "var", "std")
 
 
@@ -35,7 +35,7 @@ def by_constant(scene: Scene) -> Iterator[Proposal]:
     numbers = {"left": {n for n, _ in mine.values()}, "right": {n for n, _ in theirs.values()}}
     # Numbers that both sides have come last: one of them may be another number that is the same by chance.
     trials = sorted(
-        ((new in numbers[side]) + (number in numbers[other]), _strangeness(number, new), side, value, number,
+        ((new in numbers[side]) + (number in numbers[other]), strangeness(number, new), side, value, number,
          new, step.index, step)
         for side, other, own in (("right", "left", theirs), ("left", "right", mine))
         for value, (number, step) in own.items()
@@ -45,12 +45,12 @@ def by_constant(scene: Scene) -> Iterator[Proposal]:
     for *_, side, value, number, new, _, step in trials[:_MOST_TRIALS]:
         lines = _of_line(scene.comparison.side(side), value, step)
         left, right = (new, number) if side == "right" else (number, new)
-        code = code_of_constant(step, scene, side)
+        code = code_of_constant(step, scene, side, (number, new))
         yield Proposal(
             code,
-            f"the left program uses {left:g}, the right one {right:g} in {step.operation}.",
+            f"in {step.operation}, the left program uses {left:g} and the right one {right:g}.",
             [(Edit(side, dict.fromkeys(values, np.float64(new))),) for values in lines],
-            f"With {new:g} in place of {number:g} on the {side}, the results agree.",
+            f"With {new:g} in place of {number:g} on the {side}",
             remedy=_SAME_NUMBER if code == "other_function" else None,
             same=(left, right),
         )
@@ -83,7 +83,7 @@ def _is_constant(side: Side, value: int) -> bool:
     return not side.depends[value] and len(step.inputs) == 1 and quiet(step)
 
 
-def _strangeness(number: float, new: float) -> float:
+def strangeness(number: float, new: float) -> float:
     """Return how unlikely it is that one number was meant to be the other: small ones are epsilons, and whole
     ones are axes and sizes."""
     if 0 < number < _LARGEST_EPSILON and 0 < new < _LARGEST_EPSILON:
@@ -125,8 +125,9 @@ def _numbers_in(side: Side, near: Iterable[Step]) -> dict[int, tuple[float, Step
     return found
 
 
-def code_of_constant(step: Step, scene: Scene, side: str) -> str:
-    """Return the code of a cause where a number that a step of a side computes with is another one."""
+def code_of_constant(step: Step, scene: Scene, side: str, numbers: tuple[float, float]) -> str:
+    """Return the code of a cause where a step of a side computes with one of two numbers."""
+    small = all(0 < abs(n) <= _LARGEST_EPSILON for n in numbers)
     if scene.group.kind == "updated":
         return "epsilon_value" if step.primitive == "add" else "scale"
     of_data = not any(scene.comparison.side(side).trained[i] for i in step.inputs)
@@ -134,8 +135,8 @@ def code_of_constant(step: Step, scene: Scene, side: str) -> str:
     classes = any("log_softmax" in s.operation or "cross_entropy" in s.operation for s in regions)
     if "cross_entropy" in step.operation or (classes and of_data and step.primitive == "add"):
         return "label_smoothing"
-    if any(n in step.operation for n in _NORMS) or step.primitive == "add":
+    if small and (any(n in step.operation for n in _NORMS) or step.primitive == "add"):
         return "epsilon_value"
     if "mean" in step.operation:
         return "reduction"
-    return "scale" if step.operation in _ARITHMETIC else "other_function"
+    return "scale" if step.operation in _FACTORS else "other_function"

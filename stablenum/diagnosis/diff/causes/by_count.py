@@ -28,12 +28,12 @@ def by_count(scene: Scene) -> Iterator[Proposal]:
             code, what = (
                 ("bias_correction", "count of moments") if "adam" in counts[value].library else _SCHEDULE
             )
-            for shift, said, other in ((-1, "ahead", "lower"), (1, "behind", "higher")):
+            for shift, said, other in ((-1, "ahead", "lowered"), (1, "behind", "raised")):
                 yield Proposal(
                     code,
                     f"the {what} of the {name} program is one step {said}.",
                     [(Edit(name, {value: array + shift}),)],
-                    f"With its count one {other}, all updates agree.",
+                    f"With its count {other} by one",
                 )
 
 

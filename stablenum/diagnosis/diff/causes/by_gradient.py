@@ -37,7 +37,7 @@ def _overwritten(scene: Scene, pair: Pair) -> Proposal | None:
     for name, array, whole in (("right", theirs, mine), ("left", mine, theirs)):
         for given in _given(scene, mine.shape[1]):
             if _equal(whole.sum(0), given.sum(0)) and all(
-                any(_equal(array[r], row) for row in given) for r in differing
+                array[r].any() and any(_equal(array[r], row) for row in given) for r in differing
             ):
                 sums = {pair.right: whole} if name == "right" else {pair.left: whole.reshape(mine.shape)}
                 return Proposal(
@@ -45,8 +45,9 @@ def _overwritten(scene: Scene, pair: Pair) -> Proposal | None:
                     f"where an index occurs several times, the {name} program keeps one gradient instead "
                     "of their sum.",
                     [(Edit(name, sums),)],
+                    f"With the other side's rows on the {name}",
                     f"{len(mine) - len(differing)} of {len(mine)} rows agree; each of the others is the "
-                    f"gradient of one occurrence on the {name}, and with their sums the two sides agree.",
+                    f"gradient of one occurrence on the {name}.",
                 )
     return None
 
@@ -76,7 +77,7 @@ def by_hand(scene: Scene) -> Iterator[Proposal]:
         "other_function",
         f"the {name} program defines this derivative by hand, and the {other} one has a different one.",
         None if along is None else [Slope(along.measured(name), along.given(other), along.given(name))],
-        f"Finite differences agree with the gradients of the {other} program, not with the {name} one's.",
+        f"Finite differences agree with the gradients of the {other} program, not with the {name} one's",
         likely=True,
     )
 

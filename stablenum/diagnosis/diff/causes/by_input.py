@@ -44,8 +44,7 @@ def by_input(scene: Scene) -> Iterator[Proposal]:
                 "other_input",
                 f"{function} reads {here} in the left program, and {there} in the right one.",
                 _given(scene, own["left"][0], own["right"][0]) if one else (),
-                "With the value that the left program reads, the two sides agree.",
-                "With what the left program computes there, the results agree." if scene.agrees else "",
+                "With the value that the left program reads",
                 likely=True,
             )
             return

@@ -139,9 +139,9 @@ def _by_formula(
             code_of(a, b),
             f"the left program computes {a}, the right one {b}.",
             None if new is None else [(Edit("right", {value: new}),)],
+            "With the left one's statistics on the right",
             "Both formulas were evaluated on what the layer reads; each gives its side's value, up to one "
-            "scale and shift for each channel. With the left one's statistics on the right, the two sides "
-            "agree.",
+            "scale and shift for each channel.",
         )
     return None
 
@@ -177,8 +177,7 @@ def _by_batch(
         "running_statistics",
         f"the {of_batch} program normalises by the batch, the {other} one by running statistics.",
         _with_statistics(scene, other, statistics),
-        f"With the mean and the variance of the batch in place of the statistics that the {other} program "
-        "reads, the two sides agree.",
+        f"With those of the batch in place of the statistics that the {other} program reads",
         measured,
         likely=True,
     )
@@ -189,14 +188,20 @@ def _with_statistics(scene: Scene, name: str, statistics: tuple[Any, Any]) -> It
     from outside and that are not trained."""
     start, side = getattr(scene.found, name), scene.comparison.side(name)
     line = [] if start is None else _call(start, scene.region(name))
-    known, todo, size = list[int](), [i for s in line for i in s.inputs], statistics[0].size
-    while todo:  # also what is made of them before, such as the root of a variance
+    found, todo, seen = list[int](), [i for s in line for i in s.inputs], set[int]()
+    while todo:  # also what is made of them before, and what the layer did that changed nothing
         value = chain_of(side.trace, todo.pop(0))[-1]
+        if value in seen:
+            continue
+        seen.add(value)
         producer = side.trace.values[value].producer
-        if math.prod(side.shapes[value]) == size and not side.trained[value] and value not in known:
-            known.append(value)
-            todo += [] if producer is None else side.trace.steps[producer].inputs
-    known = [v for v in known if side.trace.values[v].producer is None][:_MOST_READ]
+        step = None if producer is None else side.trace.steps[producer]
+        single = math.prod(side.shapes[value]) == statistics[0].size and not side.trained[value]
+        if single and step is None:
+            found.append(value)
+        if step is not None and (single or step.module == line[0].module):
+            todo += step.inputs
+    known = found[:_MOST_READ]
     for pair in itertools.permutations(known, 2):
         values = {i: s.reshape(side.shapes[i]) for i, s in zip(pair, statistics, strict=True)}
         yield (Edit(name, values),)

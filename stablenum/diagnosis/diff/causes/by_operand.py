@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from stablenum.diagnosis.diff.causes.by_value import same_entries
 from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, calls_like, in_all_of
 from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.frontier import same_line
@@ -39,7 +40,7 @@ def by_transposition(scene: Scene) -> Iterator[Proposal]:
                 "transposed_weight",
                 "one program multiplies by the transpose of what the other one multiplies by.",
                 [(Edit(name, {value: array.T.copy()}),)],
-                f"With {list(array.shape)} transposed on the {name}, the two sides agree.",
+                f"With {list(array.shape)} transposed on the {name}",
             )
 
 
@@ -60,7 +61,7 @@ def by_flip(scene: Scene) -> Iterator[Proposal]:
                 "flipped_kernel",
                 "one program convolves with the other one's kernel, flipped.",
                 [(Edit(name, {value: np.flip(array, tuple(window)).copy()}),)],
-                f"With the kernel {list(array.shape)} flipped on the {name}, the two sides agree.",
+                f"With the kernel {list(array.shape)} flipped on the {name}",
             )
 
 
@@ -80,12 +81,13 @@ def by_order(scene: Scene) -> Iterator[Proposal]:
             continue
         array = arrays_of(left, [i])[i].transpose([mine.index(role) for role in theirs])
         own = arrays_of(right, [j])[j]
-        if array.shape == own.shape and not np.allclose(array, own):
+        if array.shape == own.shape and same_entries(array, own) and not np.array_equal(array, own):
             yield Proposal(
                 "entry_order",
                 "the convolution reads the same numbers in another order.",
                 [(Edit("right", {j: array}),)],
-                "Sorted, they are equal; in the order of the left program, the two sides agree.",
+                "With the order of the left program",
+                "Sorted, they are equal.",
             )
 
 
@@ -109,7 +111,7 @@ def by_exchange(scene: Scene) -> Iterator[Proposal]:
                 if parts
                 else "the two programs use two values the other way round.",
                 _exchanges(scene, name, start.step, {a: arrays[b], b: arrays[a]}),
-                f"With the two exchanged on the {name}, the results agree.",
+                f"With the two exchanged on the {name}",
             )
 
 
@@ -153,7 +155,7 @@ def by_repetition(scene: Scene) -> Iterator[Proposal]:
                 "head_split_order",
                 "one program repeats each entry in turn, the other one all of them one after the other.",
                 [(Edit(name, values),)],
-                f"With the other order on the {name}, the results agree.",
+                f"With the other order on the {name}",
             )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stablenum.diagnosis.diff.causes.by_number import follows_number
 from stablenum.diagnosis.diff.causes.by_value import DROPS, Reason, Values, factor_of, reason_of
 from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial
+from stablenum.diagnosis.diff.causes.known_factors import follows_number
 from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.patches import Pair
 from stablenum.diagnosis.diff.places.regions import STEPS_AHEAD
@@ -29,6 +29,8 @@ def by_pair(scene: Scene) -> Iterator[Proposal]:
     if not reasons:
         return
     pair, reason = next((r for r in reasons if r[1].sentence == DROPS), reasons[0])
+    # Two values side by side, such as queries and keys, may have the same fault; so may all calls of a line.
+    alike = {p.right: r.made for p, r in reasons if r.code == reason.code and r.made is not None}
     if scene.group.kind == "gradient" and reason.code in ("mask_missing", "ignored_labels"):
         reason = reason._replace(code="stopped_gradient", sentence="only one side passes this gradient on.")
     number = follows_number(scene, pair, _factor(pair)) if reason.code == "scale" else ""
@@ -36,13 +38,11 @@ def by_pair(scene: Scene) -> Iterator[Proposal]:
         sentence = f"the two sides multiply by different numbers: {number}."
         yield Proposal(reason.code, sentence, measured=reason.evidence)
         return
-    # Two values side by side, such as queries and keys, may have the same fault; so may all calls of a line.
-    alike = {p.right: r.made for p, r in reasons if r.code == reason.code and r.made is not None}
     yield Proposal(
         reason.code,
         reason.sentence,
         None if reason.made is None else _trials(scene, pair, alike),
-        f"{reason.evidence} With the right value changed in this way, the two sides agree in what follows.",
+        "With the right value changed to this",
         reason.evidence,
         likely=True,
     )
@@ -116,7 +116,8 @@ def by_loss(scene: Scene) -> Iterator[Proposal]:
         f"the loss on the left is {known[0]:.9g} times that on the right: another factor, or a mean over "
         "other entries.",
         [(Edit("right", scaled),)],
-        f"With this factor, the loss and all {len(known) - 1} gradients agree.",
+        "With this factor on the right",
+        f"It is the same for the loss and all {len(known) - 1} gradients.",
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from stablenum.diagnosis.diff.causes.by_sum import by_divisor, by_sum
+from stablenum.diagnosis.diff.causes.by_value import same_entries
 from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, told
 from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.differences import Cause
@@ -37,8 +38,8 @@ def by_structure(scene: Scene) -> Iterator[Proposal]:
             "entry_order",
             "the same numbers are in another order relative to what they are combined with.",
             _in_order(scene),
-            "Sorted, they are equal; unsorted, no permutation of the axes makes all operands equal. In the "
-            "left program's order, the results agree.",
+            "With the order of the left program",
+            "Sorted, they are equal; unsorted, no permutation of the axes makes all operands equal.",
             likely=True,
         )
     elif primitives & _MOVING and names & _MOVING:
@@ -55,8 +56,7 @@ def _in_order(scene: Scene) -> Iterator[Trial]:
     patch = scene.patch
     ends = None if patch is None else (patch.left, patch.right)
     for pair in (p for p in scene.pairs if (p.left, p.right) == ends):
-        mine, theirs = (np.sort(x, axis=None) for x in (pair.mine, pair.theirs))
-        if np.allclose(mine, theirs):
+        if same_entries(pair.mine, pair.theirs):
             yield (Edit("right", {pair.right: pair.mine}),)
 
 
@@ -128,7 +128,7 @@ def by_lack(scene: Scene) -> Iterator[Proposal]:
     yield replace(
         found,
         trials=[(Edit(scene.patch.side, scene.patch.values),)],
-        healed="With what the other program computes there, the results agree.",
+        change="With what the other program computes there",
     )
 
 

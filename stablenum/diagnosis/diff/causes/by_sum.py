@@ -62,7 +62,7 @@ def by_divisor(scene: Scene) -> Iterator[Proposal]:
                 "reduction",
                 f"the {name} program divides the sum by {divisor:.6g}, the other one by {count}.",
                 [(Edit(name, {value: np.full(side.shapes[value], total / count)}),)],
-                f"With {count} on the {name}, the results agree.",
+                f"With {count} on the {name}",
             )
 
 

@@ -33,15 +33,19 @@ def by_targets(scene: Scene) -> Iterator[Proposal]:
     """Propose the left side's targets for the right side's cross-entropy, whose logits agree."""
     if scene.group.kind != "loss":
         return
-    left = _found(scene.left)
-    right = None if left is None else _found(scene.right)
+    left = _found(scene, "left")
+    right = None if left is None else _found(scene, "right")
     if left is not None and right is not None:
         yield from _compared(scene, left, right)
 
 
-def _found(side: Side) -> Targets | None:
+def _found(scene: Scene, name: str) -> Targets | None:
     """Return the targets of a side's cross-entropy, from a gradient whose rows sum to zero."""
-    phases = {o: s.phase for s in side.trace.steps for o in s.outputs}
+    side, since = scene.comparison.side(name), scene.group.since[name == "right"]
+    following = (r.value for r in side.play.results if (r.kind, r.step) == ("gradient", scene.group.step))
+    last = max(following, default=len(side.shapes))
+    steps = (s for s in side.trace.steps if s.index > since and s.outputs and s.outputs[0] <= last)
+    phases = {o: s.phase for s in steps for o in s.outputs}
     given = [v for v in phases if _like_logits(side, v)]
     backward = [v for v in given if phases[v] == "backward" and _sums_to_zero(side, v)][:_MOST_VALUES]
     for gradient, g in arrays_of(side, backward).items():
@@ -104,13 +108,12 @@ def _compared(scene: Scene, left: Targets, right: Targets) -> Iterator[Proposal]
     # Terms that both losses have beside the cross-entropies, such as a penalty, stay as they are.
     loss = scene.group.pairs[0].right.value
     changed = scene.right.arrays[loss] + (left.loss - right.loss)
-    measured = f"The gradients with respect to the logits show it, in {len(pairs)} rows."
     yield Proposal(
         found.code,
         found.sentence,
         [(Edit("right", {loss: changed}),)],
-        f"{measured} With the cross-entropy of the left one's targets, the losses agree.",
-        measured,
+        "With the cross-entropy of the left one's targets",
+        f"The gradients with respect to the logits show it, in {len(pairs)} rows.",
         likely=True,
         remedy=found.remedy or None,
     )

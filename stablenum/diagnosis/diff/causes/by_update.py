@@ -166,11 +166,11 @@ def _of_each(updates: Sequence[Update], known: _Known) -> Told | None:
 
 
 def _standstill(updates: Sequence[Update], unlike: Sequence[Update]) -> Told | None:
-    """One side does not move at all: a schedule that begins with a rate of 0."""
+    """One side does not move at all, as with a schedule that begins with a rate of 0."""
     for side in ("left", "right"):
         if unlike and not any(np.any(getattr(u, side)) for u in unlike):
             made = [0.0 * u.right for u in updates] if side == "left" else None
-            sentence = f"the {side} side does not move in the first step."
+            sentence = f"the {side} side does not move in this step."
             return Told("schedule_offset", sentence, "All its updates are exactly 0.", made)
     return None
 
@@ -219,15 +219,25 @@ def _each_clipped(updates: Sequence[Update], unlike: Sequence[Update], known: _K
         "clip_per_tensor",
         "one side clips each tensor separately.",
         f"The gradients on the right are {min(ratios):.4g} to {max(ratios):.4g} times those on the left.",
-        _each(updates, unlike, changed) if _one_limit(told, ratios, known) else None,
+        _each(updates, unlike, changed) if _one_limit(told, ratios, _norm(updates), known) else None,
     )
 
 
-def _one_limit(updates: Sequence[Update], ratios: Sequence[float], known: _Known) -> bool:
-    """Return whether factors of single gradients are those of one limit of their norms, which is a number of
-    the programs."""
-    limits = [min(r, 1 / r) * _norm([u]) for u, r in zip(updates, ratios, strict=True) if r > 0]
-    return len(limits) == len(ratios) and any(all(near(x, n, _ALIKE) for x in limits) for n in known.every)
+def _one_limit(updates: Sequence[Update], ratios: Sequence[float], norm: float, known: _Known) -> bool:
+    """Return whether factors between single gradients are those of one limit, a number of the programs: one
+    side limits the norm of each, and the other one that of all, or none."""
+    norms = [_norm([u]) for u in updates]
+    for limit in known.every:
+        each = [min(1.0, limit / n) if n else 1.0 for n in norms]
+        for whole in {1.0, min(1.0, limit / norm)} if norm else ():
+            there = [e / whole for e in each]
+            if any(all(map(_alike, ratios, x)) for x in (there, [1 / t if t else 0.0 for t in there])):
+                return True
+    return False
+
+
+def _alike(a: float, b: float) -> bool:
+    return near(a, b, _ALIKE)
 
 
 def _by_value(updates: Sequence[Update], unlike: Sequence[Update], known: _Known) -> Told | None:
@@ -326,7 +336,7 @@ def _factor(updates: Sequence[Update], unlike: Sequence[Update], known: _Known) 
         if max(own) - min(own) <= _ALIKE * max(abs(f) for f in own):
             sure = is_limit(ratios[0], _norm(updates), known.every)
             return _CLIPPED._replace(evidence=evidence, made=made if sure else None)
-        sure = _one_limit(unlike, ratios, known)
+        sure = _one_limit(unlike, ratios, _norm(updates), known)
         return _EACH_CLIPPED._replace(evidence=evidence, made=made if sure else None)
     fits = [_ratio(u.left, u.right) for u in unlike]
     if any(f is None for f in fits):
@@ -335,7 +345,7 @@ def _factor(updates: Sequence[Update], unlike: Sequence[Update], known: _Known) 
     made = _each(updates, unlike, [f * u.right for u, f in zip(unlike, factors, strict=True)])
     spread = max(factors) / min(factors) - 1 if min(factors) > 0 else math.inf
     if spread > SAME_UPDATE:
-        sure = known.limited and _one_limit(unlike, factors, known)
+        sure = known.limited and _one_limit(unlike, factors, _norm(updates), known)
         return Told(
             "clip_per_tensor" if known.limited else "scale",
             f"each update differs by a factor of its own, from {min(factors):.4g} to {max(factors):.4g}.",

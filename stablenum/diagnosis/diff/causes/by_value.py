@@ -12,7 +12,7 @@ from stablenum.diagnosis.diff.sides.equality import SAME_MULTIPLE
 from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.sides.play import MASKED
 
-__all__ = ["DROPS", "Reason", "Values", "factor_of", "of_masks", "reason_of"]
+__all__ = ["DROPS", "Reason", "Values", "factor_of", "masked", "of_masks", "reason_of", "same_entries"]
 
 DROPS = "one side drops units."
 # Fewer entries may be like others by accident. Chosen, not measured.
@@ -73,13 +73,14 @@ def reason_of(values: Values) -> Reason | None:
 # --- masks --------------------------------------------------------------------------------------------------
 
 
-def _masked(x: Any) -> Any:
+def masked(x: Any) -> Any:
+    """Return which entries are masks: far larger than any number of a model, or not finite."""
     return ~(np.abs(x) < MASKED)
 
 
 def _mask(v: Values) -> Reason | None:
     """Entries that only one side fills with minus infinity."""
-    mine, theirs = _masked(v.mine), _masked(v.theirs)
+    mine, theirs = masked(v.mine), masked(v.theirs)
     kept = ~(mine | theirs)
     if (mine == theirs).all() or kept.sum() < _FEWEST:
         return None
@@ -113,15 +114,15 @@ def _shifted(a: Any, b: Any) -> bool:
 
 def _added(v: Values) -> Reason | None:
     """One side adds a number where the other one masks."""
-    for masked, other, name in ((v.mine, v.theirs, "left"), (v.theirs, v.mine, "right")):
-        mask = _masked(masked)
-        if not mask.any() or mask.all() or _masked(other).any():
+    for filled, other, name in ((v.mine, v.theirs, "left"), (v.theirs, v.mine, "right")):
+        mask = masked(filled)
+        if not mask.any() or mask.all() or masked(other).any():
             continue
         for x in v.read:
             if np.shape(x) != other.shape:
                 continue
             gap = other - x
-            if _constant(gap[mask]) and _constant(gap[~mask]) and _same(masked[~mask], x[~mask]):
+            if _constant(gap[mask]) and _constant(gap[~mask]) and _same(filled[~mask], x[~mask]):
                 sentence = (
                     f"the {name} side masks, the other one adds {gap[mask][0]:g} and {gap[~mask][0]:g}."
                 )
@@ -277,6 +278,11 @@ def _same(a: Any, b: Any) -> bool:
     return bool(np.abs(a - b).max() <= SAME_MULTIPLE * scale)
 
 
+def same_entries(a: Any, b: Any) -> bool:
+    """Return whether two arrays have the same entries, in whatever order."""
+    return bool(np.size(a) == np.size(b) and _same(np.sort(a, axis=None), np.sort(b, axis=None)))
+
+
 def _alike(a: Any, b: Any) -> bool:
     return distance(fingerprint(a), fingerprint(b)) < SAME_MULTIPLE
 
@@ -288,8 +294,8 @@ def _constant(x: Any) -> bool:
 def factor_of(a: Any, b: Any, *, fewest: int = _FEWEST) -> float | None:
     """Return c if an array is c times another one, entry by entry; None if it is not, or if that says
     nothing, as with fewer entries than ``fewest``."""
-    kept = ~(_masked(a) | _masked(b))
-    if (_masked(a) != _masked(b)).any() or kept.sum() < fewest:
+    kept = ~(masked(a) | masked(b))
+    if (masked(a) != masked(b)).any() or kept.sum() < fewest:
         return None
     x, y = a[kept], b[kept]
     norm = float((y * y).sum())

@@ -7,6 +7,8 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from stablenum.diagnosis.diff.causes.formulas.variants import Variant, code_of, elementwise_of, variants_of
 from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, calls_like, in_all_of
 from stablenum.diagnosis.diff.causes.scene import Scene
@@ -43,7 +45,7 @@ def by_variant(scene: Scene) -> Iterator[Proposal]:
     if there.missing:
         read = [] if there.value is None else [there.value]
     for value, array in scene.arrays(read).items():
-        if array.size > _MOST_ELEMENTS:
+        if array.size > _MOST_ELEMENTS or np.iscomplexobj(array):
             continue
         # Hundreds of variants: only their fingerprints are kept.
         tried = [(v._replace(values=None), fingerprint(v.values)) for v in variants_of(array)]
@@ -69,9 +71,8 @@ def _proposal(scene: Scene, code: str, left: _Recognised, right: _Recognised, re
         code or code_of(left.variant, right.variant),
         f"the left program computes {left.variant}, the right one {right.variant}.",
         _trials(scene, left, right, read),
-        "Both formulas were evaluated on what the operation reads, and each gives its side's value. With the "
-        "left one's on the right, the two sides agree.",
-        "Both formulas were evaluated on what the operation reads, and each gives its side's value.",
+        "With the left one's on the right",
+        "Both formulas were evaluated on what the operation reads; each gives its side's value.",
         likely=True,
     )
 

@@ -55,7 +55,7 @@ def by_weight(scene: Scene) -> Iterator[Proposal]:
             if ordered
             else f"{name} holds other numbers than {' and '.join(origin.names)}.",
             [(Edit("right", {value: array}),)],
-            f"With {origin} in its place, the two sides agree.",
+            f"With {origin} in its place",
             remedy=_ORDER if ordered else _OTHER,
         )
 
@@ -92,8 +92,8 @@ def by_absence(scene: Scene) -> Iterator[Proposal]:
         )
         for number in _NEUTRAL:
             trial = (Edit(name, {value: np.full(shape, number)}),)
-            told = f"With {number:g} in its place, the two sides agree."
-            yield replace(proposal, trials=[trial], healed=told)
+            told = f"With {number:g} in its place"
+            yield replace(proposal, trials=[trial], change=told)
         yield proposal
 
 

@@ -79,8 +79,8 @@ def _proposal(scene: Scene, code: str, left: _Fit, right: _Fit, name: str) -> Pr
         code,
         f"the left program computes {left.variant}, the right one {right.variant}.",
         None if new is None else [(Edit(name, {own.value: new}),)],
-        "Both were evaluated on what the operation reads, and each gives its side's value. With the other "
-        f"side's settings on the {name}, the two sides agree.",
+        f"With the other side's settings on the {name}",
+        "Both were evaluated on what the operation reads; each gives its side's value.",
     )
 
 

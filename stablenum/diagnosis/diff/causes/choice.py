@@ -12,7 +12,6 @@ from stablenum.diagnosis.diff.causes.by_gradient import by_gradient, by_hand, by
 from stablenum.diagnosis.diff.causes.by_input import by_input
 from stablenum.diagnosis.diff.causes.by_moment import cause_of_moments
 from stablenum.diagnosis.diff.causes.by_norm import by_normalisation, is_of_batch
-from stablenum.diagnosis.diff.causes.by_number import by_number
 from stablenum.diagnosis.diff.causes.by_operand import (
     by_exchange,
     by_flip,
@@ -95,8 +94,8 @@ def _of(found: Told, updates: Sequence[Update]) -> Proposal:
     rows = zip(updates, found.made or (), strict=False) if enough else ()
     values = {u.result: u.rest + made for u, made in rows if made is not None}
     trials = [(Edit("right", values),)] if values else None
-    told = f"{found.evidence} With the left side's way on the right, all updates agree."
-    return Proposal(found.code, found.sentence, trials, told, found.evidence, likely=True)
+    change = "With the left side's formula on the right" if trials else ""
+    return Proposal(found.code, found.sentence, trials, change, found.evidence, likely=True)
 
 
 def _clips(scene: Scene) -> tuple[int, int]:
@@ -119,13 +118,12 @@ _RULES: tuple[tuple[str, Callable[[Scene], Iterable[Proposal]]], ...] = (
     ("parameters that only one side has", by_absence),
     ("the other side's parameters", by_weight),
     ("targets of the loss", by_targets),
-    ("indices, flags and constant arrays", by_array),
+    ("indices, flags and numbers of the other side", by_array),
     ("known functions and their settings", by_variant),
     ("statistics of a norm", by_normalisation),
     ("settings of convolutions, pooling and resizing", by_window),
     ("sums of gradients", by_rows),
     ("derivatives defined by hand", by_hand),
-    ("numbers that are read", by_number),
     ("images in another order", by_order),
     ("masks, factors and orders of entries", by_pair),
     ("factors of the loss", by_loss),

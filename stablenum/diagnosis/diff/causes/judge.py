@@ -17,12 +17,13 @@ from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.mended_places import MOST_CALLS
 from stablenum.diagnosis.diff.places.patches import LEAST_SHARED, newly_shared
+from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.places.slopes import SAME_SLOPE
 from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = [
-    "Edit", "Proposal", "Slope", "Trial", "applied", "calls_like", "heals", "in_all_of", "judged", "told",
+    "Edit", "Proposal", "Slope", "Trial", "applied", "calls_like", "in_all_of", "judged", "told",
 ]  # fmt: skip
 
 # Of the changes that a rule proposes, so many are tried: each evaluates a side once more. Chosen, not
@@ -75,21 +76,23 @@ class Proposal:
     Attributes:
         code, sentence: as in a cause.
         trials: ways to make the change; one that heals is enough. None if it cannot be tried.
-        healed: the evidence if one of them heals.
-        measured: the evidence otherwise.
+        change: what is changed, as the beginning of a sentence that says what follows from it.
+        measured: the evidence apart from that.
         likely: whether it is still said if none heals; what cannot be tried is.
         remedy: in place of that of the code; "" for none.
         same: what identifies the change; proposals of the same one are the same cause. The sentence, if None.
+        by_results: whether it heals only if results agree.
     """
 
     code: str
     sentence: str
     trials: Iterable[Trial] | None = None
-    healed: str = ""
+    change: str = ""
     measured: str = ""
     likely: bool = False
     remedy: str | None = None
     same: object = None
+    by_results: bool = False
 
 
 @dataclass(slots=True)
@@ -109,23 +112,21 @@ def judged(scene: Scene, what: str, proposals: Iterable[Proposal]) -> _Verdict:
     """
     verdict, known, left = _Verdict(), list[object](), _MOST_TRIALS
     for proposal in proposals:
-        trials, healing, count = iter(proposal.trials or ()), None, 0
-        for trial in islice(trials, left):
-            count += 1
-            if heals(scene, trial):
-                healing = trial
+        healed = ""
+        for trial in islice(proposal.trials or (), left):
+            left -= 1
+            scene.tried[what] += 1
+            healed = _healed(scene, trial, by_results=proposal.by_results)
+            if healed:
+                if not isinstance(trial, Slope):
+                    scene.healed.append(trial)
                 break
-        left -= count
-        scene.tried[what] += count
-        if healing is not None:
-            same = proposal.same or proposal.sentence
-            if same not in known:
-                known.append(same)
-                verdict.confirmed.append(_cause(scene, proposal, confirmed=True))
-            if not isinstance(healing, Slope):
-                scene.healed.append(healing)
-        elif proposal.likely or proposal.trials is None:
-            verdict.likely.append(_cause(scene, proposal, confirmed=False))
+        same = proposal.same or proposal.sentence
+        if healed and same not in known:
+            known.append(same)
+            verdict.confirmed.append(_cause(scene, proposal, f"{proposal.change}{healed.rstrip()}."))
+        elif not healed and (proposal.likely or proposal.trials is None):
+            verdict.likely.append(_cause(scene, proposal))
         if len(verdict.confirmed) == _MOST_HEALED or left <= 0:
             break
     return verdict
@@ -134,55 +135,68 @@ def judged(scene: Scene, what: str, proposals: Iterable[Proposal]) -> _Verdict:
 def told(scene: Scene, proposal: Proposal) -> Cause:
     """Return the cause of one proposal, confirmed if a trial heals."""
     verdict = judged(scene, "", [proposal])
-    return next(iter((*verdict.confirmed, *verdict.likely)), None) or _cause(scene, proposal, confirmed=False)
+    return next(iter((*verdict.confirmed, *verdict.likely)), None) or _cause(scene, proposal)
 
 
-def _cause(scene: Scene, proposal: Proposal, *, confirmed: bool) -> Cause:
+def _cause(scene: Scene, proposal: Proposal, healed: str = "") -> Cause:
     remedies = REMEDIES_OF_UPDATES if scene.group.kind == "updated" else REMEDIES
     return Cause(
         code=proposal.code,
         sentence=proposal.sentence,
-        evidence=proposal.healed if confirmed else proposal.measured,
+        evidence=" ".join(filter(None, (proposal.measured, healed))),
         remedy=remedies[proposal.code] if proposal.remedy is None else proposal.remedy,
-        confirmed=confirmed,
+        confirmed=bool(healed),
     )
 
 
-def applied(comparison: Comparison, trial: Iterable[Edit], scene: Scene | None = None) -> Comparison:
-    """Return the comparison with changes; of a scene, up to the results that differ there."""
+def applied(comparison: Comparison, trial: Iterable[Edit], until: Group | None = None) -> Comparison:
+    """Return the comparison with changes, up to the results of a group if one is given."""
     for side, values in trial:
-        comparison = comparison.with_values(side, values, until=None if scene is None else scene.group)
+        comparison = comparison.with_values(side, values, until=until)
     return comparison
 
 
-def heals(scene: Scene, trial: Trial) -> bool:
-    """Return whether the two sides agree with a change as well as they do with the left side's value.
+def _healed(scene: Scene, trial: Trial, *, by_results: bool) -> str:
+    """Return what agrees with a change, as the end of a sentence; "" if it does not heal.
 
-    The results agree, or fewer of them differ, or the line at which the programs part gives the same, or what
-    follows is computed from equal values again: further lines may have the same fault. But where the left
-    side's value alone makes all results agree, a change that does not is none that explains it. Nothing
-    follows on an update, so that all of it must agree.
+    The results agree, or fewer of them differ, or what follows is computed from equal values again, at least
+    what the line gives: further lines may have the same fault. But where the left side's value alone makes
+    all results agree, a change that does not do so explains nothing. Nothing follows on an update, so that
+    all of it must agree.
     """
     if isinstance(trial, Slope):
-        return trial.heals
-    after = applied(scene.comparison, trial, scene)
-    if after.agrees(scene.group):
-        return True
-    if scene.alone_heals or scene.group.kind == "updated":
-        return False
+        return " " if trial.heals else ""
+    before, group = scene.comparison, scene.group
+    after = applied(before, trial, group)
+    if after.agrees(group):
+        return f", {_AGREE.get(group.results, 'the results agree')}"
+    if scene.alone_heals or group.kind == "updated":
+        return ""
+    fewer = len(group.differing) - len(after.group(group).differing)
+    if group.kind == "gradient" and fewer > 0:
+        return f", {fewer} more gradients agree"
+    if by_results:
+        return ""
     side = trial[-1].side
-    if scene.group.kind == "gradient" and _names(after, scene) < _names(scene.comparison, scene):
-        return True
     last = max(trial[-1].values, default=0)
-    shared = newly_shared(scene.comparison, after, side, scene.region(side), last)
-    return after.meets(scene.found, side) or shared >= LEAST_SHARED
+    shared = newly_shared(before, after, side, scene.region(side), last)
+    if shared and after.meets(scene.found, side) and not before.meets(scene.found, side):
+        return ", the two lines give the same"
+    return ", what follows is computed from equal values" if shared >= LEAST_SHARED else ""
+
+
+_AGREE = {"gradient": "all gradients agree", "updated": "all updates agree"}
 
 
 def calls_like(scene: Scene, name: str, step: Step) -> list[Step]:
     """Return a step and what its line does likewise in other calls, such as those of several layers."""
     own = step.place, step.primitive, step.phase, len(step.inputs)
-    steps = scene.comparison.side(name).trace.steps
-    alike = [s for s in steps if (s.place, s.primitive, s.phase, len(s.inputs)) == own]
+    last = max(getattr(p, name).value for p in scene.group.pairs)
+    alike = [
+        s
+        for s in scene.comparison.side(name).trace.steps
+        if (s.place, s.primitive, s.phase, len(s.inputs)) == own and s.outputs[0] <= last
+    ]
     return [step] if step.place is None else alike
 
 
@@ -208,11 +222,6 @@ def in_all_of(
             comparison = comparison.with_values(name, new, until=scene.group)
     if changed > 1:
         yield (Edit(name, values),)
-
-
-def _names(comparison: Comparison, scene: Scene) -> set[str]:
-    group = next(g for g in comparison.groups if (g.kind, g.step) == (scene.group.results, scene.group.step))
-    return {p.right.name for p in group.differing}
 
 
 def _near(a: float, b: float) -> bool:

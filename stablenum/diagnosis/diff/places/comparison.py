@@ -81,8 +81,11 @@ class Comparison:
 
     def agrees(self, group: Group) -> bool:
         """Return whether the results of a group agree here."""
-        same = next(g for g in self.groups if (g.kind, g.step) == (group.results, group.step))
-        return not same.differing
+        return not self.group(group).differing
+
+    def group(self, group: Group) -> Group:
+        """Return the results of a group as they are here."""
+        return next(g for g in self.groups if (g.kind, g.step) == (group.results, group.step))
 
     # --- where ---
 

@@ -210,7 +210,13 @@ def _unlike(mine: Any, theirs: Any) -> tuple[float, int]:
 
 def _kept(x: Any) -> Any:
     with np.errstate(invalid="ignore"):
-        return np.abs(np.asarray(x, float)) < MASKED
+        return np.abs(x) < MASKED
+
+
+def _reals(x: Any) -> Any:
+    """Return the entries of an array as real numbers, two for a complex one."""
+    flat = np.ascontiguousarray(x).reshape(-1)
+    return flat.view(flat.real.dtype) if np.iscomplexobj(flat) else np.asarray(flat, float)
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -224,7 +230,7 @@ def _near(a: Any, b: Any) -> bool:
 
 def _gap(a: Any, b: Any) -> float:
     """Return the distance of two arrays relative to their sizes, without entries that are masked."""
-    x, y = np.asarray(a, float).reshape(-1), np.asarray(b, float).reshape(-1)
+    x, y = _reals(a), _reals(b)
     kept = _kept(x) & _kept(y)
     x, y = x[kept], y[kept]
     size = float((x * x).sum() + (y * y).sum())

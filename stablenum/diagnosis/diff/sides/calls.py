@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from stablenum.diagnosis.diff.sides.play import Dialect
-from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
+from stablenum.diagnosis.diff.sides.sides import Side
 
 __all__ = ["Call", "Setting", "calls_of"]
 
@@ -68,16 +69,21 @@ class Call:
         tree = _Replacement(node, ast.Constant(new)).visit(tree)
         return Call(self.dialect, ast.parse(ast.unparse(tree)), self.outputs)
 
-    def made(self, side: Side) -> Mapping[int, Any] | None:
-        """Return what the call gives of what a side computes; None if it fails, or gives no arrays of the
-        sizes of its results."""
-        read = {int(m[1]) for m in _NAME.finditer(ast.unparse(self.tree))} - {*self.outputs}
-        names = {f"value_{v}": array for v, array in arrays_of(side, read).items()}
+    def made(self, arrays: Mapping[int, Any], shapes: Sequence[tuple[int, ...]]) -> Mapping[int, Any] | None:
+        """Return what the call gives; None if it fails, or if a result does not have its shape.
+
+        Args:
+            arrays: what it reads, by value.
+            shapes: of all values.
+        """
+        code = ast.unparse(self.tree)
+        read = {int(m[1]) for m in _NAME.finditer(code)} - {*self.outputs}
         try:
-            made = _run(self.dialect, ast.unparse(self.tree), names, self.outputs)
+            names = {f"value_{v}": arrays[v] for v in read}
+            made = _run(self.dialect, code, names, self.outputs)
         except Exception:  # noqa: BLE001 - a function says in any way that it does not take a setting
             return None
-        fits = all(np.shape(made[o]) == side.shapes[o] for o in self.outputs)
+        fits = all(np.shape(made[o]) == shapes[o] for o in self.outputs)
         return made if fits else None
 
     def __str__(self) -> str:
@@ -105,8 +111,9 @@ def calls_of(side: Side, steps: Collection[int]) -> dict[int, Call]:
     ).code
     found = {}
     for index, line in code.items():
-        tree = ast.parse(_VALUE.sub(r"value_\1", line))
-        found[index] = Call(side.program.dialect, tree, tuple(side.trace.steps[index].outputs))
+        with suppress(SyntaxError):  # an argument may have no code
+            tree = ast.parse(_VALUE.sub(r"value_\1", line))
+            found[index] = Call(side.program.dialect, tree, tuple(side.trace.steps[index].outputs))
     return found
 
 

@@ -61,7 +61,7 @@ def fingerprint(array: Any) -> Fingerprint:
     x = np.asarray(array)
     floating = x.dtype.kind not in "iub"
     if np.iscomplexobj(x):
-        x = x.reshape(-1).view(x.real.dtype)
+        x = np.ascontiguousarray(x).reshape(-1).view(x.real.dtype)
     x = x.astype(np.float64, copy=False).reshape(-1)
     size = np.abs(x)
     most = float(size.max()) if x.size else 0.0

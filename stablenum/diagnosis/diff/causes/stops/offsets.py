@@ -45,7 +45,8 @@ def offset(comparison: Comparison, group: Group, found: Frontier) -> Stopped | N
             trial = _without(comparison, name, steps)
             code = "missing_operation" if name == "left" else "extra_operation"
             sentence = f"only the {name} program adds {number:g} here; all gradients agree."
-            verdict = judged(scene, "", [Proposal(code, sentence, [trial], "Without it, the losses agree.")])
+            proposal = Proposal(code, sentence, [trial], "Without it", by_results=True)
+            verdict = judged(scene, "", [proposal])
             if verdict.confirmed:
                 after = applied(comparison, trial)
                 return _placed(comparison, after, group, found, (name, steps[0]), verdict.confirmed[0])

@@ -97,9 +97,11 @@ def _in_line(cases: Iterable[Case], place: Hidden) -> Case | None:
     return next((c for c in cases if (c.side, c.stop.place) == (place.side, place.stop.place)), None)
 
 
-def _proposal(case: Case, trials: Iterable[Trial] = (), evidence: str = "", measured: str = "") -> Proposal:
+def _proposal(
+    case: Case, trials: Iterable[Trial] | None = None, change: str = "", measured: str = ""
+) -> Proposal:
     sentence = _SENTENCES[case.code].format(stops=case.side, passes=OTHER[case.side])
-    return Proposal(case.code, sentence, trials, evidence, measured, likely=True)
+    return Proposal(case.code, sentence, trials, change, measured, likely=True, by_results=True)
 
 
 def _measured(scene: Scene, code: str, place: Hidden) -> Cause:
@@ -124,12 +126,14 @@ def _of_two(scene: Scene, cases: Sequence[Case]) -> Stopped | None:
             list(islice(_contributions(side, case.reads), _MOST_OF_TWO))
             for side, case in zip(sides, (one, two), strict=True)
         )
-        for values, others in product(firsts, seconds):
-            edits = _zeros(OTHER[one.side], sides[0], values), _zeros(OTHER[two.side], sides[1], others)
-            if applied(comparison, edits, scene).agrees(scene.group):
-                where = "" if two.stop.place is None else f" and at line {two.stop.place.line}"
-                evidence = f"Without what passes there{where}, all gradients agree."
-                cause = told(scene, _proposal(one, [edits], evidence))
+        trials = [
+            (_zeros(OTHER[one.side], sides[0], a), _zeros(OTHER[two.side], sides[1], b))
+            for a, b in product(firsts, seconds)
+        ]
+        where = "" if two.stop.place is None else f" and at line {two.stop.place.line}"
+        for edits in trials:
+            if applied(comparison, edits, scene.group).agrees(scene.group):
+                cause = told(scene, _proposal(one, [edits], f"{_WITHOUT}{where}"))
                 return _stopped(sides[0], one, cause, applied(comparison, edits[:1]))
     return None
 
@@ -143,8 +147,8 @@ def _stopped(other: Side, case: Case, cause: Cause, after: Comparison | None) ->
 
 # This shows the place, and not what either side does there.
 _ON_BOTH = "Without the gradient of what follows here, on both sides, all gradients agree."
-_MEASURED = "Finite differences show that its gradients lack what would pass here."
-_WITHOUT = "Without what passes there, {}."
+_MEASURED = "Finite differences show that its gradients lack what would pass here"
+_WITHOUT = "Without what passes there"
 _SENTENCES = {
     "stopped_gradient": "the {stops} program blocks the gradient here; the {passes} one does not.",
     "straight_through_missing": "the {stops} program passes the gradient around what it rounds or chooses "
@@ -163,23 +167,11 @@ def _tried(scene: Scene, case: Case) -> tuple[Cause, Comparison | None] | None:
     else:
         side = scene.comparison.side(name)
         trials = ((_zeros(name, side, values),) for values in _contributions(side, case.reads))
-    verdict = judged(scene, "", [_proposal(case, trials)])
-    if not verdict.confirmed:
-        return (
-            (told(scene, _proposal(case, measured=_ON_BOTH)), None)
-            if straight and _cut(scene, case)
-            else None
-        )
-    healing = scene.healed[-1]
-    group = next(
-        g
-        for g in applied(scene.comparison, healing, scene).groups
-        if (g.kind, g.step) == (scene.group.kind, scene.group.step)
-    )
-    more = len(scene.group.differing) - len(group.differing)
-    shown = f"{more} more gradients agree" if group.differing else "all gradients agree"
-    cause = replace(verdict.confirmed[0], evidence=_WITHOUT.format(shown))
-    return cause, None if straight else applied(scene.comparison, healing)
+    verdict = judged(scene, "", [_proposal(case, trials, _WITHOUT)])
+    if verdict.confirmed:
+        return verdict.confirmed[0], None if straight else applied(scene.comparison, scene.healed[-1])
+    on_both = straight and _cut(scene, case)
+    return (told(scene, _proposal(case, measured=_ON_BOTH)), None) if on_both else None
 
 
 def _cuts(scene: Scene, case: Case) -> Iterator[Trial]:
@@ -200,7 +192,7 @@ def _cut(scene: Scene, case: Case) -> bool:
         for i in known
         if own.shapes[i] in sizes
     )
-    return any(applied(comparison, e, scene).agrees(scene.group) for e in islice(both, _MOST_TRIALS))
+    return any(applied(comparison, e, scene.group).agrees(scene.group) for e in islice(both, _MOST_TRIALS))
 
 
 def _zeros(name: str, side: Side, values: Iterable[int]) -> Edit:

@@ -1,70 +1,24 @@
-"""Name the cause where one number differs: a parameter or buffer of one entry, or one that is computed."""
+"""Say of a factor between two values whether it is one that programs are written with."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.judge import Edit, Proposal
 from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.flow import size
 from stablenum.diagnosis.diff.places.patches import Pair
 from stablenum.diagnosis.diff.sides.equality import SAME_MULTIPLE
-from stablenum.diagnosis.diff.sides.kinds import called, kind
+from stablenum.diagnosis.diff.sides.kinds import kind
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
-from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["by_number", "follows_number", "well_known"]
+__all__ = ["follows_number", "well_known"]
 
 # A factor is compared with the ratios of so many numbers, of which there are 10 000: the more, the likelier
 # one is near by accident. Chosen, not measured.
 _MOST_NUMBERS = 100
-# Each trial evaluates the right side once more. Chosen, not measured.
-_MOST_TRIALS = 4
-
-
-def by_number(scene: Scene) -> Iterator[Proposal]:
-    """Give the right program the number that the left one holds in a parameter, buffer or argument of one
-    entry, and see whether the results agree then."""
-    here, there = scene.found.left, scene.found.right
-    if here is None or there is None or here.missing or there.missing or scene.group.kind == "updated":
-        return
-    own = [_held(scene, name, start.step) for name, start in (("left", here), ("right", there))]
-    for i, j in itertools.islice(itertools.product(*own), _MOST_TRIALS):
-        mine, theirs = arrays_of(scene.left, [i])[i], arrays_of(scene.right, [j])[j]
-        given = mine.astype(np.float64).reshape(theirs.shape)
-        told = [_told(side, v, x) for side, v, x in ((scene.left, i, mine), (scene.right, j, theirs))]
-        yield Proposal(
-            "other_input",
-            f"{called(here.step)} reads {told[0]} in the left program, and {told[1]} in the right one.",
-            [(Edit("right", {j: given}),)],
-            "With the number that the left program reads, the two sides agree.",
-        )
-
-
-def _held(scene: Scene, name: str, step: Step) -> list[int]:
-    """Return the single numbers from outside that a step reads, or that only changed their form before, and
-    that the other side does not have."""
-    side, known = scene.comparison.side(name), scene.comparison.found.known(name)
-    found, todo = list[int](), list(step.inputs)
-    while todo:
-        value = todo.pop(0)
-        if value in known or size(side, value) != 1 or not side.prints[value].floating:
-            continue
-        producer = side.trace.values[value].producer
-        if producer is not None:
-            todo += side.trace.steps[producer].inputs
-        elif side.trace.values[value].role in ("parameter", "buffer", "input"):
-            found.append(value)
-    return list(dict.fromkeys(found))
-
-
-def _told(side: Side, value: int, array: np.ndarray) -> str:
-    known = side.trace.values[value]
-    return f"{known.role} {known.name}".strip() + f" = {float(array.reshape(-1)[0]):.6g}"
 
 
 def follows_number(scene: Scene, pair: Pair, factor: float) -> str:
