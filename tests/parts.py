@@ -44,7 +44,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "pairs-1": ("tests/pairs/test_pairs.py", "-k", "[blind- or [second-", *EVERY),
     "pairs-2": ("tests/pairs/test_pairs.py", "-k", "[third- or [fourth-", *EVERY),
     "pairs-3": ("tests/pairs/test_pairs.py", "-k", "[fifth- or [sixth- or [seventh- or [eighth-", *EVERY),
-    "pairs-4": ("tests/pairs/test_pairs.py", "-k", "[ninth- or [tenth- or [eleventh-", *EVERY),
+    "pairs-4": ("tests/pairs/test_pairs.py", "-k", "[ninth- or [tenth- or [eleventh- or [twelfth-", *EVERY),
 }
 _HEAD = """# The slow tests, part by part
 

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -39,6 +40,20 @@ class Judged(NamedTuple):
 def cases(name: str) -> dict[str, dict[str, Any]]:
     """The cases of a set, by name."""
     return {c["name"]: c for c in json.loads((HERE / name / "cases.json").read_text(encoding="utf-8"))}
+
+
+def lacking_for(case: dict[str, Any]) -> str:
+    """The packages that a case needs and that are not installed in that version."""
+    found = []
+    for need in case.get("needs", ()):
+        package, _, wanted = need.partition("==")
+        try:
+            version = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            version = ""
+        if not version or (wanted and version != wanted):
+            found.append(need)
+    return ", ".join(found)
 
 
 def source_of(name: str, case: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from tests.pairs.judged import HERE, cases, judged
+from tests.pairs.judged import HERE, cases, judged, lacking_for
 from tests.pairs.test_pairs import SETS
 
 RECORD = HERE / "found.json"
@@ -36,7 +36,7 @@ def row_of(name: str, case: str) -> Row:
 def record(sets: list[str]) -> None:
     """Judge the cases of sets, and write each result as soon as it is there."""
     found = json.loads(RECORD.read_text(encoding="utf-8"))
-    wanted = [(name, case) for name in sets for case in cases(name)]
+    wanted = [(n, case) for n in sets for case, c in cases(n).items() if not lacking_for(c)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for (name, case), row in zip(wanted, pool.map(row_of, *zip(*wanted, strict=True)), strict=True):
             found[name][case] = row
