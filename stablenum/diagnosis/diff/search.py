@@ -23,6 +23,7 @@ from stablenum.diagnosis.diff.places.locations import (
 from stablenum.diagnosis.diff.places.mended_places import set_right, unseen_in_loss
 from stablenum.diagnosis.diff.places.missing_operations import after_call
 from stablenum.diagnosis.diff.places.patches import Pair, Patch
+from stablenum.diagnosis.diff.places.regions import leading_steps
 from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.places.update_places import placed_by_cause
 from stablenum.diagnosis.diff.sides.kinds import quiet
@@ -278,10 +279,4 @@ def _lines(start: Start | None, region: Iterable[Step], last: int | None) -> set
 
 def _within(region: Iterable[Step], last: int) -> tuple[str, ...]:
     """Return the lines of a region from which a value follows."""
-    steps, found, todo = {o: s for s in region for o in s.outputs}, dict[int, Step](), [last]
-    while todo:
-        step = steps.get(todo.pop())
-        if step is not None and step.index not in found:
-            found[step.index] = step
-            todo += step.inputs
-    return lines_of(s.place for _, s in sorted(found.items()) if s.place is not None)
+    return lines_of(s.place for s in leading_steps(last, region) if s.place is not None)

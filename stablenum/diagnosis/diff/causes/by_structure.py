@@ -13,6 +13,7 @@ from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, told
 from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.frontier import Start, same_line
+from stablenum.diagnosis.diff.places.regions import leading_steps
 from stablenum.diagnosis.diff.sides.kinds import kind, quiet
 from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.trace import Step
@@ -124,24 +125,14 @@ def by_lack(scene: Scene) -> Iterator[Proposal]:
         value, made, region = made, value, scene.found.region_right
     if not values.missing or has.missing or values.value != value:
         return
-    found = _of_missing(here, there, list(dict.fromkeys(s.operation for s in _up_to(made, has, region))))
+    steps = leading_steps(made, (s for s in region if s.index >= has.step.index))
+    operations = dict.fromkeys(s.operation for s in steps if not quiet(s))
+    found = _of_missing(here, there, list(operations))
     yield replace(
         found,
         trials=[(Edit(scene.patch.side, scene.patch.values),)],
         change="With what the other program computes there",
     )
-
-
-def _up_to(value: int, start: Start, region: Iterable[Step]) -> list[Step]:
-    """Return the steps from a start that lead to a value and do more than move entries."""
-    steps = {o: s for s in region if s.index >= start.step.index for o in s.outputs}
-    found, todo = dict[int, Step](), [value]
-    while todo:
-        step = steps.get(todo.pop())
-        if step is not None and step.index not in found:
-            found[step.index] = step
-            todo += step.inputs
-    return [s for _, s in sorted(found.items()) if not quiet(s)]
 
 
 def _of_missing(here: Start, there: Start, operations: Sequence[str] = ()) -> Proposal:

@@ -227,7 +227,7 @@ def _one_limit(updates: Sequence[Update], ratios: Sequence[float], norm: float, 
     """Return whether factors between single gradients are those of one limit, a number of the programs: one
     side limits the norm of each, and the other one that of all, or none."""
     norms = [_norm([u]) for u in updates]
-    for limit in known.every:
+    for limit in (n for n in known.every if n > 0):
         each = [min(1.0, limit / n) if n else 1.0 for n in norms]
         for whole in {1.0, min(1.0, limit / norm)} if norm else ():
             there = [e / whole for e in each]
@@ -325,12 +325,11 @@ def _factor(updates: Sequence[Update], unlike: Sequence[Update], known: _Known) 
     if known.clip_named and all(f is not None for f in added):
         evidence = "The updates differ by a multiple of the gradient."
         own = [f for f in added if f is not None]
-        held = _of_gradient(unlike)
+        held = [_of_gradient(u) for u in unlike]
         made = _each(updates, unlike, [u.right + f * u.gradient for u, f in zip(unlike, own, strict=True)])
-        ratios = [
-            (held - f) / held if held else 0.0 for f in own
-        ]  # of the right side's gradients to the left's
-        if max(map(abs, own)) < _CLIP_EPSILON * held:
+        # Of the right side's gradients to the left's.
+        ratios = [(h - f) / h if h else 0.0 for h, f in zip(held, own, strict=True)]
+        if all(abs(f) < _CLIP_EPSILON * abs(h) for h, f in zip(held, own, strict=True)):
             sure = _is_epsilon(ratios, _norm(updates), known)
             return _CLIP_EPSILONS._replace(evidence=evidence, made=made if sure else None)
         if max(own) - min(own) <= _ALIKE * max(abs(f) for f in own):
@@ -378,14 +377,11 @@ def _is_epsilon(factors: Sequence[float], norm: float, known: _Known) -> bool:
     return all(any(near(x, n, _ROUGH) for n in {_OF_TORCH, *known.every}) for x in added)
 
 
-def _of_gradient(unlike: Sequence[Update]) -> float:
-    """Return how much of the gradients the updates on the left hold, besides a multiple of the parameters."""
-    columns = [
-        np.concatenate([np.ravel(x) for x in xs]) for xs in zip(*((u.gradient, u.parameter) for u in unlike))
-    ]
-    made = np.concatenate([np.ravel(u.left) for u in unlike])
-    held, *_ = np.linalg.lstsq(np.stack(columns, axis=1), made, rcond=None)
-    return abs(float(held[0]))
+def _of_gradient(update: Update) -> float:
+    """Return how much of the gradient the left update holds, besides a multiple of the parameter."""
+    columns = np.stack([np.ravel(update.gradient), np.ravel(update.parameter)], axis=1)
+    held, *_ = np.linalg.lstsq(columns, np.ravel(update.left), rcond=None)
+    return float(held[0])
 
 
 def _norm(updates: Sequence[Update]) -> float:

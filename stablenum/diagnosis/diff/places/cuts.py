@@ -16,7 +16,7 @@ from typing import NamedTuple
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.frontier import Frontier, Start
 from stablenum.diagnosis.diff.places.patches import Patch, laid_out
-from stablenum.diagnosis.diff.places.regions import Region
+from stablenum.diagnosis.diff.places.regions import Region, leading_steps
 from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.sides.kinds import kind, quiet
 from stablenum.diagnosis.diff.sides.sides import MOST_ENTRIES, Side, arrays_of
@@ -101,20 +101,9 @@ def _cuts(region: Region, results: Sequence[int]) -> list[_Cut]:
     total = sum(ways[r] for r in results if r in ways) % _PRIME
     side = region.side
     found = [v for v in made if ways[v] * onward[v] % _PRIME == total and side.prints[v].floating]
-    cuts = [_Cut(v, _before(v, made)) for v in found if kind(made[v]) != "broadcast"]
+    cuts = [_Cut(v, leading_steps(v, region.steps)) for v in found if kind(made[v]) != "broadcast"]
     read = dict.fromkeys(i for c in cuts[:1] for s in c.before for i in s.inputs if i not in made)
     return cuts + [_Cut(v, ()) for v in read if side.depends[v] and side.prints[v].floating]
-
-
-def _before(value: int, made: dict[int, Step]) -> list[Step]:
-    """Return the steps of a region from which a value follows."""
-    seen, todo = dict[int, Step](), [value]
-    while todo:
-        step = made.get(todo.pop())
-        if step is not None and step.index not in seen:
-            seen[step.index] = step
-            todo += step.inputs
-    return [seen[k] for k in sorted(seen)]
 
 
 def _start(side: Side, cut: _Cut) -> Start | None:

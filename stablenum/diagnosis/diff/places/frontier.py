@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
-from stablenum.diagnosis.diff.places.regions import PLAIN, Region, Start, last_of_line, same_line
+from stablenum.diagnosis.diff.places.regions import (
+    PLAIN,
+    Region,
+    Start,
+    last_of_line,
+    leading_steps,
+    same_line,
+)
 from stablenum.diagnosis.diff.sides.equality import SAME_ARRAY, SAME_ENTRIES
 from stablenum.diagnosis.diff.sides.fingerprints import distance
 from stablenum.diagnosis.diff.sides.kinds import both_at_indices, called, functions_of, kind, quiet
@@ -299,14 +306,10 @@ def leading_to(place: Frontier, left: int, right: int) -> Frontier:
 
 
 def _leading(start: Start | None, region: Iterable[Step], value: int) -> Start | None:
-    steps = {o: s for s in region for o in s.outputs}
-    if start is None or not set(start.step.outputs) & set(steps):
+    steps = list(region)
+    made = {o for s in steps for o in s.outputs}
+    if start is None or not made.intersection(start.step.outputs):
         return start
-    before, todo = dict[int, Step](), [value]
-    while todo:
-        step = steps.get(todo.pop())
-        if step is not None and step.index not in before:
-            before[step.index] = step
-            todo += step.inputs
-    firsts = [s for _, s in sorted(before.items()) if not any(i in steps for i in s.inputs)]
-    return start if start.step.index in before or not firsts else Start(firsts[0])
+    before = leading_steps(value, steps)
+    firsts = [s for s in before if made.isdisjoint(s.inputs)]
+    return start if not firsts or any(s.index == start.step.index for s in before) else Start(firsts[0])

@@ -12,7 +12,7 @@ from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["PLAIN", "STEPS_AHEAD", "Region", "Start", "last_of_line", "same_line"]
+__all__ = ["PLAIN", "STEPS_AHEAD", "Region", "Start", "last_of_line", "leading_steps", "same_line"]
 
 # Functions that nearly every line has.
 PLAIN = {"add", "sub", "mul", "div", "where", "cast", "sum"}
@@ -233,6 +233,17 @@ class Region:
                 break
             value, made_by = before, trace.values[before].producer
         return (None if made_by is None else trace.steps[made_by]), value
+
+
+def leading_steps(value: int, steps: Iterable[Step]) -> list[Step]:
+    """Return those of some steps from which a value follows, in order."""
+    made, found, todo = {o: s for s in steps for o in s.outputs}, dict[int, Step](), [value]
+    while todo:
+        step = made.get(todo.pop())
+        if step is not None and step.index not in found:
+            found[step.index] = step
+            todo += step.inputs
+    return [found[k] for k in sorted(found)]
 
 
 def same_line(start: Start, region: Iterable[Step]) -> list[Step]:
