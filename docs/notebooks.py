@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import shutil
-import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def _environment() -> dict[str, str]:
     """The commands of this environment, this copy of the packages, and one thread on a CPU."""
     return {
         **os.environ,
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]),
         "PYTHONPATH": str(DOCS.parent),
         "OMP_NUM_THREADS": "1",
         "JAX_PLATFORMS": "cpu",
