@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice, product, takewhile
 
-import numpy as np
-
 from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial
 from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.flow import OTHER
+from stablenum.diagnosis.diff.places.frontier import same_line
+from stablenum.diagnosis.diff.sides.calls import calls_of
 from stablenum.diagnosis.diff.sides.equality import SAME_ARRAY
 from stablenum.diagnosis.diff.sides.fingerprints import distance
-from stablenum.diagnosis.diff.sides.kinds import called, kind
+from stablenum.diagnosis.diff.sides.kinds import called
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
 
@@ -21,7 +21,6 @@ __all__ = ["by_input"]
 # A call that reads more other values than these is another call. Chosen, not measured.
 _MOST_READ = 3
 _SIDES = ("right", "left")
-_COMBINES = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 
 
 def by_input(scene: Scene) -> Iterator[Proposal]:
@@ -51,20 +50,22 @@ def by_input(scene: Scene) -> Iterator[Proposal]:
 
 
 def _given(scene: Scene, mine: int, theirs: int) -> Iterator[Trial]:
-    """Yield the right program with its own counterpart of what the left one reads; of a sum or product of two
-    values, what else is made of the one that it reads stays as it is."""
-    here, there = scene.found.left, scene.found.right
+    """Yield the right program with its own counterpart of what the left one reads: everywhere, and in the
+    line alone, so that what else is made of the one that it reads stays as it is."""
+    start, side = scene.found.right, scene.right
+    line = [] if start is None else (start.step, *same_line(start, scene.found.region_right))
+    reading = {s.index: s for s in line if theirs in s.inputs}
     for value in scene.comparison.found.known("left").get(mine, ()):
-        if scene.right.shapes[value] != scene.right.shapes[theirs]:
+        if side.shapes[value] != side.shapes[theirs]:
             continue
-        array = arrays_of(scene.right, [value])[value]
+        array = arrays_of(side, [value])[value]
         yield (Edit("right", {theirs: array}),)
-        combine = None if there is None else _COMBINES.get(kind(there.step))
-        if here is None or there is None or combine is None or len(there.step.inputs) != 2:
-            continue
-        if theirs in there.step.inputs:
-            read = [array if i == theirs else scene.arrays([i])[i] for i in there.step.inputs]
-            yield (Edit("right", {there.step.outputs[0]: combine(*read)}),)
+        calls = calls_of(side, list(reading)) if reading else {}
+        made = [
+            call.made({**arrays_of(side, reading[at].inputs), theirs: array}, side.shapes)
+            for at, call in calls.items()
+        ]
+        yield from ((Edit("right", new),) for new in made if new is not None)
 
 
 def _share(scene: Scene, reads: Mapping[str, tuple[set[int], set[int]]]) -> bool:

@@ -91,8 +91,10 @@ def _by_update(scene: Scene) -> Iterator[Proposal]:
 def _of(found: Told, updates: Sequence[Update]) -> Proposal:
     """Propose the left side's way for the right side's updates. One factor fits any two numbers."""
     enough = sum(u.left.size - 1 for u in updates if u.differs) >= _LEAST_ENTRIES
-    rows = zip(updates, found.made or (), strict=False) if enough else ()
+    rows = list(zip(updates, found.made or (), strict=False)) if enough else []
     values = {u.result: u.rest + made for u, made in rows if made is not None}
+    # What is done to a parameter whose gradient is 0 but for rounding tells nothing.
+    values |= {u.result: u.rest for u, made in rows if made is None and not u.told} if values else {}
     trials = [(Edit("right", values),)] if values else None
     change = "With the left side's formula on the right" if trials else ""
     return Proposal(found.code, found.sentence, trials, change, found.evidence, likely=True)

@@ -225,10 +225,9 @@ class Comparison:
                 before, gradient, moved_left, moved_right = (
                     np.where(known, x, 0.0) for x in (before, gradient, new - before, change)
                 )
+                value, told = pair.right.value, bool(known.any())
                 found.append(
-                    Update(
-                        before, gradient, moved_left, moved_right, name, pair.differs, pair.right.value, rest
-                    )
+                    Update(before, gradient, moved_left, moved_right, name, pair.differs, value, rest, told)
                 )
         return found
 

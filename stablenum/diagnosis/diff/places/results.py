@@ -81,6 +81,7 @@ class Update:
         name: that of the parameter.
         differs: whether the parameter differs by more than rounding explains.
         result: the value of the right side that is the updated parameter.
+        told: whether the gradient is known anywhere, rather than 0 but for rounding.
         rest: what the right change is added to; where a gradient is 0 but for rounding, what the left side
             makes of it.
     """
@@ -93,6 +94,7 @@ class Update:
     differs: bool = True
     result: int = -1
     rest: Any = 0.0
+    told: bool = True
 
 
 def groups_of(left: Side, right: Side, weights: WeightMap) -> list[Group]:
