@@ -262,3 +262,25 @@ def test_one_epsilon_at_two_lines_is_one_difference() -> None:
     (difference,) = report.differences
     assert (difference.causes[0].code, len(difference.also)) == ("epsilon_value", 1), str(report)
     assert "also at " in str(report)
+
+
+def test_a_parameter_without_a_gradient_but_for_rounding_hides_no_cause() -> None:
+    """One number that is added to all logits of a row has no gradient: what Adam makes of it is chance."""
+    labels = np.arange(12) % 8
+    model = torch.nn.ParameterDict({"w": torch.tensor(W), "b": torch.full((1,), 0.3)})
+    left = stablenum_torch.program(
+        lambda x: torch.nn.functional.cross_entropy(x @ model["w"] + model["b"], torch.tensor(labels)),
+        torch.tensor(X),
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1),
+    )
+
+    def loss(p: Any, x: Any) -> Any:
+        logits = x @ p["w"] + p["b"]
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+
+    right = stablenum_jax.program(
+        loss, {"w": W, "b": np.full(1, 0.3, np.float32)}, X, optimizer=optax.adamw(1e-3, weight_decay=0.0)
+    )
+    report = stablenum.diff(left, right)
+    assert [(c.code, c.confirmed) for c in report.causes] == [("decay_coupling", True)], str(report)
