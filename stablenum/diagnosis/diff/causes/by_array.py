@@ -138,7 +138,7 @@ def _said(mine: Any, theirs: Any, sort: str) -> tuple[str, str]:
         count = int((flags[0] != flags[1]).sum())
         named = f"the two sides' flags differ at {count} of {mine.size} places."
         return reason.code, named if sort == "flags" else reason.sentence
-    kept = ~flags[0] if sort != "flags" else np.ones(mine.shape, bool)
+    kept = ~flags[0]  # flags that do not differ are equal, and not looked at
     gap = np.unique(theirs[kept].astype(np.float64) - mine[kept])
     of_left = f"the right program's {sort} are those of the left one"
     if sort == "indices" and len(gap) == 1:

@@ -32,7 +32,7 @@ def by_structure(scene: Scene) -> Iterator[Proposal]:
     if here.missing or there.missing:
         yield _of_missing(here, there)
         return
-    reduced = [*_of_axes(scene, here, there)] or [*by_sum(scene)] or [*by_divisor(scene)]
+    reduced = [*_of_axes(scene, here, there)] or [*_by_sum(scene)] or [*_by_divisor(scene)]
     if reduced:
         yield from reduced
         return
@@ -166,7 +166,7 @@ def _of_missing(here: Start, there: Start, operations: Sequence[str] = ()) -> Pr
 _FIRST_SUMS, _MOST_AXES = 4, 4
 
 
-def by_sum(scene: Scene) -> Iterator[Proposal]:
+def _by_sum(scene: Scene) -> Iterator[Proposal]:
     """Find a value of one line that is the sum or mean of the other line's over some axes."""
     here, there = scene.found.left, scene.found.right
     if here is None or there is None or here.missing or there.missing or scene.group.kind not in _KINDS:
@@ -186,7 +186,7 @@ def by_sum(scene: Scene) -> Iterator[Proposal]:
                 return
 
 
-def by_divisor(scene: Scene) -> Iterator[Proposal]:
+def _by_divisor(scene: Scene) -> Iterator[Proposal]:
     """Propose a count for a number by which one line divides a sum, such as a sum of weights."""
     patch = scene.patch
     if patch is None or not patch.agrees or scene.group.kind not in _KINDS:

@@ -80,19 +80,17 @@ def _proposal(scene: Scene, code: str, left: _Recognised, right: _Recognised, re
 def _trials(scene: Scene, left: _Recognised, right: _Recognised, read: Any) -> Iterator[Trial]:
     """Yield the change of the one value, and the same change in all calls of its line."""
     side, value = scene.right, right.at
-    if read is None:
-        producer = side.trace.values[value].producer
-        read = None if producer is None else arrays_of(side, side.trace.steps[producer].inputs[:1])
-        read = None if read is None else next(iter(read.values()))
+    producer = side.trace.values[value].producer
+    step = None if producer is None else side.trace.steps[producer]
+    if read is None and step is not None:
+        read = next(iter(arrays_of(side, step.inputs[:1]).values()))
     new = None if read is None else _instead(left, right, read, arrays_of(side, [value])[value])
-    if new is not None:
-        yield (Edit("right", {value: new}),)
-        step = scene.right.trace.values[value].producer
-        if step is not None and scene.right.trace.steps[step].place is not None:
-            own = scene.right.trace.steps[step]
-            number = own.outputs.index(value)
-            calls = calls_like(scene, "right", own)
-            yield from in_all_of(scene, "right", calls, partial(_of_call, number, left, right))
+    if new is None:
+        return
+    yield (Edit("right", {value: new}),)
+    if step is not None and step.place is not None:
+        calls, number = calls_like(scene, "right", step), step.outputs.index(value)
+        yield from in_all_of(scene, "right", calls, partial(_of_call, number, left, right))
 
 
 def _of_call(number: int, left: _Recognised, right: _Recognised, side: Side, call: Step) -> dict[int, Any]:
@@ -128,18 +126,15 @@ def _unlike_in_parts(scene: Scene, here: Start, there: Start) -> tuple[_Recognis
     for j in there.step.inputs:
         for i in set(here.step.inputs).intersection(parts.get(j, ())):
             found = []
-            for side, start, value in ((scene.left, here, i), (scene.right, there, j)):
-                wanted = _prints(side, _region(scene, side), start)
+            for name, start, value in (("left", here, i), ("right", there, j)):
+                side = scene.comparison.side(name)
+                wanted = _prints(side, scene.region(name), start)
                 tried = [(v, fingerprint(v.values)) for v in elementwise_of(arrays_of(side, [value])[value])]
                 found.append(_recognised(tried, wanted))
             pair = _unlike(*found)
             if pair is not None:
                 return pair
     return None
-
-
-def _region(scene: Scene, side: Side) -> Iterable[Step]:
-    return scene.found.region_left if side is scene.left else scene.found.region_right
 
 
 def _prints(side: Side, region: Iterable[Step], start: Start) -> dict[int, Fingerprint]:

@@ -112,20 +112,20 @@ def judged(scene: Scene, what: str, proposals: Iterable[Proposal]) -> _Verdict:
     """
     verdict, known, left = _Verdict(), list[object](), _MOST_TRIALS
     for proposal in proposals:
-        healed = ""
+        healed = None
         for trial in islice(proposal.trials or (), left):
             left -= 1
             scene.tried[what] += 1
             healed = _healed(scene, trial, by_results=proposal.by_results)
-            if healed:
+            if healed is not None:
                 if not isinstance(trial, Slope):
                     scene.healed.append(trial)
                 break
         same = proposal.same or proposal.sentence
-        if healed and same not in known:
+        if healed is not None and same not in known:
             known.append(same)
-            verdict.confirmed.append(_cause(scene, proposal, f"{proposal.change}{healed.rstrip()}."))
-        elif not healed and (proposal.likely or proposal.trials is None):
+            verdict.confirmed.append(_cause(scene, proposal, f"{proposal.change}{healed}."))
+        elif healed is None and (proposal.likely or proposal.trials is None):
             verdict.likely.append(_cause(scene, proposal))
         if len(verdict.confirmed) == _MOST_HEALED or left <= 0:
             break
@@ -156,8 +156,9 @@ def applied(comparison: Comparison, trial: Iterable[Edit], until: Group | None =
     return comparison
 
 
-def _healed(scene: Scene, trial: Trial, *, by_results: bool) -> str:
-    """Return what agrees with a change, as the end of a sentence; "" if it does not heal.
+def _healed(scene: Scene, trial: Trial, *, by_results: bool) -> str | None:
+    """Return what agrees with a change, as the end of a sentence, "" for a measured slope; None if it does
+    not heal.
 
     The results agree, or fewer of them differ, or what follows is computed from equal values again, at least
     what the line gives: further lines may have the same fault. But where the left side's value alone makes
@@ -165,24 +166,24 @@ def _healed(scene: Scene, trial: Trial, *, by_results: bool) -> str:
     all of it must agree.
     """
     if isinstance(trial, Slope):
-        return " " if trial.heals else ""
+        return "" if trial.heals else None
     before, group = scene.comparison, scene.group
     after = applied(before, trial, group)
     if after.agrees(group):
         return f", {_AGREE.get(group.results, 'the results agree')}"
     if scene.alone_heals or group.kind == "updated":
-        return ""
+        return None
     fewer = len(group.differing) - len(after.group(group).differing)
     if group.kind == "gradient" and fewer > 0:
         return f", {fewer} more gradients agree"
     if by_results:
-        return ""
+        return None
     side = trial[-1].side
     last = max(trial[-1].values, default=0)
     shared = newly_shared(before, after, side, scene.region(side), last)
     if shared and after.meets(scene.found, side) and not before.meets(scene.found, side):
         return ", the two lines give the same"
-    return ", what follows is computed from equal values" if shared >= LEAST_SHARED else ""
+    return ", what follows is computed from equal values" if shared >= LEAST_SHARED else None
 
 
 _AGREE = {"gradient": "all gradients agree", "updated": "all updates agree"}
