@@ -15,6 +15,8 @@ from torch.nn import functional
 import stablenum
 import stablenum_jax
 import stablenum_torch
+from stablenum.diagnosis.diff.causes.by_setting import _others
+from stablenum.diagnosis.diff.sides.calls import Setting
 
 X = np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)
 W = np.random.default_rng(2).normal(size=(6, 6)).astype(np.float32)
@@ -116,6 +118,13 @@ def test_what_no_setting_mends_names_what_was_tried() -> None:
     assert not cause.confirmed
     assert cause.sentence == "the two lines differ; no single change that was tried makes them agree."
     assert not cause.remedy
+
+
+def test_an_axis_is_set_to_the_other_axes_and_a_number_to_what_the_other_line_has() -> None:
+    assert list(_others(Setting(0, "dim", 0), {7.0}, axes=3)) == [1, 2]
+    assert list(_others(Setting(0, "axis", -1), {7.0}, axes=2)) == [0]
+    assert list(_others(Setting(0, "kernel_size", 3), {7.0, 0.5, 65504.0}, axes=2)) == [7]
+    assert list(_others(Setting(0, "", True), {7.0}, axes=2)) == [False]
 
 
 # --- indices, flags and constants --------------------------------------------------------------------------
