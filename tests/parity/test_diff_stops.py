@@ -173,6 +173,23 @@ def jax_quantised(w: Any, x: Any) -> Any:
     return jnp.mean((codes @ w) ** 2) + codebook + commitment
 
 
+def chosen(pass_by: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A choice of 0 and 1 that gradients pass by; its values say nothing about where programs agree."""
+
+    def program(w: Any, x: Any) -> Any:
+        chance = torch.sigmoid(w)
+        passed = pass_by(chance, (chance > 0.5).to(chance.dtype))
+        return torch.tanh(x @ (passed * w)).square().mean()
+
+    return program
+
+
+def jax_chosen(w: Any, x: Any) -> Any:
+    chance = jax.nn.sigmoid(w)
+    hard = jnp.where(chance > 0.5, 1.0, 0.0)
+    return jnp.mean(jnp.tanh(x @ (hard * w)) ** 2)
+
+
 PAIRS = {
     "a detached input": (torch_auxiliary, jax_auxiliary, "stopped_gradient", True),
     "a part without gradients": (torch_no_grad, jax_no_grad, "stopped_gradient", True),
@@ -216,6 +233,22 @@ def test_the_line_that_stops_gradients_and_its_counterpart_are_named(name: str) 
     assert first.left.where.endswith(f":{wanted}")
     assert first.right.where.endswith(f":{line_of(right, mark='jax')}")
     assert (cause.code, cause.confirmed) == (code, confirmed)
+
+
+@pytest.mark.parametrize(
+    "pass_by",
+    [
+        lambda soft, hard: soft + (hard - soft).detach(),
+        lambda soft, hard: hard + soft - soft.detach(),
+        lambda soft, hard: hard.detach() - soft.detach() + soft,
+    ],
+)
+def test_a_choice_of_zeros_and_ones_that_gradients_pass_by_is_no_stop(pass_by: Any) -> None:
+    report = compared(chosen(pass_by), jax_chosen)
+
+    cause = report.causes[0]
+    assert (cause.code, cause.confirmed) == ("straight_through_missing", True)
+    assert cause.sentence.startswith("the left program passes the gradient around")
 
 
 def test_stops_on_both_sides_are_no_difference() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -13,11 +14,12 @@ from stablenum.diagnosis.diff.causes.by_value import same_entries
 from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, told
 from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.differences import Cause
+from stablenum.diagnosis.diff.places.flow import OTHER, maker
 from stablenum.diagnosis.diff.places.frontier import Start, same_line
 from stablenum.diagnosis.diff.places.regions import leading_steps
 from stablenum.diagnosis.diff.sides.equality import SAME_MULTIPLE
 from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
-from stablenum.diagnosis.diff.sides.kinds import kind, quiet
+from stablenum.diagnosis.diff.sides.kinds import in_one, kind, quiet
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
 
@@ -30,7 +32,7 @@ def by_structure(scene: Scene) -> Iterator[Proposal]:
     if here is None or there is None:
         return
     if here.missing or there.missing:
-        yield _of_missing(here, there)
+        yield _of_missing(scene)
         return
     reduced = [*_of_axes(scene, here, there)] or [*_by_sum(scene)] or [*_by_divisor(scene)]
     if reduced:
@@ -119,28 +121,37 @@ def _statistics(side: Side, start: Start, region: Iterable[Step]) -> tuple[int, 
 def by_lack(scene: Scene) -> Iterator[Proposal]:
     """Propose to add the operation that one side lacks."""
     here, there = scene.found.left, scene.found.right
-    if here is None or there is None or scene.patch is None:
+    if here is None or there is None or scene.patch is None or here.missing == there.missing:
         return
-    has, values = (here, there) if there.missing else (there, here)
+    name, has, lacks = ("left", here, there) if there.missing else ("right", there, here)
     value, made = scene.patch.right, scene.patch.left
-    region = scene.found.region_left
-    if not there.missing:
-        value, made, region = made, value, scene.found.region_right
-    if not values.missing or has.missing or values.value != value:
+    if name == "right":
+        value, made = made, value
+    if lacks.value != value:
         return
-    steps = leading_steps(made, (s for s in region if s.index >= has.step.index))
-    operations = dict.fromkeys(s.operation for s in steps if not quiet(s))
-    found = _of_missing(here, there, list(operations))
-    yield replace(
-        found,
-        trials=[(Edit(scene.patch.side, scene.patch.values),)],
-        change="With what the other program computes there",
-    )
+    steps = leading_steps(made, (s for s in scene.region(name) if s.index >= has.step.index))
+    found = _of_missing(scene, [s for s in steps if not quiet(s)])
+    if found.code != "other_function":
+        edit = Edit(scene.patch.side, scene.patch.values)
+        yield replace(found, trials=[(edit,)], change="With what the other program computes there")
 
 
-def _of_missing(here: Start, there: Start, operations: Sequence[str] = ()) -> Proposal:
-    side, step = ("right", here.step) if there.missing else ("left", there.step)
-    names = list(operations) or [step.operation]
+def _of_missing(scene: Scene, steps: Sequence[Step] = ()) -> Proposal:
+    """Return what is said where one side lacks steps of the other one: those at which that one begins to
+    differ, unless they are given."""
+    here, there = scene.found.left, scene.found.right
+    assert here is not None
+    assert there is not None
+    name, has, lacks = ("left", here, there) if there.missing else ("right", there, here)
+    side = scene.comparison.side(name)
+    names = list(dict.fromkeys(_name(side, s) for s in steps or [has.step]))
+    if _as_often(scene, name, has, lacks, names):
+        return Proposal(
+            "other_function",
+            f"both programs have {', '.join(names)} here, for different values.",
+            measured="Each line has it as often as the other one.",
+            remedy="",
+        )
     code = (
         "mask_missing"
         if names[0] in ("where", "masked_fill")
@@ -149,14 +160,34 @@ def _of_missing(here: Start, there: Start, operations: Sequence[str] = ()) -> Pr
         else "dropout"
         if names[0] == "dropout"
         else "missing_operation"
-        if side == "right"
+        if name == "left"
         else "extra_operation"
     )
     return Proposal(
         code,
-        f"the {side} program has no {', '.join(names)} here.",
+        f"the {OTHER[name]} program has no {', '.join(names)} here.",
         measured="Both sides compute the same up to this operation, and go on with the same one after it.",
     )
+
+
+def _name(side: Side, step: Step) -> str:
+    """Return what a side is said to do: what the user called, or what the step itself computes if that call
+    has made what it reads, so that both sides have a part of the call."""
+    before = [s for s in (maker(side, i) for i in step.inputs) if s is not None and not quiet(s)]
+    at = step.place, step.module
+    begun = any(in_one(s, step) and (s.place, s.module) == at for s in before)
+    return step.primitive.removeprefix("aten.").split(".")[0].rstrip("_") if begun else step.operation
+
+
+def _as_often(scene: Scene, name: str, has: Start, lacks: Start, names: Iterable[str]) -> bool:
+    """Return whether the line that goes on without operations has them as often as the line of the other
+    side, and so uses them otherwise instead of lacking them."""
+    other = scene.comparison.side(OTHER[name])
+    readers = [s for s in scene.region(OTHER[name]) if lacks.value in s.inputs and s.phase == has.step.phase]
+    lines = {(s.place, s.module) for s in (lacks.step, *readers) if s.place is not None}
+    own = [s for s in other.trace.steps if (s.place, s.module) in lines and s.phase == has.step.phase]
+    counts = [Counter(s.operation for s in x) for x in (same_line(has, scene.region(name)), own)]
+    return all(0 < counts[0][n] <= counts[1][n] for n in names)
 
 
 # --- sums ---------------------------------------------------------------------------------------------------

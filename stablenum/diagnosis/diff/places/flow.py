@@ -88,7 +88,7 @@ def _reached(side: Side, values: Iterable[int], steps: set[int], without: frozen
         todo += side.trace.steps[producer].inputs
 
 
-def maker(side: Flow, value: int) -> Step | None:
+def maker(side: Flow | Side, value: int) -> Step | None:
     """Return the step that computed a value, past those that only moved it if there is one."""
     producer, first = side.trace.values[value].producer, None
     while producer is not None:

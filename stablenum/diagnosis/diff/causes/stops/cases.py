@@ -11,6 +11,8 @@ import numpy as np
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.flow import OTHER, Flow, Read, maker, size
 from stablenum.diagnosis.diff.places.results import Group
+from stablenum.diagnosis.diff.sides.equality import SAME_ENTRIES
+from stablenum.diagnosis.diff.sides.fingerprints import distance
 from stablenum.diagnosis.diff.sides.kinds import functions_of, kind, quiet
 from stablenum.diagnosis.replay.trace import Step
 
@@ -19,6 +21,8 @@ __all__ = ["SUMS", "Case", "cases_of"]
 # Each line that may end the flow, and each value that the other side may read in its place, takes
 # evaluations. Chosen, not measured.
 _MOST_CASES, _MOST_CHOICES = 8, 3
+# The sums after a stop: ``stop(q) - stop(z) + z`` has two. Chosen, not measured.
+_MOST_SUMS = 2
 _UNLIKE = 3  # of steps that do nothing alike, in a row of 0 to 3
 SUMS = {"add", "sub"}
 # A sum of products is also a product of matrices.
@@ -132,15 +136,35 @@ def _unlike(side: Flow, mine: Step, theirs: Step) -> int:
 def _passed_by(side: Flow, other: Flow, stop: Step) -> Iterator[tuple[int, Read]]:
     """Yield a sum that only passes gradients by, such as ``z + stop_gradient(q - z)``, which equals q, and
     what the other side has in its place, with the step that made it."""
-    for step in _users(side, stop) if quiet(stop) else ():
-        same = side.equals(step.outputs[0])
-        if kind(step) not in SUMS or not same:
-            continue
-        before = {i for j in same for i in other.equals(j) if i < stop.outputs[0]}
-        straight = {o for s in other.stops for u in _users(other, other.trace.steps[s]) for o in u.outputs}
-        made_by = maker(other, min(same))
+    straight = {o for s in other.stops for u in _sums(other, other.trace.steps[s]) for o in u.outputs}
+    for step in _sums(side, stop):
+        same = _same(side, other, step.outputs[0])
+        before = {i for j in same for i in _same(other, side, j) if i < stop.outputs[0]}
+        made_by = maker(other, min(same)) if same else None
         if before and made_by is not None and not straight.intersection(same):
             yield step.outputs[0], Read(min(same), made_by)
+
+
+def _sums(side: Flow, stop: Step) -> Iterator[Step]:
+    """Yield the sums that follow from a stop that only moves a value, one after the other."""
+    todo = _users(side, stop) if quiet(stop) else []
+    for _ in range(_MOST_SUMS):
+        todo = [s for s in todo if kind(s) in SUMS]
+        yield from todo
+        todo = [r.step for s in todo for r in side.read_by(s.outputs)]
+
+
+def _same(side: Flow, other: Flow, value: int) -> list[int]:
+    """Return the values of the other side's forward pass that are equal to one: also those that say nothing
+    about agreement, such as choices of 0 and 1, if no other value is equal to it."""
+    mark = side.side.prints[value]
+    return side.equals(value) or [
+        o
+        for i in sorted(other.steps if mark.simple else ())
+        for o in other.trace.steps[i].outputs
+        if size(other.side, o) == size(side.side, value)
+        and distance(other.side.prints[o], mark) <= SAME_ENTRIES
+    ]
 
 
 def _adds_up(side: Flow, stops: list[Step]) -> bool:
