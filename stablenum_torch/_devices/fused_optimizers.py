@@ -17,6 +17,7 @@ from torch.optim.sgd import sgd
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from stablenum._support.interrupts import and_then
+from stablenum_torch._devices.direct_step import direct_step
 
 __all__ = [
     "can_skip_on_device",
@@ -120,12 +121,14 @@ def step_folded(
         if then is not None:
             then()
 
+    compiling = torch.compiler.is_compiling()
+    direct = None if compiling or found_inf is not None else direct_step(optimizer, divisor)
     try:
-        if divisor is not None:
+        if divisor is not None and direct is None:
             optimizer.grad_scale = divisor
         if found_inf is not None:
             optimizer.found_inf = found_inf
-        and_then(optimizer.step, complete)
+        and_then(direct or optimizer.step, complete)
     except BaseException:
         _remove_factors(optimizer, divisor, found_inf)
         raise
