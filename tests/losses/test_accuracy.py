@@ -72,8 +72,10 @@ def test_gradients_over_many_rows_or_classes(
     below = logits.astype(np.float64) - logits.max(1, keepdims=True)
     share = np.exp(below) / np.exp(below).sum(1, keepdims=True)
     ulp = np.spacing(np.maximum(share, target).astype(np.float32)).astype(np.float64)
-    # torch's own softmax, which is used on a CPU, adds up many classes in fewer partial sums.
-    bound = 8.0 if backend == "torch" and classes > 10_000 else BOUND
+    # torch's own softmax, which is used on a CPU, adds up many classes in as many partial sums as a register
+    # holds: 16 with AVX-512, and 8 without it (an error of 14.5 ulp was measured).
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    bound = (8.0 if wide else 16.0) if backend == "torch" and classes > 10_000 else BOUND
     worst = float((np.abs(grad - (share - target)) / ulp + below).max())
     assert worst <= bound
 
