@@ -20,7 +20,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, lr_scheduler
 from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-__all__ = ["direct_step"]
+__all__ = ["direct_step", "is_observed"]
 
 _Group: TypeAlias = Mapping[str, Any]
 _State: TypeAlias = Sequence[Mapping[str, Any]]
@@ -107,15 +107,22 @@ def _only_torch(optimizer: Optimizer) -> bool:
     return (
         (step is None or _counts(step))
         and _is_torchs(type(optimizer).step)
-        and not optimizer._optimizer_step_pre_hooks
-        and not optimizer._optimizer_step_post_hooks
-        and not torch_optimizer._global_optimizer_pre_hooks
-        and not torch_optimizer._global_optimizer_post_hooks
-        and not torch.autograd._profiler_enabled()
+        and not is_observed(optimizer)
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and not is_in_torch_dispatch_mode()
         and not torch.overrides._is_torch_function_mode_enabled()
+    )
+
+
+def is_observed(optimizer: Optimizer) -> bool:
+    """Return whether a hook or a profiler looks at the steps of an optimizer."""
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+        or torch.autograd._profiler_enabled()
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from stablenum._support.interrupts import and_then
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState
+from stablenum_torch._devices.direct_step import is_observed
 from stablenum_torch._devices.generators import Beginnings
 from stablenum_torch._devices.groups import Groups, restored_group, saved_group
 from stablenum_torch._devices.uncompiled import uncompiled, uncompiled_before_2_12
@@ -28,7 +29,10 @@ from stablenum_torch._step.guard import Guard
 from stablenum_torch._step.schedulers import remember
 from stablenum_torch._step.two_steps import PARTS, TwoSteps
 
-__all__ = ["PassThrough", "put_in_place_of_scaler", "take_lost_rules"]
+__all__ = ["PassThrough", "observed_when_asked", "put_in_place_of_scaler", "take_lost_rules"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _ALONE = Groups()
 
@@ -305,6 +309,22 @@ class PassThrough(Optimizer):
             load()
         else:
             and_then(load, functools.partial(self._guard.load, guard))
+
+
+def observed_when_asked(step: Callable[P, T]) -> Callable[P, T]:
+    """Return a step of an optimizer that runs torch's hooks, and its entry in a profile, where there is one.
+
+    torch puts that around the ``step`` of every optimizer, whether or not anyone looks.
+    """
+    observed = Optimizer.profile_hook_step(step)
+
+    @functools.wraps(step)
+    def stepped(*args: P.args, **kwargs: P.kwargs) -> T:
+        looks = torch.compiler.is_compiling() or is_observed(cast("Optimizer", args[0]))
+        return (observed if looks else step)(*args, **kwargs)
+
+    stepped.hooked = True  # type: ignore[attr-defined]  # torch puts nothing around it then
+    return stepped
 
 
 def _clears(

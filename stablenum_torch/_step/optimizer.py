@@ -39,7 +39,7 @@ from stablenum_torch._step.checks import (
     given_names,
     warn_of_lost_eps,
 )
-from stablenum_torch._step.inner_protocol import PassThrough
+from stablenum_torch._step.inner_protocol import PassThrough, observed_when_asked
 from stablenum_torch._step.measure.norms import in_float32
 from stablenum_torch._step.schedulers import hold
 
@@ -290,6 +290,7 @@ class GuardedOptimizer(PassThrough):
         guard = self._guard
         return autocast(guard.config, guard.level, guard.parameters.now()[0].device.type, dtype, policy)
 
+    @observed_when_asked
     @uncompiled_before_2_12
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -264,3 +264,26 @@ def test_a_scheduler_counts_the_step(calls: list[bool], recwarn: pytest.Warnings
 
     assert calls == [True, True]
     assert not [w for w in recwarn if "lr_scheduler.step" in str(w.message)]
+
+
+def test_hooks_and_profiles_of_the_guarded_optimizer_see_what_they_see_of_any() -> None:
+    params, inner = stepped()
+    optimizer = stablenum_torch.wrap(inner, clip=1.0)
+    seen: list[tuple[str, Any]] = []
+    hooks = [
+        optimizer.register_step_pre_hook(lambda o, *_: seen.append(("before", o))),
+        optimizer.register_step_post_hook(lambda o, *_: seen.append(("after", o))),
+    ]
+    optimizer.step()
+    assert seen == [("before", optimizer), ("after", optimizer)]
+    for hook in hooks:
+        hook.remove()
+
+    with_gradients(params)
+    optimizer.step()
+    with torch.profiler.profile() as profile:
+        optimizer.step()
+
+    assert len(seen) == 2
+    entries = {event.key for event in profile.key_averages()}
+    assert {"Optimizer.step#GuardedOptimizer.step", "Optimizer.step#AdamW.step"} <= entries
