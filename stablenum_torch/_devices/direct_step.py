@@ -1,18 +1,20 @@
 """Call torch's fused kernels without the part of ``Optimizer.step`` that gathers their arguments.
 
 Half of a fused step of small tensors is Python: in every step torch looks up the state of each parameter, and
-sorts all tensors by format and device. Where nothing but torch's own code would run, the same kernel is
-called here with the same arguments, so that the result is the same in every bit. Anything else (a subclass, a
-hook, a ``step`` that was replaced, a sparse gradient, a parameter without one) takes ``Optimizer.step``.
+sorts all tensors by format and device. Where torch would call one kernel for each group and nobody looks, the
+same kernel is called here with the same arguments, so that the result is the same in every bit. Anything else
+takes ``Optimizer.step``: a subclass, a ``step`` that was replaced, a hook, a profiler of this thread, a mode
+of torch (``torch.set_default_device`` is one), a sparse gradient, a parameter without one.
 """
 
 from __future__ import annotations
 
 import functools
+import os.path
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, is_
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,10 +25,20 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 __all__ = ["direct_step", "is_observed"]
 
 _Group: TypeAlias = Mapping[str, Any]
-_State: TypeAlias = Sequence[Mapping[str, Any]]
-# Calls a kernel for a group: with its parameters, their gradients and states, and a divisor. What may be
-# lacking is read before anything is changed.
-_Kernel: TypeAlias = Callable[[_Group, list[Tensor], list[Tensor], _State, Tensor | None], Callable[[], None]]
+_Call: TypeAlias = Callable[[], object]
+_OF_TORCH = {Tensor, torch.nn.Parameter}
+_CPU = torch.device("cpu")
+_FOLDER = os.path.dirname(torch_optimizer.__file__)
+_dtype, _device, _layout = attrgetter("dtype"), attrgetter("device"), attrgetter("layout")
+
+
+class _Lists(NamedTuple):
+    """What a kernel takes of a group."""
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    states: Sequence[Mapping[str, Any]]
+    divisor: Tensor | None
 
 
 def direct_step(optimizer: Optimizer, divisor: Tensor | None) -> Callable[[], None] | None:
@@ -37,22 +49,25 @@ def direct_step(optimizer: Optimizer, divisor: Tensor | None) -> Callable[[], No
         divisor: () float32, by which the kernel divides the gradients, or None.
     """
     kind = type(optimizer)
-    if kind not in _KERNELS or not _only_torch(optimizer):
+    groups = optimizer.param_groups
+    if torch.compiler.is_compiling() or kind not in _KERNELS or not all(g.get("fused") for g in groups):
         return None
-    groups, states = optimizer.param_groups, list(optimizer.state.values())
-    having = [p for group in groups if _has_state(kind, group) for p in group["params"]]
-    # The first step makes the state, in another order if some parameters get their first gradient later.
-    if len(states) != len(having) or not all(map(is_, optimizer.state, having)):
+    if not _only_torch(optimizer) or not (divisor is None or divisor.is_cpu):
         return None
-    calls, begin = list[Callable[[], None]](), 0
+    calls = []
+    state, params = optimizer.state, [p for group in groups for p in group["params"]]
+    # The first step makes the states in the order of the parameters, if all of them have gradients then.
+    alike = len(state) == len(params) and all(map(is_, state, params))
+    states = list(state.values()) if alike else [state.get(p, {}) for p in params]
+    begin = 0
     for group in groups:
-        end = begin + (len(group["params"]) if _has_state(kind, group) else 0)
-        call = _call(kind, group, states[begin:end], divisor)
+        own = list(group["params"])
+        call = _call(kind, group, own, states[begin : begin + len(own)], divisor) if own else int
         if call is None:
             return None
         calls.append(call)
-        begin = end
-    if not _agrees(kind.__name__):
+        begin += len(own)
+    if not _agrees(kind):  # type: ignore[arg-type]  # every class is hashable
         return None
 
     def step() -> None:
@@ -64,52 +79,44 @@ def direct_step(optimizer: Optimizer, divisor: Tensor | None) -> Callable[[], No
     return step
 
 
-def _has_state(kind: type, group: _Group) -> bool:
-    return kind is not SGD or bool(group["momentum"])
-
-
-def _call(kind: type, group: _Group, states: _State, divisor: Tensor | None) -> Callable[[], None] | None:
+def _call(
+    kind: type,
+    group: _Group,
+    params: list[Tensor],
+    states: Sequence[Mapping[str, Any]],
+    divisor: Tensor | None,
+) -> _Call | None:
     """Return the call of the kernel for a group; None if torch does more than to call it once."""
-    params: list[Tensor] = group["params"]
-    if not params:
-        return _nothing
     grads = [p.grad for p in params]
-    if not {*map(type, params), *map(type, grads)} <= _PLAIN:
+    if not {*map(type, params), *map(type, grads)} <= _OF_TORCH or group.get("differentiable"):
         return None
-    formats, devices = ({*map(get, params), *map(get, grads)} for get in _FORMAT_AND_DEVICE)
-    plain = len(formats) == 1 and devices == {_CPU} and next(iter(formats)).is_floating_point
-    if not plain or {*map(_LAYOUT, grads)} != {torch.strided}:
+    dtypes, devices = {*map(_dtype, params), *map(_dtype, grads)}, {*map(_device, params)}
+    if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point or devices != {_CPU}:
         return None
-    if not group.get("fused") or group.get("differentiable"):
+    rate = group["lr"]
+    if {*map(_layout, grads)} != {torch.strided} or (isinstance(rate, Tensor) and not rate.is_cpu):
         return None
     try:
-        return _KERNELS[kind](group, params, grads, states, divisor)
-    except (KeyError, AttributeError):  # a state that torch has yet to complete; another version of torch
+        return _KERNELS[kind](group, _Lists(params, grads, states, divisor))
+    except (KeyError, AttributeError):  # a state that torch has yet to make; another version of torch
         return None
-
-
-_PLAIN = {Tensor, torch.nn.Parameter}
-_CPU = torch.device("cpu")
-_FORMAT_AND_DEVICE = attrgetter("dtype"), attrgetter("device")
-_LAYOUT = attrgetter("layout")
-
-
-def _nothing() -> None:
-    """Step a group without parameters."""
 
 
 # --- whether nothing but torch's own code would run ---------------------------------------------------------
 
 
 def _only_torch(optimizer: Optimizer) -> bool:
-    """Return whether ``optimizer.step()`` would run torch's own code alone, unobserved."""
+    """Return whether ``optimizer.step()`` would run torch's own code alone, with nobody looking."""
     step = optimizer.__dict__.get("step")
     return (
         (step is None or _counts(step))
         and _is_torchs(type(optimizer).step)
         and not is_observed(optimizer)
+        and type(optimizer.state) in (dict, defaultdict)
+        # What a GradScaler has left there.
+        and getattr(optimizer, "grad_scale", None) is None
+        and getattr(optimizer, "found_inf", None) is None
         and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
         and not is_in_torch_dispatch_mode()
         and not torch.overrides._is_torch_function_mode_enabled()
     )
@@ -132,58 +139,53 @@ def _counts(step: Any) -> bool:
     return code is not None and code.co_filename == lr_scheduler.__file__ and _is_torchs(step.__wrapped__)
 
 
-@functools.lru_cache(maxsize=64)
-def _is_torchs(function: Callable[..., Any]) -> bool:
+def _is_torchs(function: Any) -> bool:
     """Return whether a function and all that it wraps are written in ``torch.optim``."""
-    while True:
+    while function is not None:
         code = getattr(function, "__code__", None)
-        if code is None or Path(code.co_filename).parent != Path(torch_optimizer.__file__).parent:
+        if code is None or os.path.dirname(code.co_filename) != _FOLDER:
             return False
-        inner = getattr(function, "__wrapped__", None)
-        if inner is None:
-            return True
-        function = inner
+        function = getattr(function, "__wrapped__", None)
+    return True
 
 
 @functools.cache
-def _agrees(name: str) -> bool:
+def _agrees(kind: Any) -> bool:
     """Return whether two steps are the same in every bit, the second of which calls the kernel directly.
 
     The kernels are private, so that another version of torch may call them in another way.
     """
     try:
-        kind = getattr(torch.optim, name)
         return torch.equal(_two_steps(kind, direct=False), _two_steps(kind, direct=True))
     except (AssertionError, AttributeError, RuntimeError, TypeError):  # another version's
         return False
 
 
 def _two_steps(kind: Any, *, direct: bool) -> Tensor:
-    w = torch.linspace(-1.0, 1.0, 8, device="cpu").requires_grad_()
+    values = [-1.0, 2.0], [1.0, 3.0], 4.0
+    w, grad, divisor = (torch.tensor(x, dtype=torch.float32, device="cpu") for x in values)
     optimizer = kind([w], lr=0.1, weight_decay=0.1, fused=True, **({"momentum": 0.9} if kind is SGD else {}))
-    w.grad = torch.linspace(1.0, 3.0, 8, device="cpu")
+    w.grad = grad
     optimizer.step()
-    divisor = torch.full((), 4.0, device="cpu")
     if direct:
-        call = _call(kind, optimizer.param_groups[0], [optimizer.state[w]], divisor)
+        call = _call(kind, optimizer.param_groups[0], [w], [optimizer.state[w]], divisor)
         assert call is not None
         call()
     else:
         optimizer.grad_scale = divisor
         optimizer.step()
-    return torch.cat([w.detach(), *(v.reshape(-1) for v in optimizer.state[w].values())])
+    return torch.cat([w, *(v.reshape(-1) for v in optimizer.state[w].values())])
 
 
 # --- the kernels --------------------------------------------------------------------------------------------
 
 
-def _adam(
-    group: _Group, params: list[Tensor], grads: list[Tensor], states: _State, divisor: Tensor | None
-) -> Callable[[], None]:
+def _adam(group: _Group, lists: _Lists) -> _Call | None:
+    params, grads, states, divisor = lists
     beta1, beta2 = group["betas"]
-    if isinstance(beta1, Tensor) or isinstance(beta2, Tensor):
-        raise KeyError("torch reads betas that are tensors")
     steps = [s["step"] for s in states]
+    if isinstance(beta1, Tensor) or isinstance(beta2, Tensor) or {*map(_dtype, steps)} != {torch.float32}:
+        return None
     moments = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states]
     largest = [s["max_exp_avg_sq"] for s in states] if group["amsgrad"] else []
     kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
@@ -199,12 +201,11 @@ def _adam(
     return call
 
 
-def _sgd(
-    group: _Group, params: list[Tensor], grads: list[Tensor], states: _State, divisor: Tensor | None
-) -> Callable[[], None]:
+def _sgd(group: _Group, lists: _Lists) -> _Call | None:
+    params, grads, states, divisor = lists
     buffers = [s["momentum_buffer"] for s in states] if group["momentum"] else []
-    if any(buffer is None for buffer in buffers):
-        raise KeyError("torch makes the buffers")
+    if group["foreach"] or any(buffer is None for buffer in buffers):
+        return None
     names = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")
     settings = {k: group[k] for k in names}
     return functools.partial(
@@ -213,10 +214,11 @@ def _sgd(
     )  # fmt: skip
 
 
-def _adagrad(
-    group: _Group, params: list[Tensor], grads: list[Tensor], states: _State, divisor: Tensor | None
-) -> Callable[[], None]:
+def _adagrad(group: _Group, lists: _Lists) -> _Call | None:
+    params, grads, states, divisor = lists
     steps, sums = [s["step"] for s in states], [s["sum"] for s in states]
+    if {*map(_dtype, steps)} != {torch.float32}:
+        return None
     settings = {k: group[k] for k in ("lr", "lr_decay", "weight_decay", "eps", "maximize")}
 
     def call() -> None:
@@ -228,4 +230,9 @@ def _adagrad(
     return call
 
 
-_KERNELS: dict[type, _Kernel] = {Adam: _adam, AdamW: _adam, SGD: _sgd, Adagrad: _adagrad}
+_KERNELS: dict[type, Callable[[_Group, _Lists], _Call | None]] = {
+    Adam: _adam,
+    AdamW: _adam,
+    SGD: _sgd,
+    Adagrad: _adagrad,
+}

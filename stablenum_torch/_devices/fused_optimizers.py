@@ -37,7 +37,8 @@ def is_fused(optimizer: Optimizer) -> bool:
         return False
     # The attribute reflects the constructor's arguments. A step follows the groups, which may have changed
     # since then, because a state dict was loaded or a group was added.
-    return all(group.get("fused") for group in optimizer.param_groups)
+    sgd = isinstance(optimizer, torch.optim.SGD)  # of both, torch's SGD takes `foreach`
+    return all(g.get("fused") and not (sgd and g.get("foreach")) for g in optimizer.param_groups)
 
 
 def forgets_elements(optimizer: Optimizer) -> torch.dtype | None:
@@ -84,8 +85,8 @@ def _in_other_order(p: Tensor, grad: Tensor) -> bool:
 @functools.cache
 def _moves_same(kind: str) -> bool:
     """Return whether a fused step is the same for a gradient in another order in memory."""
-    moved = []
-    for grad in (torch.arange(64.0).view(8, 8), torch.arange(64.0).view(8, 8).t().contiguous().t()):
+    moved, values = [], torch.arange(64.0, device="cpu").view(8, 8)
+    for grad in (values, values.t().contiguous().t()):
         w = torch.zeros(8, 8, device="cpu", requires_grad=True)
         w.grad = grad
         getattr(torch.optim, kind)([w], lr=0.1, fused=True).step()
@@ -121,8 +122,7 @@ def step_folded(
         if then is not None:
             then()
 
-    compiling = torch.compiler.is_compiling()
-    direct = None if compiling or found_inf is not None else direct_step(optimizer, divisor)
+    direct = direct_step(optimizer, divisor) if found_inf is None else None
     try:
         if divisor is not None and direct is None:
             optimizer.grad_scale = divisor

@@ -160,6 +160,10 @@ def sparse(params: Any, optimizer: Any) -> None:
     params[0].grad = params[0].grad.to_sparse()
 
 
+class OwnState(dict[Any, Any]):
+    """A state that is kept elsewhere, for example."""
+
+
 class Wrapped(Tensor):
     """A subclass, whose operations someone may watch."""
 
@@ -172,7 +176,10 @@ UNUSUAL: dict[str, Callable[[list[nn.Parameter], Any], Any]] = {
     "a sparse gradient": sparse,
     "a subclass of tensors": lambda p, o: setattr(p[0], "grad", p[0].grad.as_subclass(Wrapped)),
     "a lost state": lambda p, o: o.state[p[0]].pop("exp_avg"),
-    "another order of states": lambda p, o: o.state.update({p[0]: o.state.pop(p[0])}),
+    "a state that is looked up otherwise": lambda p, o: setattr(o, "state", OwnState(o.state)),
+    "steps in another format": lambda p, o: [s.update(step=s["step"].long()) for s in o.state.values()],
+    "a divisor that is left": lambda p, o: setattr(o, "grad_scale", torch.tensor(2.0)),
+    "a skip that is left": lambda p, o: setattr(o, "found_inf", torch.tensor(1.0)),
     "betas in tensors": lambda p, o: o.param_groups[0].update(betas=(torch.tensor(0.9), torch.tensor(0.99))),
     "not fused": lambda p, o: o.param_groups[0].update(fused=False),
     "differentiable": lambda p, o: o.param_groups[0].update(differentiable=True),
@@ -194,6 +201,41 @@ def test_what_torch_would_do_otherwise_is_left_to_torch(name: str) -> None:
 
     assert direct_step(optimizer, None) is None
     assert all(map(torch.equal, params, before))
+
+
+@torch.no_grad()
+def test_states_in_another_order_and_parameters_in_another_sequence_are_found() -> None:
+    params, optimizer = stepped()
+    _, wanted = stepped()
+    optimizer.state.update({params[0]: optimizer.state.pop(params[0])})
+    optimizer.param_groups[0]["params"] = nn.ParameterList(params)
+
+    call = direct_step(optimizer, None)
+    assert call is not None
+    call()
+    wanted.step()
+
+    assert all(map(torch.equal, params, wanted.param_groups[0]["params"]))
+
+
+def test_sgd_that_is_both_fused_and_foreach_takes_steps_as_torch_does() -> None:
+    """Torch's SGD reads ``foreach`` first, of a group, and has no use for a divisor there."""
+    moved = []
+    for guarded in (False, True):
+        params = parameters()
+        groups = [{"params": params, "foreach": True}]
+        inner: Any = SGD(groups, lr=0.1, momentum=0.9, fused=True)
+        optimizer: Any = stablenum_torch.wrap(inner, clip=1.0) if guarded else inner
+        for seed in range(3):
+            with_gradients(params, seed)
+            if not guarded:
+                norm = torch.stack([p.grad.norm() for p in params]).norm()  # type: ignore[union-attr]
+                for p in params:
+                    p.grad *= (1.0 / norm).clamp(max=1.0)  # type: ignore[operator]
+            optimizer.step()
+        moved.append(torch.cat([p.detach().reshape(-1) for p in params]))
+
+    torch.testing.assert_close(*moved)
 
 
 @pytest.mark.parametrize("kind", [Own, torch.optim.RMSprop, torch.optim.NAdam])
