@@ -237,6 +237,17 @@ def test_trap_fused_kernels_move_wrong_elements_where_strides_differ(kind):
         w.grad = None
 
 
+@pytest.mark.filterwarnings("ignore:.*has other strides")
+def test_how_kernels_move_elements_is_tried_on_a_cpu_whatever_the_default_device():
+    w = torch.nn.Parameter(torch.zeros(4, 3))
+    opt = st.wrap(torch.optim.AdamW([w], lr=0.1, fused=True))
+    w.grad = torch.ones(3, 4).t()
+    _moves_same.cache_clear()
+    with torch.device("meta"):
+        opt.step()
+    assert w.detach().abs().min() > 0
+
+
 @pytest.mark.parametrize("result", ["0.5", b"0.5", {"loss": 1.0}, (torch.ones(()),)], ids=type)
 def test_a_closure_that_returns_no_loss_is_refused(result):
     w = torch.nn.Parameter(torch.ones(2))
