@@ -67,7 +67,7 @@ class JaxHooks:
         self._on_ease, self._log = on_ease, run_log
         self._findings = Findings(state)
         self._buffers = BufferSizes()
-        self._last_step: Any = find_guard(state).guard.step  # an array: the guard's count at the last check
+        self._last_counts: Any = find_guard(state).counts  # those of the guard at the last check
         self._easing: Easing | None = None
         self._told: set[str] = set()
         self._spilled = None if folder is None else self._in(folder)
@@ -126,7 +126,7 @@ class JaxHooks:
             return None
         (sums,) = jax.tree.leaves(around[0].gradient_step)
         (summed,) = jax.tree.leaves(around[0].mini_step)
-        return _stacked(self._check_alive(), sums, summed)
+        return _stacked(self._check_alive()[0], sums, summed)
 
     def findings(self) -> list[Finding]:
         """Return what is not finite in the state.
@@ -134,10 +134,10 @@ class JaxHooks:
         Raises:
             RuntimeError: no step has been made since the last check.
         """
-        step = self._check_alive()
-        if step is self._last_step:
+        counts = self._check_alive()
+        if counts is self._last_counts:
             raise RuntimeError(_NOT_ASSIGNED)
-        self._last_step = step
+        self._last_counts = counts
         return [*self._halts(), *self._findings.of(self.state)]
 
     def _halts(self) -> list[Finding]:
@@ -147,15 +147,15 @@ class JaxHooks:
         return [Finding(SymptomCode.SKIPS_IN_A_ROW, "the guard has halted the training", ())]
 
     def _check_alive(self) -> jax.Array:
-        """Return the guard's count of steps.
+        """Return the guard's counts, of which that of steps is the first.
 
         Raises:
             RuntimeError: the state was donated to a step.
         """
-        step = find_guard(self.state).guard.step
-        if step.is_deleted():
+        counts = find_guard(self.state).counts
+        if counts.is_deleted():
             raise RuntimeError(_NOT_ASSIGNED)
-        return step
+        return counts
 
     def measures(self) -> dict[str, Measures]:
         """Return what is measured of each parameter."""
@@ -163,7 +163,7 @@ class JaxHooks:
 
     def note_buffers(self, step: int) -> None:
         """Measure the buffers after a step, without a wait."""
-        if not find_guard(self.state).guard.step.is_deleted():  # otherwise the next check says so
+        if not find_guard(self.state).counts.is_deleted():  # otherwise the next check says so
             self._buffers.note(step, self.state)
 
     def noted_buffers(self) -> list[Noted]:

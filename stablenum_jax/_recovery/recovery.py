@@ -240,9 +240,9 @@ class Recovery:
 
 def _check_state(state: PyTree) -> None:
     found = find_guard(state)
-    if getattr(found.names_id, "ndim", 0):
+    if getattr(found.counts, "ndim", 1) > 1:
         raise ValueError(
-            f"state must belong to a single training run; got one stacked to shape {found.names_id.shape}."
+            f"state must belong to a single training run; got one stacked to shape {found.counts.shape[:-1]}."
         )
 
 

@@ -170,7 +170,7 @@ def decide_and_update(
         opt_state,
     )
     after = _with_part(plan.after.guard, *explained)
-    plan = plan._replace(after=plan.after._replace(guard=after))
+    plan = plan._replace(after=plan.after.with_guard(after))
     target, opt_state = _finish(plan, target, opt_state)
     return target, opt_state, plan.config
 
@@ -232,7 +232,7 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
         decision=decision,
         judged=judged,
         before=own,
-        after=GuardOptState(
+        after=GuardOptState.of(
             after, names_id_of(seen.paths, own.names_id, log_skips=seen.log_skips), own.bad_at_init
         ),
         paths=seen.paths,

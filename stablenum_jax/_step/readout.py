@@ -55,7 +55,8 @@ def _read_number(opt_state: PyTree) -> tuple[stablenum.GuardState, int]:
     """Return the guard's state and the number of the parameters' names."""
     found = find_guard(opt_state)
     check_readable(found)
-    return found.guard, int(found.names_id)
+    read = GuardOptState(*jax.device_get(tuple(found)))
+    return read.guard, int(read.names_id)
 
 
 def check_readable(found: GuardOptState) -> None:
@@ -64,13 +65,13 @@ def check_readable(found: GuardOptState) -> None:
     Raises:
         ValueError: it is stacked or traced.
     """
-    if found.names_id.ndim:
+    if found.counts.ndim > 1:
         raise ValueError(
             "opt_state must belong to a single training run; got one stacked to shape "
-            f"{found.names_id.shape} by vmap, pmap or scan. Select one run, as in "
+            f"{found.counts.shape[:-1]} by vmap, pmap or scan. Select one run, as in "
             "jax.tree.map(lambda x: x[0], opt_state)."
         )
-    if isinstance(found.names_id, jax.core.Tracer):
+    if isinstance(found.counts, jax.core.Tracer):
         raise ValueError(
             "opt_state must hold concrete arrays; got traced ones. Read it outside jit; inside jit, "
             "metrics(opt_state) gives arrays."
@@ -111,9 +112,9 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.typ
     """
     check_flag("raise_if_halted", raise_if_halted)
     note_scale_read()  # it is in the result
-    names_id = find_guard(opt_state).names_id
-    if isinstance(names_id, jax.core.Tracer) and not names_id.ndim:
-        return cast("stablenum.typing.Metrics", _traced_metrics(find_guard(opt_state).guard))
+    found = find_guard(opt_state)
+    if isinstance(found.counts, jax.core.Tracer) and found.counts.ndim == 1:
+        return cast("stablenum.typing.Metrics", _traced_metrics(found.guard))
     state, number = _read_number(opt_state)
     if raise_if_halted:
         _check_halted(state, number)
@@ -319,13 +320,12 @@ def clear_halt(opt_state: PyTree) -> PyTree:
     """
     found = find_guard(opt_state)
     guard = found.guard
-    # These are separate arrays rather than one in several places, because a buffer cannot be donated twice.
     cleared = guard._replace(
         halted=jnp.zeros_like(guard.halted),
         skipped_in_a_row=jnp.zeros_like(guard.skipped_in_a_row),
         nonfinite_in_a_row=jnp.zeros_like(guard.nonfinite_in_a_row),
     )
-    return replace_guard(opt_state, found._replace(guard=cleared))
+    return replace_guard(opt_state, found.with_guard(cleared))
 
 
 def guard_state_dict(opt_state: PyTree) -> dict[str, Any]:
@@ -361,6 +361,7 @@ def load_guard_state_dict(opt_state: PyTree, plain: Mapping[str, Any]) -> PyTree
         >>> opt_state = tx.init({"w": jnp.zeros(2)})
         >>> opt_state = load_guard_state_dict(opt_state, guard_state_dict(opt_state))
     """
-    state, names = _read(opt_state)
-    loaded = statedict.state_from_dict(plain, state, xp=jnp, names=names)
-    return replace_guard(opt_state, GuardOptState(loaded, *find_guard(opt_state)[1:]))
+    found = find_guard(opt_state)
+    _, names = _read(opt_state)
+    loaded = statedict.state_from_dict(plain, found.guard, xp=jnp, names=names)
+    return replace_guard(opt_state, found.with_guard(loaded))

@@ -137,13 +137,13 @@ class _Reading(NamedTuple):
     call: int
     floats: jax.Array
     ints: jax.Array
-    names_id: jax.Array
+    counts: jax.Array
     samples: tuple[Sample, ...]
     windows: tuple[jax.Array, ...] = ()
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
-        return (self.floats, self.ints, self.names_id, *self.windows, *(s.elements for s in self.samples))
+        return (self.floats, self.ints, self.counts, *self.windows, *(s.elements for s in self.samples))
 
     @property
     def arrived(self) -> bool:
@@ -190,10 +190,9 @@ class _Readings:
         windows: tuple[jax.Array, ...] = (),
     ) -> None:
         self._last = None
-        recorder = state.guard.recorder
-        arrays = recorder.floats, recorder.ints, state.names_id
-        floats, ints, names_id, *places = (_copy(array) for array in (*arrays, *windows))
-        reading = _Reading(self._pace.calls, floats, ints, names_id, samples, tuple(places))
+        arrays = *state.recorder, state.counts
+        floats, ints, counts, *places = (_copy(array) for array in (*arrays, *windows))
+        reading = _Reading(self._pace.calls, floats, ints, counts, samples, tuple(places))
         for array in reading.arrays:
             array.copy_to_host_async()
         self._under_way.append(reading)
@@ -202,7 +201,7 @@ class _Readings:
         """Read the last state and write everything."""
         last = self._last
         if last is not None and not self._file.over:
-            if any(array.is_deleted() for array in jax.tree.leaves((last.guard.recorder, last.names_id))):
+            if any(array.is_deleted() for array in (*last.recorder, last.counts)):
                 _logger.warning(
                     f"The last steps are missing in {self._file.path}, because the state after the last one "
                     "that was logged has been donated. Call the log after every step, or close it first."
@@ -234,7 +233,7 @@ class _Readings:
             self._write_one(self._under_way.popleft())
 
     def _write_one(self, reading: _Reading) -> None:
-        number = int(reading.names_id)
+        number = int(np.asarray(reading.counts)[-1])
         if not self._begun:
             self._begun = True
             self._write_header(number)

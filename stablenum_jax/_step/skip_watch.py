@@ -27,8 +27,8 @@ __all__ = ["begin"]
 _SECONDS = 10.0  # between two looks; a look takes about a millisecond of the host (measured on a CPU)
 _STATES = 32  # so many are kept, because several guards may take turns
 
-# A state: the guard's and the number of its names.
-_Seen: TypeAlias = tuple[stablenum.GuardState, jax.Array]
+# The fields of a state.
+_Seen: TypeAlias = tuple[Any, ...]
 
 
 class _Watch:
@@ -51,9 +51,9 @@ class _Watch:
 
     def see(self, state: GuardOptState) -> None:
         """Remember a state, and look at one if it is time. This never waits."""
-        if not _is_array(state.names_id) or _is_traced(state.guard):
+        if not _is_array(state.counts) or _is_traced(tuple(state)):
             return
-        seen = state.guard, state.names_id  # not a state, whose building would be seen
+        seen = tuple(state)  # not a state, whose building would be seen
         self._last.append(seen)
         now = time.monotonic()
         if self._due is not None and now >= self._due:
@@ -121,9 +121,10 @@ def _on_host(array: jax.Array) -> np.ndarray[Any, Any]:
     return np.asarray(jax.device_get(array if whole else array.addressable_data(0)))
 
 
-def _read(guard: stablenum.GuardState, names_id: jax.Array) -> tuple[stablenum.GuardState, int]:
+def _read(*seen: Any) -> tuple[stablenum.GuardState, int]:
     """Return a state in NumPy; of several in one, as vmap stacks them, that with the most skips in a row."""
-    guard, number = jax.tree.map(_on_host, (guard, names_id))
+    read = GuardOptState(*jax.tree.map(_on_host, seen))
+    guard, number = read.guard, read.names_id
     worst = np.unravel_index(np.argmax(guard.skipped_in_a_row), number.shape)
     return jax.tree.map(lambda leaf: leaf[worst], guard), int(number[worst])
 

@@ -208,7 +208,7 @@ class _Guard:
             self.config.unit_rule.included(names)  # raises if a pattern matches nothing
         number = register_names(names, log_skips=self.log_skips)
         register_settings(number, self.config)
-        state = GuardOptState(
+        state = GuardOptState.of(
             guard=stablenum.init_guard(self.config, len(paths), xp=jnp),
             names_id=jnp.asarray(number, jnp.int32),
             bad_at_init=nonfinite_parameters(leaves.values()),
@@ -249,7 +249,7 @@ class _Guard:
         # Selected first: the derivative of the product has the gradients as a factor.
         updates = self._apply(zeros_unless(decision.apply, updates), watched, decision)
         names_id = names_id_of(leaves, state.names_id, log_skips=self.log_skips)
-        return updates, GuardOptState(after, names_id, state.bad_at_init)
+        return updates, GuardOptState.of(after, names_id, state.bad_at_init)
 
     def _apply(self, updates: PyTree, watched: Watched, decision: stablenum.Decision) -> PyTree:
         return apply_multiplier(self.config, updates, watched.paths, decision, watched.shapes)

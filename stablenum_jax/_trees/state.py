@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import optax
 
 import stablenum
+from stablenum.guard.recorder import Recorder
+from stablenum.rules.loss_scale import LossScaleState
 from stablenum_jax._trees.scale_reads import note_scale_read
 
 __all__ = [
@@ -37,21 +40,30 @@ PyTree: TypeAlias = Any
 
 
 class _Fields(NamedTuple):
-    guard: stablenum.GuardState
-    names_id: jax.Array
+    counts: jax.Array
+    scale: jax.Array
+    recorder: Recorder
+    rules: tuple[Any, ...]
     bad_at_init: jax.Array
 
 
 class GuardOptState(_Fields):
     """The state that :func:`stablenum_jax.guard` keeps in the optimizer's state. All leaves are arrays.
 
+    All whole numbers are in one array: each array that a compiled step takes and returns costs a microsecond
+    or more, however small it is.
+
     JAX builds what a compiled program returns on the host, so each new state passes through here, and a
     listener sees it though nothing is added to the program.
 
     Attributes:
-        guard: the core's state.
-        names_id: () int32, the number under which this process keeps the parameters' names
-            (a checksum of them; its complement for a guard that does not log its skips).
+        counts: (8,) int32, in this order: ``step``, ``skipped_total``, ``skipped_in_a_row``,
+            ``nonfinite_in_a_row`` and ``halted`` of the core's state, ``good_steps`` and ``hysteresis_left``
+            of its loss scale, and ``names_id``.
+        scale: () float32, the loss scale.
+        recorder: the last 128 steps.
+        rules: the statistics of the loss scale, and the states of the clip rules, the spike rule and the
+            escalation.
         bad_at_init: (n,) bool, which parameters were not finite from the beginning, as a mask of -inf is: no
             step is at fault for them.
     """
@@ -59,13 +71,67 @@ class GuardOptState(_Fields):
     __slots__ = ()
 
     def __new__(
-        cls, guard: stablenum.GuardState, names_id: jax.Array, bad_at_init: jax.Array
+        cls,
+        counts: jax.Array,
+        scale: jax.Array,
+        recorder: Recorder,
+        rules: tuple[Any, ...],
+        bad_at_init: jax.Array,
     ) -> GuardOptState:
         """Build a state, and let the listener see it."""
-        made = tuple.__new__(cls, (guard, names_id, bad_at_init))
+        made = tuple.__new__(cls, (counts, scale, recorder, rules, bad_at_init))
         if _listener is not None:
             _listener(made)
         return made
+
+    @classmethod
+    def of(cls, guard: stablenum.GuardState, names_id: jax.Array, bad_at_init: jax.Array) -> GuardOptState:
+        """Pack the core's state, the number of the names, and what was not finite from the beginning."""
+        counts = *(getattr(guard, name) for name in _COUNTS), *guard.loss_scale[1:3], names_id
+        rules = guard.loss_scale.statistics, guard.clip, guard.spike, guard.escalation
+        return cls(jnp.stack(counts, axis=-1), guard.loss_scale.scale, guard.recorder, rules, bad_at_init)
+
+    @property
+    def guard(self) -> stablenum.GuardState:
+        """The core's state."""
+        *counts, good_steps, hysteresis_left, _ = _unpacked(self.counts)
+        statistics, clip, spike, escalation = self.rules
+        return stablenum.GuardState(
+            **dict(zip(_COUNTS, counts, strict=True)),
+            loss_scale=LossScaleState(self.scale, good_steps, hysteresis_left, statistics),
+            clip=clip,
+            recorder=self.recorder,
+            spike=spike,
+            escalation=escalation,
+        )
+
+    @property
+    def names_id(self) -> jax.Array:
+        """The number under which this process keeps the parameters' names: () int32, a checksum of them; its
+        complement for a guard that does not log its skips."""
+        return _unpacked(self.counts)[-1]
+
+    def with_guard(self, guard: stablenum.GuardState) -> GuardOptState:
+        """Return this state with another state of the core's."""
+        return GuardOptState.of(guard, self.names_id, self.bad_at_init)
+
+
+_COUNTS = ("step", "skipped_total", "skipped_in_a_row", "nonfinite_in_a_row", "halted")
+_NUMBER = len(_COUNTS) + 3
+
+
+def _unpacked(counts: Any) -> tuple[Any, ...]:
+    """Return the parts of a state's counts: arrays like these, or shapes where this is one."""
+    if isinstance(counts, jax.ShapeDtypeStruct):
+        return (jax.ShapeDtypeStruct(counts.shape[:-1], counts.dtype),) * _NUMBER
+    return _divided(counts) if isinstance(counts, jax.Array) else _each(counts)
+
+
+def _each(counts: Any) -> tuple[Any, ...]:
+    return tuple(counts[..., i] for i in range(_NUMBER))
+
+
+_divided = jax.jit(_each, inline=True)  # one dispatch where it is called outside of a trace
 
 
 _listener: Callable[[GuardOptState], None] | None = None
@@ -228,7 +294,9 @@ def loss_scale(opt_state: PyTree) -> jax.Array:
         >>> loss_scale(tx.init({"w": jnp.zeros(2)}))
         Array(65536., dtype=float32)
     """
-    return guard_state(opt_state).loss_scale.scale
+    found = find_guard(opt_state).scale
+    note_scale_read()
+    return found
 
 
 @contextmanager

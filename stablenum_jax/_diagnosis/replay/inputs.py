@@ -137,7 +137,7 @@ def _role(path: tuple[Any, ...], value: Any, differentiated: bool, whole: Any, o
 def _in_guards(tree: Any) -> dict[str, str]:
     """Return what the arrays of guards are, by path: a loss scale or a statistic."""
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
-    scales = {i for g in numbered_guards(tree) for i in jax.tree.leaves(g.guard.loss_scale.scale)}
+    scales = {i for g in numbered_guards(tree) for i in jax.tree.leaves(g.scale)}
     return {paths[i]: "scale" if i in scales else "statistic" for i in guard_leaves(tree)}
 
 

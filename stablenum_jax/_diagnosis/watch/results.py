@@ -90,7 +90,7 @@ def _may_lower_its_scale(guard: GuardState) -> bool:
 
 
 def _guards_in(tree: Tree) -> list[GuardOptState]:
-    return [jax.tree.map(tree.leaves.__getitem__, guard) for guard in tree.guards]
+    return [jax.tree.map(lambda at: np.asarray(tree.leaves[at]), guard) for guard in tree.guards]
 
 
 def named(result: Any, wanted: Collection[str]) -> frozenset[int]:
