@@ -5,6 +5,7 @@ A state saved by one adapter can be loaded by another, which then makes the same
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -29,6 +30,7 @@ from stablenum.rules.spikes import SpikeState
 from stablenum.rules.windows import EMPTY
 
 __all__ = [
+    "PACKED",
     "StatisticsNotLoadedWarning",
     "disabling_fields",
     "is_guard_field",
@@ -42,16 +44,19 @@ _VERSION = 1
 _REASONS = frozenset(int(reason) for reason in Reason)
 # Statistics that not every rule has.
 _OPTIONAL = ("state.spike", "state.escalation", "state.loss_scale.statistics")
+# What a state in JAX has in place of all fields but the recorder.
+PACKED = ("counts", "scale", "rules", "bad_at_init")
+_STATES: Mapping[str, tuple[Any, ...]] = {
+    "clip": (AdaGCState, AutoClipState, ZClipState),
+    "escalation": (EscalationState,),
+    "loss_scale": (LossScaleState, LogMaxStatistics, UnderflowStatistics),
+    "recorder": (Recorder,),
+    "spike": (SpikeState,),
+}
 # The names within each field of a state; the others are numbers.
 _WITHIN: Mapping[str, frozenset[str]] = {
     field: frozenset(name for state in states for name in state._fields)
-    for field, states in {
-        "clip": (AdaGCState, AutoClipState, ZClipState),
-        "escalation": (EscalationState,),
-        "loss_scale": (LossScaleState, LogMaxStatistics, UnderflowStatistics),
-        "recorder": (Recorder,),
-        "spike": (SpikeState,),
-    }.items()
+    for field, states in {**_STATES, "rules": tuple(itertools.chain(*_STATES.values()))}.items()
 }
 _COUNTS = {
     f"state.{name}" for name in ("step", "skipped_total", "skipped_in_a_row", "nonfinite_in_a_row", "halted")
@@ -75,7 +80,9 @@ def is_guard_field(keys: Sequence[str]) -> bool:
     """
     field, *inside = keys
     known = _WITHIN.get(field, frozenset()) | {"value"}  # which flax.nnx puts behind each name
-    return field in GuardState._fields and all(key in known or key.isdecimal() for key in inside)
+    if field not in (*GuardState._fields, *PACKED):
+        return False
+    return all(key in known or key.isdecimal() for key in inside)
 
 
 def state_to_dict(state: GuardState, names: Sequence[str] | None = None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from stablenum.checkpoints.names import (
 )
 from stablenum.commands.verify.contents import Contents, Entry, Path, Plain, bounded, path_of
 from stablenum.diagnosis.audit import OPTAX_STATES, TORCH_ROLES, Role
-from stablenum.guard.statedict import is_guard_field
+from stablenum.guard.statedict import PACKED, is_guard_field
 
 __all__ = ["Layout", "Part", "Slot"]
 
@@ -118,9 +118,8 @@ class Layout:
 
     def _guards(self) -> Iterator[Path]:
         for path, names in self._children.items():
-            if {"recorder", "loss_scale"} <= names and "floats" in self._children.get(
-                (*path, "recorder"), ()
-            ):
+            kept = {"recorder", "loss_scale"} <= names or {"recorder", *PACKED} <= names
+            if kept and "floats" in self._children.get((*path, "recorder"), ()):
                 yield path
 
     def _in_optimizer(self, path: Path) -> bool:
