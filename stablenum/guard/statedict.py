@@ -44,8 +44,8 @@ _VERSION = 1
 _REASONS = frozenset(int(reason) for reason in Reason)
 # Statistics that not every rule has.
 _OPTIONAL = ("state.spike", "state.escalation", "state.loss_scale.statistics")
-# What a state in JAX has in place of all fields but the recorder.
-PACKED = ("counts", "scale", "rules", "bad_at_init")
+# What a state in JAX has in place of the fields of a ``GuardState``.
+PACKED = ("ints", "floats", "scale", "rules", "bad_at_init")
 _STATES: Mapping[str, tuple[Any, ...]] = {
     "clip": (AdaGCState, AutoClipState, ZClipState),
     "escalation": (EscalationState,),

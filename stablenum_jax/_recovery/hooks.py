@@ -30,7 +30,7 @@ from stablenum_jax._recovery.snapshot_folder import SnapshotFolder
 from stablenum_jax._recovery.together import Processes
 from stablenum_jax._step.readout import history
 from stablenum_jax._step.run_log import RunLog, write_logs
-from stablenum_jax._trees.state import find_guard, multisteps_around_guard
+from stablenum_jax._trees.state import GuardOptState, find_guard, multisteps_around_guard
 
 __all__ = ["JaxHooks"]
 
@@ -67,7 +67,7 @@ class JaxHooks:
         self._on_ease, self._log = on_ease, run_log
         self._findings = Findings(state)
         self._buffers = BufferSizes()
-        self._last_counts: Any = find_guard(state).counts  # those of the guard at the last check
+        self._last_guard: Any = find_guard(state).ints  # at the last check
         self._easing: Easing | None = None
         self._told: set[str] = set()
         self._spilled = None if folder is None else self._in(folder)
@@ -126,7 +126,7 @@ class JaxHooks:
             return None
         (sums,) = jax.tree.leaves(around[0].gradient_step)
         (summed,) = jax.tree.leaves(around[0].mini_step)
-        return _stacked(self._check_alive()[0], sums, summed)
+        return _stacked(self._check_alive().guard.step, sums, summed)
 
     def findings(self) -> list[Finding]:
         """Return what is not finite in the state.
@@ -134,10 +134,10 @@ class JaxHooks:
         Raises:
             RuntimeError: no step has been made since the last check.
         """
-        counts = self._check_alive()
-        if counts is self._last_counts:
+        ints = self._check_alive().ints
+        if ints is self._last_guard:
             raise RuntimeError(_NOT_ASSIGNED)
-        self._last_counts = counts
+        self._last_guard = ints
         return [*self._halts(), *self._findings.of(self.state)]
 
     def _halts(self) -> list[Finding]:
@@ -146,16 +146,16 @@ class JaxHooks:
             return []
         return [Finding(SymptomCode.SKIPS_IN_A_ROW, "the guard has halted the training", ())]
 
-    def _check_alive(self) -> jax.Array:
-        """Return the guard's counts, of which that of steps is the first.
+    def _check_alive(self) -> GuardOptState:
+        """Return the guard's state.
 
         Raises:
-            RuntimeError: the state was donated to a step.
+            RuntimeError: it was donated to a step.
         """
-        counts = find_guard(self.state).counts
-        if counts.is_deleted():
+        found = find_guard(self.state)
+        if found.ints.is_deleted():
             raise RuntimeError(_NOT_ASSIGNED)
-        return counts
+        return found
 
     def measures(self) -> dict[str, Measures]:
         """Return what is measured of each parameter."""
@@ -163,7 +163,7 @@ class JaxHooks:
 
     def note_buffers(self, step: int) -> None:
         """Measure the buffers after a step, without a wait."""
-        if not find_guard(self.state).counts.is_deleted():  # otherwise the next check says so
+        if not find_guard(self.state).ints.is_deleted():  # otherwise the next check says so
             self._buffers.note(step, self.state)
 
     def noted_buffers(self) -> list[Noted]:

@@ -240,9 +240,9 @@ class Recovery:
 
 def _check_state(state: PyTree) -> None:
     found = find_guard(state)
-    if getattr(found.counts, "ndim", 1) > 1:
+    if hasattr(found.ints, "shape") and found.runs:
         raise ValueError(
-            f"state must belong to a single training run; got one stacked to shape {found.counts.shape[:-1]}."
+            f"state must belong to a single training run; got one stacked to shape {found.runs}."
         )
 
 

@@ -69,7 +69,7 @@ def fault_of_parameters(
     at = jnp.asarray([*looked_at.values()], jnp.int32)
     if before.bad_at_init.shape[0] > max(looked_at.values()):  # not where the state is of other parameters
         bad &= ~before.bad_at_init[at]
-    step, previous = before.recorder.ints[-1, 0], before.recorder.ints[-1, 1]
+    step, previous = before.ints[-1, 0], before.ints[-1, 1]
     by_step = (step >= 0) & _is_one_of(previous, MAY_SPOIL_PARAMETERS)
     found = bad.any() & by_step & ~_is_one_of(reason, (*SPIKES, Reason.NONFINITE_SETTING))
     code = jnp.where(found, int(Reason.NONFINITE_UPDATE), 0).astype(jnp.int32)

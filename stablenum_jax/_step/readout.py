@@ -65,13 +65,13 @@ def check_readable(found: GuardOptState) -> None:
     Raises:
         ValueError: it is stacked or traced.
     """
-    if found.counts.ndim > 1:
+    if found.runs:
         raise ValueError(
             "opt_state must belong to a single training run; got one stacked to shape "
-            f"{found.counts.shape[:-1]} by vmap, pmap or scan. Select one run, as in "
+            f"{found.runs} by vmap, pmap or scan. Select one run, as in "
             "jax.tree.map(lambda x: x[0], opt_state)."
         )
-    if isinstance(found.counts, jax.core.Tracer):
+    if isinstance(found.ints, jax.core.Tracer):
         raise ValueError(
             "opt_state must hold concrete arrays; got traced ones. Read it outside jit; inside jit, "
             "metrics(opt_state) gives arrays."
@@ -113,7 +113,7 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.typ
     check_flag("raise_if_halted", raise_if_halted)
     note_scale_read()  # it is in the result
     found = find_guard(opt_state)
-    if isinstance(found.counts, jax.core.Tracer) and found.counts.ndim == 1:
+    if isinstance(found.ints, jax.core.Tracer) and not found.runs:
         return cast("stablenum.typing.Metrics", _traced_metrics(found.guard))
     state, number = _read_number(opt_state)
     if raise_if_halted:

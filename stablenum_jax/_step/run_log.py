@@ -23,7 +23,6 @@ import optax
 
 import stablenum
 from stablenum.guard.readout import StepRecord, history
-from stablenum.guard.recorder import Recorder
 from stablenum.runlog.lines import Rewind
 from stablenum.runlog.writing import LogFile, Pace
 from stablenum_jax._step.readout import check_readable
@@ -135,15 +134,13 @@ class _Reading(NamedTuple):
     its place in the window of each ``MultiSteps``, which is 0 at the end of a window."""
 
     call: int
-    floats: jax.Array
-    ints: jax.Array
-    counts: jax.Array
+    guard: GuardOptState
     samples: tuple[Sample, ...]
     windows: tuple[jax.Array, ...] = ()
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
-        return (self.floats, self.ints, self.counts, *self.windows, *(s.elements for s in self.samples))
+        return (self.guard.floats, self.guard.ints, *self.windows, *(s.elements for s in self.samples))
 
     @property
     def arrived(self) -> bool:
@@ -190,9 +187,9 @@ class _Readings:
         windows: tuple[jax.Array, ...] = (),
     ) -> None:
         self._last = None
-        arrays = *state.recorder, state.counts
-        floats, ints, counts, *places = (_copy(array) for array in (*arrays, *windows))
-        reading = _Reading(self._pace.calls, floats, ints, counts, samples, tuple(places))
+        floats, ints, *places = (_copy(array) for array in (state.floats, state.ints, *windows))
+        copied = state._replace(floats=floats, ints=ints)
+        reading = _Reading(self._pace.calls, copied, samples, tuple(places))
         for array in reading.arrays:
             array.copy_to_host_async()
         self._under_way.append(reading)
@@ -201,7 +198,7 @@ class _Readings:
         """Read the last state and write everything."""
         last = self._last
         if last is not None and not self._file.over:
-            if any(array.is_deleted() for array in (*last.recorder, last.counts)):
+            if any(array.is_deleted() for array in (last.floats, last.ints)):
                 _logger.warning(
                     f"The last steps are missing in {self._file.path}, because the state after the last one "
                     "that was logged has been donated. Call the log after every step, or close it first."
@@ -233,12 +230,13 @@ class _Readings:
             self._write_one(self._under_way.popleft())
 
     def _write_one(self, reading: _Reading) -> None:
-        number = int(np.asarray(reading.counts)[-1])
+        ints, floats = np.asarray(reading.guard.ints), np.asarray(reading.guard.floats)
+        read = reading.guard._replace(ints=ints, floats=floats)
+        number = int(read.names_id)
         if not self._begun:
             self._begun = True
             self._write_header(number)
-        recorder = Recorder(np.asarray(reading.floats), np.asarray(reading.ints))
-        records = history(_OnlyRecorder(recorder), known_names(number))  # type: ignore[arg-type]
+        records = history(read, known_names(number))  # type: ignore[arg-type]  # its recorder is read
         updates = []
         if records:
             self._pace.arrived(reading.call, records[-1]["step"])
@@ -258,12 +256,6 @@ class _Readings:
                 "python": platform.python_version(),
             },
         )
-
-
-class _OnlyRecorder(NamedTuple):
-    """What :func:`history` reads of a guard's state."""
-
-    recorder: Recorder
 
 
 def _copy(array: jax.Array) -> jax.Array:

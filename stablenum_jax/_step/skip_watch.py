@@ -51,7 +51,7 @@ class _Watch:
 
     def see(self, state: GuardOptState) -> None:
         """Remember a state, and look at one if it is time. This never waits."""
-        if not _is_array(state.counts) or _is_traced(tuple(state)):
+        if not _is_array(state.ints) or _is_traced(tuple(state)):
             return
         seen = tuple(state)  # not a state, whose building would be seen
         self._last.append(seen)

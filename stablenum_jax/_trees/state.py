@@ -40,9 +40,9 @@ PyTree: TypeAlias = Any
 
 
 class _Fields(NamedTuple):
-    counts: jax.Array
+    ints: jax.Array
+    floats: jax.Array
     scale: jax.Array
-    recorder: Recorder
     rules: tuple[Any, ...]
     bad_at_init: jax.Array
 
@@ -57,11 +57,11 @@ class GuardOptState(_Fields):
     listener sees it though nothing is added to the program.
 
     Attributes:
-        counts: (8,) int32, in this order: ``step``, ``skipped_total``, ``skipped_in_a_row``,
+        ints: (130, 4) int32. The first two rows are ``step``, ``skipped_total``, ``skipped_in_a_row``,
             ``nonfinite_in_a_row`` and ``halted`` of the core's state, ``good_steps`` and ``hysteresis_left``
-            of its loss scale, and ``names_id``.
+            of its loss scale, and ``names_id``; the others are the recorder's.
+        floats: (128, 4) float32, the recorder's.
         scale: () float32, the loss scale.
-        recorder: the last 128 steps.
         rules: the statistics of the loss scale, and the states of the clip rules, the spike rule and the
             escalation.
         bad_at_init: (n,) bool, which parameters were not finite from the beginning, as a mask of -inf is: no
@@ -72,14 +72,14 @@ class GuardOptState(_Fields):
 
     def __new__(
         cls,
-        counts: jax.Array,
+        ints: jax.Array,
+        floats: jax.Array,
         scale: jax.Array,
-        recorder: Recorder,
         rules: tuple[Any, ...],
         bad_at_init: jax.Array,
     ) -> GuardOptState:
         """Build a state, and let the listener see it."""
-        made = tuple.__new__(cls, (counts, scale, recorder, rules, bad_at_init))
+        made = tuple.__new__(cls, (ints, floats, scale, rules, bad_at_init))
         if _listener is not None:
             _listener(made)
         return made
@@ -88,28 +88,44 @@ class GuardOptState(_Fields):
     def of(cls, guard: stablenum.GuardState, names_id: jax.Array, bad_at_init: jax.Array) -> GuardOptState:
         """Pack the core's state, the number of the names, and what was not finite from the beginning."""
         counts = *(getattr(guard, name) for name in _COUNTS), *guard.loss_scale[1:3], names_id
-        rules = guard.loss_scale.statistics, guard.clip, guard.spike, guard.escalation
-        return cls(jnp.stack(counts, axis=-1), guard.loss_scale.scale, guard.recorder, rules, bad_at_init)
+        rows = jnp.stack(counts, axis=-1).reshape(*jnp.shape(names_id), 2, 4)
+        return cls(
+            ints=jnp.concatenate([rows, guard.recorder.ints], axis=-2),
+            floats=guard.recorder.floats,
+            scale=guard.loss_scale.scale,
+            rules=(guard.loss_scale.statistics, guard.clip, guard.spike, guard.escalation),
+            bad_at_init=bad_at_init,
+        )
 
     @property
     def guard(self) -> stablenum.GuardState:
         """The core's state."""
-        *counts, good_steps, hysteresis_left, _ = _unpacked(self.counts)
+        *counts, good_steps, hysteresis_left, _, rows = _unpacked(self.ints)
         statistics, clip, spike, escalation = self.rules
         return stablenum.GuardState(
             **dict(zip(_COUNTS, counts, strict=True)),
             loss_scale=LossScaleState(self.scale, good_steps, hysteresis_left, statistics),
             clip=clip,
-            recorder=self.recorder,
+            recorder=Recorder(self.floats, rows),
             spike=spike,
             escalation=escalation,
         )
 
     @property
+    def recorder(self) -> Recorder:
+        """The last 128 steps."""
+        return Recorder(self.floats, _unpacked(self.ints)[-1])
+
+    @property
     def names_id(self) -> jax.Array:
         """The number under which this process keeps the parameters' names: () int32, a checksum of them; its
         complement for a guard that does not log its skips."""
-        return _unpacked(self.counts)[-1]
+        return _unpacked(self.ints)[_NUMBERS - 1]
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """The shape in which states of several runs are stacked; () for the state of one run."""
+        return tuple(self.ints.shape[:-2])
 
     def with_guard(self, guard: stablenum.GuardState) -> GuardOptState:
         """Return this state with another state of the core's."""
@@ -117,18 +133,19 @@ class GuardOptState(_Fields):
 
 
 _COUNTS = ("step", "skipped_total", "skipped_in_a_row", "nonfinite_in_a_row", "halted")
-_NUMBER = len(_COUNTS) + 3
+_NUMBERS = len(_COUNTS) + 3  # in two rows of four
 
 
-def _unpacked(counts: Any) -> tuple[Any, ...]:
-    """Return the parts of a state's counts: arrays like these, or shapes where this is one."""
-    if isinstance(counts, jax.ShapeDtypeStruct):
-        return (jax.ShapeDtypeStruct(counts.shape[:-1], counts.dtype),) * _NUMBER
-    return _divided(counts) if isinstance(counts, jax.Array) else _each(counts)
+def _unpacked(ints: Any) -> tuple[Any, ...]:
+    """Return the numbers in front of a state's whole numbers, and the recorder's: arrays, or shapes where
+    this is one."""
+    if isinstance(ints, jax.ShapeDtypeStruct):
+        return tuple(jax.eval_shape(_each, ints))
+    return _divided(ints) if isinstance(ints, jax.Array) else _each(ints)
 
 
-def _each(counts: Any) -> tuple[Any, ...]:
-    return tuple(counts[..., i] for i in range(_NUMBER))
+def _each(ints: Any) -> tuple[Any, ...]:
+    return *(ints[..., i // 4, i % 4] for i in range(_NUMBERS)), ints[..., _NUMBERS // 4 :, :]
 
 
 _divided = jax.jit(_each, inline=True)  # one dispatch where it is called outside of a trace

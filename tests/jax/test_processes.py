@@ -43,8 +43,7 @@ for exact, joined in rules:
 
     params = {"w": place(np.zeros(8, np.float32))}
     state = jax.jit(tx.init)(params)
-    divided = lambda x: P("data") if x.shape == (8,) and x.dtype == np.float32 else P()
-    specs = jax.tree.map(divided, (params, state))
+    specs = jax.tree.map(lambda x: P("data") if x.shape == (8,) else P(), (params, state))
     state = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), state, specs[1])
     run = step
     if joined:

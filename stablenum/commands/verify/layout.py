@@ -118,8 +118,8 @@ class Layout:
 
     def _guards(self) -> Iterator[Path]:
         for path, names in self._children.items():
-            kept = {"recorder", "loss_scale"} <= names or {"recorder", *PACKED} <= names
-            if kept and "floats" in self._children.get((*path, "recorder"), ()):
+            recorded = "floats" in self._children.get((*path, "recorder"), ())
+            if names.issuperset(PACKED) or (recorded and "loss_scale" in names):
                 yield path
 
     def _in_optimizer(self, path: Path) -> bool:
