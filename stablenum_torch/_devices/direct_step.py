@@ -141,12 +141,19 @@ def _counts(step: Any) -> bool:
 
 def _is_torchs(function: Any) -> bool:
     """Return whether a function and all that it wraps are written in ``torch.optim``."""
-    while function is not None:
-        code = getattr(function, "__code__", None)
+    if function in _KNOWN:
+        return True
+    part = function
+    while part is not None:
+        code = getattr(part, "__code__", None)
         if code is None or os.path.dirname(code.co_filename) != _FOLDER:
             return False
-        function = getattr(function, "__wrapped__", None)
+        part = getattr(part, "__wrapped__", None)
+    _KNOWN.append(function)
     return True
+
+
+_KNOWN: list[Any] = []  # functions that have been looked at; one for each class, or a few
 
 
 @functools.cache
