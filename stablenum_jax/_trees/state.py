@@ -285,6 +285,9 @@ def guard_state(opt_state: PyTree) -> stablenum.GuardState:
     The search looks through optax chains and wrappers (``MultiSteps``, ``masked``, ``inject_hyperparams``,
     ``partition``...), a whole flax ``TrainState`` and a whole ``nnx.Optimizer``.
 
+    Outside of a trace, its arrays are computed from those in ``opt_state``; if these are on the devices of
+    several processes, all of them have to call it. :func:`stablenum_jax.metrics` may be called by one.
+
     Raises:
         ValueError: there is no guard in ``opt_state``, or more than one.
 
