@@ -15,6 +15,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 # xdist workers share the cores; each keeps to one thread. The tests of a file compile much the same, so they
 # run in one worker; the files that take longest come first (tests/order.txt).
 export OMP_NUM_THREADS ?= 1
+# Tests start hundreds of programs, each of which would compile the packages again where a container says so.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
