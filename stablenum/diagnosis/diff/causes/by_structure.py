@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -14,7 +13,7 @@ from stablenum.diagnosis.diff.causes.by_value import same_entries
 from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, told
 from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.differences import Cause
-from stablenum.diagnosis.diff.places.flow import OTHER, maker
+from stablenum.diagnosis.diff.places.flow import OTHER
 from stablenum.diagnosis.diff.places.frontier import Start, same_line
 from stablenum.diagnosis.diff.places.regions import leading_steps
 from stablenum.diagnosis.diff.sides.equality import SAME_MULTIPLE
@@ -145,11 +144,11 @@ def _of_missing(scene: Scene, steps: Sequence[Step] = ()) -> Proposal:
     name, has, lacks = ("left", here, there) if there.missing else ("right", there, here)
     side = scene.comparison.side(name)
     names = list(dict.fromkeys(_name(side, s) for s in steps or [has.step]))
-    if _as_often(scene, name, has, lacks, names):
+    if _elsewhere(scene, name, lacks, steps or [has.step]):
         return Proposal(
             "other_function",
             f"both programs have {', '.join(names)} here, for different values.",
-            measured="Each line has it as often as the other one.",
+            measured="One of them combines with a common value what the other one combines with another.",
             remedy="",
         )
     code = (
@@ -173,21 +172,23 @@ def _of_missing(scene: Scene, steps: Sequence[Step] = ()) -> Proposal:
 def _name(side: Side, step: Step) -> str:
     """Return what a side is said to do: what the user called, or what the step itself computes if that call
     has made what it reads, so that both sides have a part of the call."""
-    before = [s for s in (maker(side, i) for i in step.inputs) if s is not None and not quiet(s)]
-    at = step.place, step.module
-    begun = any(in_one(s, step) and (s.place, s.module) == at for s in before)
+    line = (s for s in side.trace.steps[: step.index] if (s.place, s.module) == (step.place, step.module))
+    before = leading_steps(step.outputs[0], (*line, step))[:-1]
+    begun = any(in_one(s, step) for s in before)
     return step.primitive.removeprefix("aten.").split(".")[0].rstrip("_") if begun else step.operation
 
 
-def _as_often(scene: Scene, name: str, has: Start, lacks: Start, names: Iterable[str]) -> bool:
-    """Return whether the line that goes on without operations has them as often as the line of the other
-    side, and so uses them otherwise instead of lacking them."""
-    other = scene.comparison.side(OTHER[name])
-    readers = [s for s in scene.region(OTHER[name]) if lacks.value in s.inputs and s.phase == has.step.phase]
-    lines = {(s.place, s.module) for s in (lacks.step, *readers) if s.place is not None}
-    own = [s for s in other.trace.steps if (s.place, s.module) in lines and s.phase == has.step.phase]
-    counts = [Counter(s.operation for s in x) for x in (same_line(has, scene.region(name)), own)]
-    return all(0 < counts[0][n] <= counts[1][n] for n in names)
+def _elsewhere(scene: Scene, name: str, lacks: Start, steps: Iterable[Step]) -> bool:
+    """Return whether the side that goes on without steps of the other one computes the same with another
+    value: it has the operation, and what the common value is combined with, too."""
+    side, other = scene.comparison.side(name), scene.comparison.side(OTHER[name])
+    known, met = scene.comparison.found.known(name), scene.comparison.found.known(OTHER[name])
+    for step in steps:
+        operands = {j for i in step.inputs if not side.neutral(i) for j in known.get(i, ())} - {lacks.value}
+        for own in (s for s in other.trace.steps if operands.intersection(s.inputs)):
+            if (kind(own), own.phase) == (kind(step), step.phase) and not any(o in met for o in own.outputs):
+                return True
+    return False
 
 
 # --- sums ---------------------------------------------------------------------------------------------------
