@@ -240,7 +240,7 @@ class Recovery:
 
 def _check_state(state: PyTree) -> None:
     found = find_guard(state)
-    if hasattr(found.ints, "shape") and found.runs:
+    if found.runs:
         raise ValueError(
             f"state must belong to a single training run; got one stacked to shape {found.runs}."
         )

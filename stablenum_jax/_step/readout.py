@@ -362,6 +362,7 @@ def load_guard_state_dict(opt_state: PyTree, plain: Mapping[str, Any]) -> PyTree
         >>> opt_state = load_guard_state_dict(opt_state, guard_state_dict(opt_state))
     """
     found = find_guard(opt_state)
-    _, names = _read(opt_state)
+    check_readable(found)
+    names = known_names(int(found.names_id))
     loaded = statedict.state_from_dict(plain, found.guard, xp=jnp, names=names)
     return replace_guard(opt_state, found.with_guard(loaded))

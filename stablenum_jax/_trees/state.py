@@ -125,7 +125,7 @@ class GuardOptState(_Fields):
     @property
     def runs(self) -> tuple[int, ...]:
         """The shape in which states of several runs are stacked; () for the state of one run."""
-        return tuple(self.ints.shape[:-2])
+        return tuple(getattr(self.ints, "shape", ())[:-2])
 
     def with_guard(self, guard: stablenum.GuardState) -> GuardOptState:
         """Return this state with another state of the core's."""

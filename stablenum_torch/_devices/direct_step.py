@@ -36,7 +36,7 @@ class _Lists(NamedTuple):
     """What a kernel takes of a group."""
 
     params: list[Tensor]
-    grads: list[Tensor]
+    grads: list[Tensor | None]  # all there once `_call` has looked
     states: Sequence[Mapping[str, Any]]
     divisor: Tensor | None
 
@@ -62,7 +62,11 @@ def direct_step(optimizer: Optimizer, divisor: Tensor | None) -> Callable[[], No
     begin = 0
     for group in groups:
         own = list(group["params"])
-        call = _call(kind, group, own, states[begin : begin + len(own)], divisor) if own else int
+        if not own:
+            continue
+        call = _call(
+            kind, group, _Lists(own, [p.grad for p in own], states[begin : begin + len(own)], divisor)
+        )
         if call is None:
             return None
         calls.append(call)
@@ -79,15 +83,9 @@ def direct_step(optimizer: Optimizer, divisor: Tensor | None) -> Callable[[], No
     return step
 
 
-def _call(
-    kind: type,
-    group: _Group,
-    params: list[Tensor],
-    states: Sequence[Mapping[str, Any]],
-    divisor: Tensor | None,
-) -> _Call | None:
+def _call(kind: type, group: _Group, lists: _Lists) -> _Call | None:
     """Return the call of the kernel for a group; None if torch does more than to call it once."""
-    grads = [p.grad for p in params]
+    params, grads = lists.params, lists.grads
     if not {*map(type, params), *map(type, grads)} <= _OF_TORCH or group.get("differentiable"):
         return None
     dtypes, devices = {*map(_dtype, params), *map(_dtype, grads)}, {*map(_device, params)}
@@ -97,7 +95,7 @@ def _call(
     if {*map(_layout, grads)} != {torch.strided} or (isinstance(rate, Tensor) and not rate.is_cpu):
         return None
     try:
-        return _KERNELS[kind](group, _Lists(params, grads, states, divisor))
+        return _KERNELS[kind](group, lists)
     except (KeyError, AttributeError):  # a state that torch has yet to make; another version of torch
         return None
 
@@ -175,7 +173,7 @@ def _two_steps(kind: Any, *, direct: bool) -> Tensor:
     w.grad = grad
     optimizer.step()
     if direct:
-        call = _call(kind, optimizer.param_groups[0], [w], [optimizer.state[w]], divisor)
+        call = _call(kind, optimizer.param_groups[0], _Lists([w], [grad], [optimizer.state[w]], divisor))
         assert call is not None
         call()
     else:

@@ -18,7 +18,7 @@ from stablenum.diagnosis.diff.places.frontier import Start, same_line
 from stablenum.diagnosis.diff.places.regions import leading_steps
 from stablenum.diagnosis.diff.sides.equality import SAME_MULTIPLE
 from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
-from stablenum.diagnosis.diff.sides.kinds import in_one, kind, quiet
+from stablenum.diagnosis.diff.sides.kinds import in_one, kind, primitive_of, quiet
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
 
@@ -175,7 +175,7 @@ def _name(side: Side, step: Step) -> str:
     line = (s for s in side.trace.steps[: step.index] if (s.place, s.module) == (step.place, step.module))
     before = leading_steps(step.outputs[0], (*line, step))[:-1]
     begun = any(in_one(s, step) for s in before)
-    return step.primitive.removeprefix("aten.").split(".")[0].rstrip("_") if begun else step.operation
+    return primitive_of(step).rstrip("_") if begun else step.operation
 
 
 def _elsewhere(scene: Scene, name: str, lacks: Start, steps: Iterable[Step]) -> bool:

@@ -16,7 +16,7 @@ from stablenum.diagnosis.diff.places.frontier import Start
 from stablenum.diagnosis.diff.places.locations import location_of
 from stablenum.diagnosis.diff.places.slices import Slice
 from stablenum.diagnosis.diff.report.scripts import Line, Script
-from stablenum.diagnosis.diff.sides.kinds import quiet
+from stablenum.diagnosis.diff.sides.kinds import primitive_of, quiet
 from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 
@@ -130,7 +130,7 @@ def _said(part: Part, value: int, computed: bool) -> str:
     trace = part.of.trace
     step = _maker(part, value)
     if computed and step is not None:
-        return step.primitive.removeprefix("aten.").split(".")[0]
+        return primitive_of(step)
     while step is not None and quiet(step) and step.inputs:
         value = step.inputs[0]
         step = _maker(part, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stablenum.diagnosis.replay.operations import MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["both_at_indices", "called", "functions_of", "in_one", "kind", "quiet"]
+__all__ = ["both_at_indices", "called", "functions_of", "in_one", "kind", "primitive_of", "quiet"]
 
 # Operations that take entries of a table, and those that put or add them to some.
 _LOOKUPS = frozenset({"embedding", "gather", "index", "index_select", "take"})
@@ -41,6 +41,11 @@ def called(step: Step) -> str:
     own."""
     name = step.operation.removesuffix("_backward").removeprefix("native_")
     return _SAME.get(name, name)
+
+
+def primitive_of(step: Step) -> str:
+    """Return what a step computes itself, as the framework calls it, without PyTorch's overload."""
+    return step.primitive.removeprefix("aten.").split(".")[0]
 
 
 def functions_of(step: Step) -> set[str]:
