@@ -14,7 +14,8 @@ from stablenum.arrays import leaves, map_leaves
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, Observation, decide
 from stablenum.guard.ranks import Ranks
-from stablenum_torch._devices.generated_decide import Writer
+from stablenum_torch._devices.generated_decide import written_function
+from stablenum_torch._devices.recorded_operations import Recording
 from stablenum_torch._devices.scalar_namespace import scalars
 
 __all__ = ["HostGuard"]
@@ -100,16 +101,16 @@ class HostGuard:
     def _write_out(self, seen: Observation) -> Callable[..., tuple[Any, ...]]:
         """Generate ``decide`` for observations like ``seen``: a function of their parts and of the state's
         leaves."""
-        writer = Writer()
+        recording = Recording()
         parts = {name: getattr(seen, name) for name in _MEASURED}
         inputs: dict[str, Any] = {
-            name: writer.input(part) for name, part in parts.items() if part is not None
+            name: recording.input(part) for name, part in parts.items() if part is not None
         }
         if seen.ranks is not None:
-            inputs["ranks"] = Ranks(*map(writer.input, seen.ranks[:_RANK_FIELDS]))
-        state = map_leaves(lambda view: writer.input(view[()].copy()), self._views)
-        decision, after = decide(self.config, state, Observation(**inputs), xp=writer)
-        return writer.function([*decision[:_FIELDS], *leaves(after)])
+            inputs["ranks"] = Ranks(*map(recording.input, seen.ranks[:_RANK_FIELDS]))
+        state = map_leaves(lambda view: recording.input(view[()].copy()), self._views)
+        decision, after = decide(self.config, state, Observation(**inputs), xp=recording)
+        return written_function(recording, [*decision[:_FIELDS], *leaves(after)])
 
 
 _TOP = 2.0**100

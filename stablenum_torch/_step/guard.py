@@ -34,12 +34,14 @@ from stablenum.runlog.lines import Rewind
 from stablenum.runlog.writing import LogFile
 from stablenum_torch._devices.groups import Groups
 from stablenum_torch._devices.host_decide import HostGuard
+from stablenum_torch._devices.kernels.device_guard import DeviceGuard
 from stablenum_torch._devices.joint import Joint, joint_of
 from stablenum_torch._devices.ranks import initialized, several_ranks
 from stablenum_torch._devices.state import copy_into, in_memory_of, moved_to
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._devices.waits import HaltWatch, LevelWatch, StepWatch
 from stablenum_torch._step.apply import multiply_gradients
+from stablenum_torch._step.by_kernels import can_launch
 from stablenum_torch._step.buffers import KeptBuffers
 from stablenum_torch._step.changed import Versions, have_moved, largest_elements, versions, writes_to
 from stablenum_torch._step.checks import (
@@ -57,7 +59,7 @@ from stablenum_torch._step.first_look import FirstLook
 from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure.norms import gradient_norms_without_wait
 from stablenum_torch._step.measure.together import widths
-from stablenum_torch._step.on_device import apply_on_device, decided_on_device
+from stablenum_torch._step.on_device import apply_on_device, decided_on_device, step_by_kernels
 from stablenum_torch._step.on_host import step_on_host
 from stablenum_torch._step.parameters import NamesOnDemand, TakingPart, TrackedParameters
 from stablenum_torch._step.replicas import ReplicaCheck
@@ -120,7 +122,9 @@ class Guard:
         if state is None:
             state = init_guard(config, len(params), xp=torch_namespace, device=params[0].device)
         self.state = state
-        self._host: HostGuard | None = None  # created by the first step that needs one
+        # Created by the first step that needs one.
+        self._host: HostGuard | None = None
+        self._kernels: DeviceGuard | None = None
         self._joint: Joint | None = None
         # The first step finds out, because ranks have to find out together; without ranks it would only break
         # the graph of a compiled step.
@@ -303,10 +307,7 @@ class Guard:
             host = self._host_guard()
             step_on_host(self._stepped, host, inputs, functools.partial(self._commit, host.write))
         else:
-            write = functools.partial(copy_into, self.state)
-            commit = functools.partial(self._commit, write)
-            decided = decided_on_device(self._stepped, self.state, inputs)
-            apply_on_device(self._stepped, self.state, inputs, decided, commit)
+            self._step_on_device(inputs)
         if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
             self._watch.after_step(self.state, self.names, decided_on_host=on_host)
         if self._log is not None:
@@ -315,6 +316,20 @@ class Guard:
             self._compare_replicas(self.replicas)
         if self.config.skip_limit is not None:
             self._raise_if_halted()
+
+    def _step_on_device(self, inputs: StepInputs) -> None:
+        commit = functools.partial(self._commit, self._write)
+        if can_launch(self.state.step):
+            if self._kernels is None or not self._kernels.is_for(self.config, self.state, len(inputs.params)):
+                self._kernels = DeviceGuard(self.config, self.state, len(inputs.params))
+            if step_by_kernels(self._stepped, self._kernels, inputs, commit):
+                return
+        decided = decided_on_device(self._stepped, self.state, inputs)
+        apply_on_device(self._stepped, self.state, inputs, decided, commit)
+
+    def _write(self, after: GuardState | None) -> None:
+        if after is not None:  # otherwise a kernel has written it
+            copy_into(self.state, after)
 
     def climb(self, two_steps: TwoSteps, first: Callable[[], Any]) -> Any:
         """Take the first part of a step that has two; see :class:`TwoSteps`.

@@ -34,6 +34,7 @@ from stablenum_torch._step.measure.wide import wide_norms_on_host, wide_units_on
 __all__ = [
     "Measured",
     "measured_without_wait",
+    "noted",
     "observation",
     "observed_beyond_float32",
     "observed_on_host",
@@ -146,14 +147,21 @@ def measured_without_wait(inputs: StepInputs, *, wide: bool = False) -> Measured
         sums = exact_sums([p.grad for p in params], device)
         exact, total = exact_norms(sums), exact_norms(total_of(sums))
         norms = torch.ldexp(exact.value.double(), exact.power)
+    loss, found_inf = noted(inputs)
     return Measured(
         norms=norms,
-        loss=None if inputs.loss is None else to_device(inputs.loss, device),
-        found_inf=None if inputs.found_inf is None else to_device(inputs.found_inf, device),
+        loss=loss,
+        found_inf=found_inf,
         units=units,
         extremes=extremes_without_wait(inputs),
         total=total,
     )
+
+
+def noted(inputs: StepInputs) -> tuple[Tensor | None, Tensor | None]:
+    """Return the loss and the flag of the inputs on their device."""
+    loss = None if inputs.loss is None else to_device(inputs.loss, inputs.device)
+    return loss, None if inputs.found_inf is None else to_device(inputs.found_inf, inputs.device)
 
 
 def observation(measured: Measured) -> Observation:

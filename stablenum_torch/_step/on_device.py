@@ -7,30 +7,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TypeAlias
 
-import array_api_compat.torch as torch_namespace
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from stablenum._support.interrupts import finish
-from stablenum.guard.config import GuardConfig
-from stablenum.guard.decide import Decision, GuardState, decide, select
-from stablenum.guard.observation import Fault
+from stablenum.guard.decide import GuardState
+from stablenum.guard.recorder import Recorder
 from stablenum_torch._devices.compiled_decide import fewer_kernels
 from stablenum_torch._devices.fused_optimizers import can_skip_on_device, is_fused, moves_nothing, step_folded
+from stablenum_torch._devices.kernels.device_guard import DeviceGuard
 from stablenum_torch._devices.waits import wait_for_bool
 from stablenum_torch._step.apply import gradients_to_change, transform
+from stablenum_torch._step.by_kernels import decided_by_kernels
 from stablenum_torch._step.clip_update import before_update, clip_update_without_wait
 from stablenum_torch._step.faults import fault_of_parameters
 from stablenum_torch._step.inputs import StepInputs
-from stablenum_torch._step.observe import Measured, measured_without_wait, observation
+from stablenum_torch._step.observe import measured_without_wait
+from stablenum_torch._step.plain_decision import Decided, decided_without_wait
 
-__all__ = ["apply_on_device", "decided_on_device", "decided_without_wait"]
-
-# The decision, the next state, and two () float32 for fused kernels: a divisor and the skip flag.
-Decided: TypeAlias = tuple[Decision, GuardState, Tensor, Tensor]
+__all__ = ["apply_on_device", "decided_on_device", "step_by_kernels"]
 
 
 def decided_on_device(optimizer: Optimizer, state: GuardState, inputs: StepInputs) -> Decided:
@@ -55,69 +52,86 @@ def apply_on_device(
     state: GuardState,
     inputs: StepInputs,
     decided: Decided,
-    commit: Callable[[GuardState], None],
+    commit: Callable[[GuardState | None], None],
 ) -> None:
     """Step ``optimizer`` as :func:`decided_on_device` has decided.
 
     ``commit`` completes the step with the guard's next state: it is called last, and again if an exception
     stops it.
     """
-    divisor: Tensor | None
-    found_inf: Tensor | None
-    decision, after, divisor, found_inf = decided
-    if not (is_fused(optimizer) and can_skip_on_device(optimizer)):
-        if not wait_for_bool(decision.apply):
-            if not torch.compiler.is_compiling():
-                fault = fault_of_parameters(inputs, state.recorder, int(decision.reason))
-                if fault is not None:
-                    after = decided_on_device(optimizer, state, inputs._replace(fault=fault))[1]
-            finish(functools.partial(commit, after))
+    divisor: Tensor | None = decided.divisor
+    skip: Tensor | None = decided.skip
+    if not _folds(optimizer):
+        if wait_for_bool(decided.skip):
+            _skip(optimizer, state, inputs, decided, commit)
             return
-        found_inf = None
+        skip = None
     config, params = inputs.config, inputs.params
     rule = config.update_rule
     copied = None if rule is None else before_update(rule, optimizer)
     if not (config.changes_gradients and is_fused(optimizer) and config.one_factor):
         divisor = None
     if config.changes_gradients and divisor is None:
-        unchanged, of_units = [False] * len(params), decision.unit_multipliers
+        unchanged, of_units = [False] * len(params), decided.unit_multipliers
         grads = gradients_to_change(optimizer, params)
-        transform(grads, inputs, decision.multiplier, of_units, unchanged=unchanged)
+        transform(grads, inputs, decided.multiplier, of_units, unchanged=unchanged)
 
     def complete() -> None:
         if rule is not None and copied is not None:
             clip_update_without_wait(rule, copied, inputs)
+        commit(decided.after)
+
+    step_folded(optimizer, divisor=divisor, found_inf=skip, then=complete)
+
+
+def step_by_kernels(
+    optimizer: Optimizer, kernels: DeviceGuard, inputs: StepInputs, commit: Callable[[GuardState | None], None]
+) -> bool:
+    """Take a step of which the guard's own kernels decide; return False if they cannot, and nothing is done.
+
+    ``commit`` is that of :func:`apply_on_device`. The kernels have written the next state by then; an exception
+    before that takes it back.
+    """
+
+    def kept(after: GuardState | None) -> None:
+        if after is None:
+            kernels.keep()
         commit(after)
 
-    step_folded(optimizer, divisor=divisor, found_inf=found_inf, then=complete)
+    try:
+        decided = decided_by_kernels(kernels, inputs, still=moves_nothing(optimizer))
+        if decided is None:
+            return False
+        if not _folds(optimizer) and wait_for_bool(decided.skip):
+            rows, reasons = kernels.state.recorder
+            before = Recorder(rows[:-1], reasons[:-1])
+            if fault_of_parameters(inputs, before, int(reasons[-1, 1])) is not None:
+                kernels.undo()
+                return False
+            finish(functools.partial(kept, None))
+            return True
+        apply_on_device(optimizer, kernels.state, inputs, decided, kept)
+    except BaseException:
+        finish(kernels.undo)
+        raise
+    return True
 
 
-def decided_without_wait(
-    config: GuardConfig, still: bool, state: GuardState, measured: Measured, fault: Fault | None = None
-) -> Decided:
-    """Return what is decided, and what follows from it.
-
-    This is everything between the measurement and the optimizer's step, so that it compiles as one function.
-
-    Args:
-        config: the settings.
-        still: whether the step moves nothing, see ``moves_nothing``.
-        state: the guard's tensors.
-        measured: what was measured.
-        fault: what else forbids the step.
-    """
-    seen = observation(measured)
-    if fault is not None:
-        seen = seen._replace(fault=fault)
-    decision, after = decide(config, state, seen, xp=torch_namespace)
-    if still:
-        after = _without_trace(decision, state, after)
-    if measured.rows is not None:  # no rank may have a gradient, which the host knows of its own alone
-        after = select((measured.rows[:, 1] < 0).all(), state, after, xp=torch_namespace)
-    # The flag is exactly 1.0 or 0.0, because the kernels compare it with 1.
-    return decision, after, 1.0 / decision.multiplier, torch.logical_not(decision.apply).float()
+def _folds(optimizer: Optimizer) -> bool:
+    """Return whether the optimizer skips a step by itself, on the device."""
+    return is_fused(optimizer) and can_skip_on_device(optimizer)
 
 
-def _without_trace(decision: Decision, before: GuardState, after: GuardState) -> GuardState:
-    """Return the state after a step with learning rate 0: unchanged if its gradients were all zero."""
-    return select((decision.grad_norm == 0) & decision.apply, before, after, xp=torch_namespace)
+def _skip(
+    optimizer: Optimizer,
+    state: GuardState,
+    inputs: StepInputs,
+    decided: Decided,
+    commit: Callable[[GuardState | None], None],
+) -> None:
+    """Complete a step that is skipped, after a look at whether a parameter is at fault."""
+    if not torch.compiler.is_compiling() and decided.reason is not None:
+        fault = fault_of_parameters(inputs, state.recorder, int(decided.reason))
+        if fault is not None:
+            decided = decided_on_device(optimizer, state, inputs._replace(fault=fault))
+    finish(functools.partial(commit, decided.after))

@@ -11,7 +11,8 @@ import torch
 import stablenum_torch as st
 from stablenum import DynamicLossScale, EscalatePrecision, GuardConfig, Observation, decide, init_guard
 from stablenum.arrays import leaves
-from stablenum_torch._devices.generated_decide import Writer
+from stablenum_torch._devices.generated_decide import written_function
+from stablenum_torch._devices.recorded_operations import Recording
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.scalar_namespace import as_scalar, scalars
 from tests.backends import BACKENDS, assert_bit_equal
@@ -69,28 +70,28 @@ def test_a_missing_measurement_raises_every_time():
 
 
 def test_unused_and_constant_operations_are_not_generated():
-    writer = Writer()
-    x = writer.input(np.float32(3))
-    _unused = writer.sqrt(x) * 5
-    known = writer.sqrt(np.float32(4)) + writer.ones_like(x)
+    xp = Recording()
+    x = xp.input(np.float32(3))
+    _unused = xp.sqrt(x) * 5
+    known = xp.sqrt(np.float32(4)) + xp.ones_like(x)
     assert float(known) == 3.0  # computed when the code was generated
-    function = writer.function([x * 2, known])
+    function = written_function(xp, [x * 2, known])
     assert "sqrt" not in function.__code__.co_names
     assert [float(v) for v in function(np.float32(1))] == [2.0, 3.0]
 
 
 def test_a_fill_with_a_measured_value_is_not_a_constant():
-    writer = Writer()
-    x = writer.input(np.float32(3))
-    function = writer.function([writer.full_like(np.zeros(2, np.float32), x)])
+    xp = Recording()
+    x = xp.input(np.float32(3))
+    function = written_function(xp, [xp.full_like(np.zeros(2, np.float32), x)])
     assert function(np.float32(5))[0].tolist() == [5, 5]
 
 
 def test_a_branch_on_a_measured_value_raises():
-    writer = Writer()
-    x = writer.input(np.float32(3))
+    xp = Recording()
+    x = xp.input(np.float32(3))
     with pytest.raises(TypeError, match=r"use xp\.where"):
-        max(x, writer.sqrt(x))
+        max(x, xp.sqrt(x))
 
 
 NUMBERS = [np.float32(v) for v in (-np.inf, -1.5, -0.0, 0.0, 2.0**-149, 1.0, 3.4e38, np.inf, np.nan)]

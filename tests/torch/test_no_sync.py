@@ -144,7 +144,7 @@ def test_on_meta_tensors_measuring_and_deciding_need_no_value():
     from stablenum import GuardConfig, init_guard
     from stablenum_torch._step.inputs import StepInputs
     from stablenum_torch._step.observe import measured_without_wait
-    from stablenum_torch._step.on_device import decided_without_wait
+    from stablenum_torch._step.plain_decision import decided_without_wait
 
     meta = torch.device("meta")
     config = GuardConfig(**RULES["all at once"], max_skips_in_a_row=3)
@@ -156,13 +156,14 @@ def test_on_meta_tensors_measuring_and_deciding_need_no_value():
         p.grad = torch.empty_like(p)
     loss = torch.empty((), device=meta)
     seen = measured_without_wait(StepInputs(config, params, (True, False), meta, loss=loss))
-    decision, after, divisor, found_inf = decided_without_wait(config, False, state, seen)
-    assert decision.multiplier.shape == (2,)
-    assert [part.shape[0] for part in decision.unit_multipliers] == [3, 0]
-    assert divisor.is_meta
-    assert found_inf.shape == ()
-    assert decision.multiplier.is_meta
-    assert after.loss_scale.scale.is_meta
+    decided = decided_without_wait(config, False, state, seen)
+    assert decided.multiplier.shape == (2,)
+    assert [part.shape[0] for part in decided.unit_multipliers] == [3, 0]
+    assert decided.divisor.is_meta
+    assert decided.skip.shape == ()
+    assert decided.multiplier.is_meta
+    assert decided.after is not None
+    assert decided.after.loss_scale.scale.is_meta
 
 
 def test_waiting_is_confined_to_one_module():

@@ -1,0 +1,1 @@
+"""The guard's own kernels for a GPU: one measures all gradients, one decides."""

@@ -1,0 +1,97 @@
+"""Where the gradients of a step are: the addresses, sizes and formats that the kernels read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stablenum_torch._devices.kernels.squares_source import FORMATS
+
+__all__ = ["GradientTable"]
+
+# Elements of a piece: 64 Ki float32 are 256 KiB, enough for a program to pay, and few enough for a gradient
+# to occupy the whole device.
+_PIECE = 2**16
+# Pieces of one gradient, which one program adds up.
+_MOST_PIECES = 256
+_ALIGNMENT = 16  # bytes, of one load
+_FORMATS = [getattr(torch, name) for name in FORMATS]
+
+
+class GradientTable:
+    """Knows where gradients are, and sends this to their device when it has changed.
+
+    Args:
+        device: the gradients' device.
+
+    Attributes:
+        pieces: the number of pieces.
+        most: the largest number of pieces of one gradient.
+        table: (3, pieces) int64, see ``squares_source.py``.
+        first, count: (n,) int32, the first piece of each gradient, and the number of its pieces.
+        squares: (pieces,) float64, room for the sums of squares.
+    """
+
+    table: Tensor
+    first: Tensor
+    count: Tensor
+    squares: Tensor
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pieces = self.most = 0
+        self._known: list[object] | None = None
+
+    def follow(self, grads: Sequence[Tensor | None]) -> bool:
+        """Return whether the kernel can read these gradients, after sending the table if they have moved.
+
+        It reads plain tensors on the device, in a format that it knows, without gaps and in one order.
+        """
+        try:
+            now = [None if g is None else (g.data_ptr(), g.dtype, g.is_contiguous()) for g in grads]
+        except RuntimeError:  # a tensor that is not in one piece of memory, such as a sparse one
+            return False
+        if now == self._known:
+            return True
+        if not all(g is None or self._readable(g) for g in grads):
+            return False
+        self._send(grads)
+        self._known = list(now)
+        return True
+
+    def _readable(self, grad: Tensor) -> bool:
+        dense = grad.is_contiguous() or grad.is_contiguous(memory_format=torch.channels_last)
+        plain = type(grad) in (Tensor, torch.nn.Parameter) and grad.layout == torch.strided
+        known = grad.dtype in _FORMATS and not grad.is_neg()
+        return plain and known and dense and grad.device == self.device and grad.data_ptr() % _ALIGNMENT == 0
+
+    def _send(self, grads: Sequence[Tensor | None]) -> None:
+        rows: list[tuple[int, int, int]] = []
+        first, count = [], []
+        for grad in grads:
+            begin = len(rows)
+            if grad is not None:
+                rows += _pieces_of(grad)
+            first.append(begin)
+            count.append(len(rows) - begin)
+        self.pieces, self.most = len(rows), max(count, default=0)
+        self.table = _sent(torch.tensor(rows, dtype=torch.int64).reshape(-1, 3).T.contiguous(), self.device)
+        ends = _sent(torch.tensor([first, count], dtype=torch.int32), self.device)
+        self.first, self.count = ends[0], ends[1]
+        self.squares = torch.empty(self.pieces, dtype=torch.float64, device=self.device)
+
+
+def _pieces_of(grad: Tensor) -> list[tuple[int, int, int]]:
+    n, width = grad.numel(), grad.element_size()
+    size = max(_PIECE, -(-n // _MOST_PIECES))
+    size = -(-size // _PIECE) * _PIECE  # so that each piece is aligned
+    address, kind = grad.data_ptr(), _FORMATS.index(grad.dtype)
+    return [(address + start * width, min(size, n - start), kind) for start in range(0, n, size)]
+
+
+def _sent(values: Tensor, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return values
+    return values.pin_memory().to(device, non_blocking=True)
