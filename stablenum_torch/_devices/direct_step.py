@@ -22,7 +22,9 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, lr_scheduler
 from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-__all__ = ["direct_step", "is_observed"]
+from stablenum_torch._devices.waits import capturing
+
+__all__ = ["Factors", "direct_step", "is_observed"]
 
 _Group: TypeAlias = Mapping[str, Any]
 _Call: TypeAlias = Callable[[], object]
@@ -32,46 +34,61 @@ _FOLDER = os.path.dirname(torch_optimizer.__file__)
 _dtype, _device, _layout = attrgetter("dtype"), attrgetter("device"), attrgetter("layout")
 
 
+class Factors(NamedTuple):
+    """What a step of fused kernels depends on besides gradients and settings; () float32 each.
+
+    Attributes:
+        divisor: by which the kernel divides the gradients; None for 1.
+        skip: 1 if the step is skipped, otherwise 0; None if it is not.
+        applied: 1 - ``skip``; None without it.
+    """
+
+    divisor: Tensor | None = None
+    skip: Tensor | None = None
+    applied: Tensor | None = None
+
+
 class _Lists(NamedTuple):
     """What a kernel takes of a group."""
 
     params: list[Tensor]
     grads: list[Tensor | None]  # all there once `_call` has looked
     states: Sequence[Mapping[str, Any]]
-    divisor: Tensor | None
+    factors: Factors
 
 
-def direct_step(optimizer: Optimizer, divisor: Tensor | None) -> Callable[[], None] | None:
-    """Return what does the same as ``optimizer.step()`` on a CPU; None if that must be called.
+def direct_step(optimizer: Optimizer, factors: Factors) -> Callable[[], None] | None:
+    """Return what does the same as ``optimizer.step()``; None if that must be called.
 
     Args:
         optimizer: any. None is returned for all but torch's own with a fused kernel.
-        divisor: () float32, by which the kernel divides the gradients, or None.
+        factors: what torch reads of the optimizer's attributes ``grad_scale`` and ``found_inf``. torch counts
+            a skipped step and then takes it back; with ``applied`` it is not counted.
     """
     kind = type(optimizer)
     groups = optimizer.param_groups
     if torch.compiler.is_compiling() or kind not in _KERNELS or not all(g.get("fused") for g in groups):
         return None
-    if not _only_torch(optimizer) or not (divisor is None or divisor.is_cpu):
+    if not _only_torch(optimizer) or capturing():
         return None
     calls = []
     state, params = optimizer.state, [p for group in groups for p in group["params"]]
     # The first step makes the states in the order of the parameters, if all of them have gradients then.
     alike = len(state) == len(params) and all(map(is_, state, params))
     states = list(state.values()) if alike else [state.get(p, {}) for p in params]
-    begin = 0
+    begin, device = 0, _CPU
     for group in groups:
         own = list(group["params"])
         if not own:
             continue
         call = _call(
-            kind, group, _Lists(own, [p.grad for p in own], states[begin : begin + len(own)], divisor)
+            kind, group, _Lists(own, [p.grad for p in own], states[begin : begin + len(own)], factors)
         )
         if call is None:
             return None
         calls.append(call)
-        begin += len(own)
-    if not _agrees(kind):  # type: ignore[arg-type]  # every class is hashable
+        begin, device = begin + len(own), own[0].device
+    if not _agrees(kind, device):  # type: ignore[arg-type]  # every class is hashable
         return None
 
     def step() -> None:
@@ -89,10 +106,15 @@ def _call(kind: type, group: _Group, lists: _Lists) -> _Call | None:
     if not {*map(type, params), *map(type, grads)} <= _OF_TORCH or group.get("differentiable"):
         return None
     dtypes, devices = {*map(_dtype, params), *map(_dtype, grads)}, {*map(_device, params)}
-    if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point or devices != {_CPU}:
+    if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point or len(devices) > 1:
         return None
-    rate = group["lr"]
-    if {*map(_layout, grads)} != {torch.strided} or (isinstance(rate, Tensor) and not rate.is_cpu):
+    device, rate = params[0].device, group["lr"]
+    given = [factor for factor in lists.factors if factor is not None]
+    if isinstance(rate, Tensor):  # torch moves one to the device of the parameters
+        given.append(rate)
+    if {*map(_layout, grads)} != {torch.strided} or not {*map(_device, given)} <= {device}:
+        return None
+    if device.type not in ("cpu", "cuda") or (lists.factors.skip is None) != (lists.factors.applied is None):
         return None
     try:
         return _KERNELS[kind](group, lists)
@@ -155,30 +177,33 @@ _KNOWN: list[Any] = []  # functions that have been looked at; one for each class
 
 
 @functools.cache
-def _agrees(kind: Any) -> bool:
-    """Return whether two steps are the same in every bit, the second of which calls the kernel directly.
+def _agrees(kind: Any, device: torch.device) -> bool:
+    """Return whether steps are the same in every bit, all but the first of which call the kernel directly.
 
     The kernels are private, so that another version of torch may call them in another way.
     """
     try:
-        return torch.equal(_two_steps(kind, direct=False), _two_steps(kind, direct=True))
+        return torch.equal(_steps(kind, device, direct=False), _steps(kind, device, direct=True))
     except (AssertionError, AttributeError, RuntimeError, TypeError):  # another version's
         return False
 
 
-def _two_steps(kind: Any, *, direct: bool) -> Tensor:
-    values = [-1.0, 2.0], [1.0, 3.0], 4.0
-    w, grad, divisor = (torch.tensor(x, dtype=torch.float32, device="cpu") for x in values)
+def _steps(kind: Any, device: torch.device, *, direct: bool) -> Tensor:
+    """Return the parameter and its state after an ordinary step, one with a divisor, one that may be skipped
+    and is not, and one that is."""
+    values = [-1.0, 2.0], [1.0, 3.0], 4.0, 1.0, 0.0
+    w, grad, divisor, one, zero = (torch.tensor(x, dtype=torch.float32, device=device) for x in values)
     optimizer = kind([w], lr=0.1, weight_decay=0.1, fused=True, **({"momentum": 0.9} if kind is SGD else {}))
     w.grad = grad
     optimizer.step()
-    if direct:
-        call = _call(kind, optimizer.param_groups[0], _Lists([w], [grad], [optimizer.state[w]], divisor))
-        assert call is not None
-        call()
-    else:
-        optimizer.grad_scale = divisor
-        optimizer.step()
+    for factors in (Factors(divisor), Factors(divisor, zero, one), Factors(divisor, one, zero)):
+        if direct:
+            call = _call(kind, optimizer.param_groups[0], _Lists([w], [grad], [optimizer.state[w]], factors))
+            assert call is not None
+            call()
+        else:
+            optimizer.grad_scale, optimizer.found_inf = divisor, factors.skip
+            optimizer.step()
     return torch.cat([w, *(v.reshape(-1) for v in optimizer.state[w].values())])
 
 
@@ -186,7 +211,7 @@ def _two_steps(kind: Any, *, direct: bool) -> Tensor:
 
 
 def _adam(group: _Group, lists: _Lists) -> _Call | None:
-    params, grads, states, divisor = lists
+    params, grads, states, (divisor, skip, applied) = lists
     beta1, beta2 = group["betas"]
     steps = [s["step"] for s in states]
     if isinstance(beta1, Tensor) or isinstance(beta2, Tensor) or {*map(_dtype, steps)} != {torch.float32}:
@@ -197,17 +222,17 @@ def _adam(group: _Group, lists: _Lists) -> _Call | None:
     settings = {k: group[k] for k in ("amsgrad", "lr", "weight_decay", "eps", "maximize")}
 
     def call() -> None:
-        torch._foreach_add_(steps, 1)
+        torch._foreach_add_(steps, 1 if applied is None else applied)
         kernel(
             params, grads, *moments, largest, steps,
-            beta1=beta1, beta2=beta2, **settings, grad_scale=divisor, found_inf=None,
+            beta1=beta1, beta2=beta2, **settings, grad_scale=divisor, found_inf=skip,
         )  # fmt: skip
 
     return call
 
 
 def _sgd(group: _Group, lists: _Lists) -> _Call | None:
-    params, grads, states, divisor = lists
+    params, grads, states, (divisor, skip, _) = lists
     buffers = [s["momentum_buffer"] for s in states] if group["momentum"] else []
     if group["foreach"] or any(buffer is None for buffer in buffers):
         return None
@@ -215,21 +240,21 @@ def _sgd(group: _Group, lists: _Lists) -> _Call | None:
     settings = {k: group[k] for k in names}
     return functools.partial(
         torch._fused_sgd_, params, grads, buffers,
-        **settings, is_first_step=False, grad_scale=divisor, found_inf=None,
+        **settings, is_first_step=False, grad_scale=divisor, found_inf=skip,
     )  # fmt: skip
 
 
 def _adagrad(group: _Group, lists: _Lists) -> _Call | None:
-    params, grads, states, divisor = lists
+    params, grads, states, (divisor, skip, applied) = lists
     steps, sums = [s["step"] for s in states], [s["sum"] for s in states]
     if {*map(_dtype, steps)} != {torch.float32}:
         return None
     settings = {k: group[k] for k in ("lr", "lr_decay", "weight_decay", "eps", "maximize")}
 
     def call() -> None:
-        torch._foreach_add_(steps, 1)
+        torch._foreach_add_(steps, 1 if applied is None else applied)
         torch._fused_adagrad_(
-            params, grads, sums, steps, **settings, grad_scale=divisor, found_inf=None
+            params, grads, sums, steps, **settings, grad_scale=divisor, found_inf=skip
         )  # fmt: skip
 
     return call

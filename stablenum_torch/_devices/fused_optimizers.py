@@ -17,7 +17,7 @@ from torch.optim.sgd import sgd
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from stablenum._support.interrupts import and_then
-from stablenum_torch._devices.direct_step import direct_step
+from stablenum_torch._devices.direct_step import Factors, direct_step
 
 __all__ = [
     "can_skip_on_device",
@@ -99,6 +99,7 @@ def step_folded(
     *,
     divisor: Tensor | None,
     found_inf: Tensor | None,
+    applied: Tensor | None = None,
     then: Callable[[], None] | None = None,
 ) -> None:
     """Call ``optimizer.step()``, which divides gradients by ``divisor``, or does nothing if ``found_inf`` is
@@ -111,6 +112,7 @@ def step_folded(
         optimizer: the inner optimizer.
         divisor: () float32, or None.
         found_inf: () float32, or None.
+        applied: 1 - ``found_inf``, if it is known.
         then: completes a step whose parameters have moved. Once ``optimizer.step()`` has returned, it is
             called whatever happens (Ctrl-C), a second time if an exception stopped the first call.
     """
@@ -122,11 +124,12 @@ def step_folded(
         if then is not None:
             then()
 
-    direct = direct_step(optimizer, divisor) if found_inf is None else None
+    known = found_inf is None or applied is not None
+    direct = direct_step(optimizer, Factors(divisor, found_inf, applied)) if known else None
     try:
         if divisor is not None and direct is None:
             optimizer.grad_scale = divisor
-        if found_inf is not None:
+        if found_inf is not None and direct is None:
             optimizer.found_inf = found_inf
         and_then(direct or optimizer.step, complete)
     except BaseException:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -46,8 +48,8 @@ def can_launch(on: Tensor) -> bool:
 def decided_by_kernels(guard: DeviceGuard, inputs: StepInputs, *, still: bool) -> Decided | None:
     """Return what the kernels have decided; None if they cannot, and nothing is changed.
 
-    The next state has been written then, until ``guard.undo()`` is called. The first decision of each kind
-    is compared with that of the plain operations, which the host waits for.
+    The next state has been written then, until ``guard.undo()`` is called. Before the first decision of each
+    kind, the kernel is tried in some situations beside the plain operations, which the host waits for.
 
     Args:
         guard: of the state.
@@ -58,13 +60,18 @@ def decided_by_kernels(guard: DeviceGuard, inputs: StepInputs, *, still: bool) -
     if inputs.fault is not None or config.unit_rule is not None or config.exact_norms:
         return None
     seen, measured = _seen(guard, inputs)
-    kinds = guard.kinds(seen, still=still)
-    if kinds not in _trusted and not capturing():
-        _try_out(guard, seen, inputs, measured, still=still)
-    if not _trusted.get(kinds, False):
+    key = guard.key(seen, still=still)
+    trusted = guard.trusted.get(key)
+    if trusted is None:
+        if not capturing():
+            _try_out(guard, seen, inputs, measured, still=still)
+        trusted = _trusted.get(guard.kinds(seen, still=still), False)
+        if not capturing():
+            guard.trusted[key] = trusted
+    if not trusted:
         return None
     guard.decide(seen, still=still)
-    return Decided(None, guard.factor, (), None, guard.divisor, guard.skip)
+    return Decided(None, guard.factor, (), None, guard.divisor, guard.skip, guard.applied)
 
 
 def _seen(guard: DeviceGuard, inputs: StepInputs) -> tuple[Seen, Measured | None]:
@@ -89,29 +96,52 @@ def _of_measured(measured: Measured) -> Seen:
 def _try_out(
     guard: DeviceGuard, seen: Seen, inputs: StepInputs, measured: Measured | None, *, still: bool
 ) -> None:
-    """Find out whether the kernel decides this step as the plain operations do.
+    """Find out whether the kernel of this step decides as the plain operations do.
 
     Of a kernel that measures, so is the one that it takes while a graph is captured, which is too late.
     """
     measured = measured_without_wait(inputs) if measured is None else measured
-    before = map_leaves(torch.clone, guard.state)
-    wanted = decided_without_wait(inputs.config, still, before, measured)
-    for one in (_of_measured(measured), seen):
-        kinds = guard.kinds(one, still=still)
-        if kinds not in _trusted:
-            _trusted[kinds] = _agrees(guard, one, wanted, still=still)
+    kinds = guard.kinds(_of_measured(measured), still=still)
+    if kinds not in _trusted:
+        _trusted[kinds] = _agrees(guard, _situations(measured), None, still=still)
+    own = guard.kinds(seen, still=still)
+    if own not in _trusted:  # it differs in its first lines alone
+        _trusted[own] = _trusted[kinds] and _agrees(guard, [measured], seen, still=still)
 
 
-def _agrees(guard: DeviceGuard, seen: Seen, wanted: Decided, *, still: bool) -> bool:
+def _situations(measured: Measured) -> list[Measured]:
+    """Return what else might have been measured: smaller and larger gradients, and what forbids a step."""
+    norms, rows, loss, found_inf = measured.norms, measured.rows, measured.loss, measured.found_inf
+    found = [measured]
+    for factor in (1.0, 1e3, 0.0, 1e-3, math.inf, math.nan):
+        joint = None if rows is None else torch.cat([rows[:, :1] * factor, rows[:, 1:]], 1)
+        found.append(measured._replace(norms=norms * factor, rows=joint))
+        found.append(measured)
+    if loss is not None:
+        found += [measured._replace(loss=loss * math.nan), measured._replace(loss=loss * 1e3)]
+    if found_inf is not None:
+        found.append(measured._replace(found_inf=torch.ones_like(found_inf)))
+    return [*found, measured]
+
+
+def _agrees(guard: DeviceGuard, steps: Sequence[Measured], seen: Seen | None, *, still: bool) -> bool:
+    """Return whether the kernel decides steps as the plain operations do, one after the other, from the
+    present state on, which is not changed. With ``seen``, they are one step, in which it measures by itself.
+    """
+    config = guard.config
+    state = map_leaves(torch.clone, guard.state)
+    trial = guard.on_another_state(state)
     try:
-        guard.decide(seen, still=still)
-        found = [guard.factor, guard.divisor, guard.skip, *leaves(guard.state)]
-        expected = [wanted.multiplier, wanted.divisor, wanted.skip, *leaves(wanted.after)]
-        if guard.config.per_tensor:  # which has no divisor
-            found[1] = expected[1]
-        same = all(map(_close, found, expected))
-        if not same:
-            _warn("they decide otherwise than the operations of torch do")
+        for measured in steps:
+            wanted = decided_without_wait(config, still, map_leaves(torch.clone, state), measured)
+            trial.decide(_of_measured(measured) if seen is None else seen, still=still)
+            found = [trial.factor, trial.divisor, trial.skip, *leaves(state)]
+            expected = [wanted.multiplier, wanted.divisor, wanted.skip, *leaves(wanted.after)]
+            if config.per_tensor:  # which has no divisor
+                found[1] = expected[1]
+            if not all(map(_close, found, expected)):
+                _warn("they decide otherwise than the operations of torch do")
+                return False
     except UnprintableError:
         return False
     except torch.OutOfMemoryError:
@@ -119,9 +149,7 @@ def _agrees(guard: DeviceGuard, seen: Seen, wanted: Decided, *, still: bool) -> 
     except Exception as error:  # noqa: BLE001  (compilers fail in many ways)
         _warn((str(error).strip().splitlines() or [type(error).__name__])[0])
         return False
-    finally:
-        guard.undo()
-    return same
+    return True
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:

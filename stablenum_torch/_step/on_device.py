@@ -81,7 +81,8 @@ def apply_on_device(
             clip_update_without_wait(rule, copied, inputs)
         commit(decided.after)
 
-    step_folded(optimizer, divisor=divisor, found_inf=skip, then=complete)
+    applied = None if skip is None else decided.applied
+    step_folded(optimizer, divisor=divisor, found_inf=skip, applied=applied, then=complete)
 
 
 def step_by_kernels(

@@ -214,7 +214,8 @@ class GuardedOptimizer(PassThrough):
             got = loss.dtype if isinstance(loss, Tensor) else type(loss).__name__
             raise TypeError(f"loss must be a floating-point tensor; got {got}.")
         wide = loss if loss.dtype in (torch.float32, torch.float64) else loss.float()
-        seen = wide.detach().sum()
+        # A copy of it: the caller may change the loss before the step.
+        seen = wide.detach().sum() if wide.ndim or type(wide) is not Tensor else wide.detach().clone()
         noted = self._guard.loss
         self._guard.loss = seen if noted is None else noted + seen
         if self.config.loss_scale is None:

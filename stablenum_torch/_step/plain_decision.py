@@ -26,6 +26,7 @@ class Decided(NamedTuple):
         after: the next state; None if it has been written already.
         divisor, skip: () float32, what fused kernels take: 1 / multiplier, and exactly 1 or 0, because the
             kernels compare it with 1.
+        applied: () float32, 1 - ``skip``; None if it is not known without another operation.
     """
 
     reason: Tensor | None
@@ -34,6 +35,7 @@ class Decided(NamedTuple):
     after: GuardState | None
     divisor: Tensor
     skip: Tensor
+    applied: Tensor | None = None
 
 
 def decided_without_wait(

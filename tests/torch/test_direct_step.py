@@ -14,7 +14,7 @@ from torch.optim import optimizer as torch_optimizer
 import stablenum_torch
 from stablenum_torch._devices import direct_step as module
 from stablenum_torch._devices import fused_optimizers
-from stablenum_torch._devices.direct_step import direct_step
+from stablenum_torch._devices.direct_step import Factors, direct_step
 
 KINDS: dict[str, Callable[[Any], Optimizer]] = {
     "Adam": lambda p: Adam(p, lr=0.1, fused=True, weight_decay=0.01),
@@ -49,8 +49,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each step, whether the kernel was called directly."""
     found: list[bool] = []
 
-    def noting(optimizer: Optimizer, divisor: Tensor | None) -> Callable[[], None] | None:
-        call = direct_step(optimizer, divisor)
+    def noting(optimizer: Optimizer, factors: Factors) -> Callable[[], None] | None:
+        call = direct_step(optimizer, factors)
         found.append(call is not None)
         return call
 
@@ -188,7 +188,7 @@ UNUSUAL: dict[str, Callable[[list[nn.Parameter], Any], Any]] = {
 
 @torch.no_grad()
 def test_an_ordinary_optimizer_is_stepped_directly() -> None:
-    assert direct_step(stepped()[1], None) is not None
+    assert direct_step(stepped()[1], Factors()) is not None
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
@@ -199,7 +199,7 @@ def test_what_torch_would_do_otherwise_is_left_to_torch(name: str) -> None:
 
     UNUSUAL[name](params, optimizer)
 
-    assert direct_step(optimizer, None) is None
+    assert direct_step(optimizer, Factors()) is None
     assert all(map(torch.equal, params, before))
 
 
@@ -210,7 +210,7 @@ def test_states_in_another_order_and_parameters_in_another_sequence_are_found() 
     optimizer.state.update({params[0]: optimizer.state.pop(params[0])})
     optimizer.param_groups[0]["params"] = nn.ParameterList(params)
 
-    call = direct_step(optimizer, None)
+    call = direct_step(optimizer, Factors())
     assert call is not None
     call()
     wanted.step()
@@ -239,7 +239,7 @@ def test_sgd_that_is_both_fused_and_foreach_takes_steps_as_torch_does() -> None:
 @pytest.mark.parametrize("kind", [Own, torch.optim.RMSprop, torch.optim.NAdam])
 @torch.no_grad()
 def test_other_optimizers_are_left_to_torch(kind: Any) -> None:
-    assert direct_step(stepped(kind, fused=True)[1] if kind is Own else kind(parameters()), None) is None
+    assert direct_step(stepped(kind, fused=True)[1] if kind is Own else kind(parameters()), Factors()) is None
 
 
 @torch.no_grad()
@@ -249,7 +249,7 @@ def test_a_step_of_the_class_that_someone_has_replaced_is_called(monkeypatch: py
 
     monkeypatch.setattr(AdamW, "step", lambda self, closure=None: own(self, closure))
 
-    assert direct_step(optimizer, None) is None
+    assert direct_step(optimizer, Factors()) is None
 
 
 @torch.no_grad()
@@ -261,17 +261,17 @@ def test_hooks_of_all_optimizers_are_called() -> None:
     ):
         hook = register(lambda *_: None)
         try:
-            assert direct_step(optimizer, None) is None
+            assert direct_step(optimizer, Factors()) is None
         finally:
             hook.remove()
-    assert direct_step(optimizer, None) is not None
+    assert direct_step(optimizer, Factors()) is not None
 
 
 @torch.no_grad()
 def test_a_profiler_sees_the_step() -> None:
     _, optimizer = stepped()
     with torch.profiler.profile():
-        assert direct_step(optimizer, None) is None
+        assert direct_step(optimizer, Factors()) is None
 
 
 @torch.no_grad()
@@ -288,9 +288,9 @@ def test_kernels_of_another_version_are_left_to_torch(monkeypatch: pytest.Monkey
         module._agrees.cache_clear()
         with monkeypatch.context() as patch:
             (patch.setattr if patched is torch else patch.setitem)(patched, name, value)
-            assert direct_step(optimizer, None) is None
+            assert direct_step(optimizer, Factors()) is None
     module._agrees.cache_clear()
-    assert direct_step(optimizer, None) is not None
+    assert direct_step(optimizer, Factors()) is not None
 
 
 def test_a_scheduler_counts_the_step(calls: list[bool], recwarn: pytest.WarningsRecorder) -> None:

@@ -13,7 +13,7 @@ from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState
 from stablenum_torch._devices.kernels.gradient_table import GradientTable
 from stablenum_torch._devices.kernels.launches import decide_kernel, on, squares_kernel
-from stablenum_torch._devices.kernels.printed_decide import DIVISOR, FACTOR, SKIP, Kinds
+from stablenum_torch._devices.kernels.printed_decide import APPLIED, DIVISOR, FACTOR, SKIP, Kinds
 
 __all__ = ["DeviceGuard", "Seen"]
 
@@ -50,15 +50,20 @@ class DeviceGuard:
         config: the guard's settings.
         state: the tensors, all on one device.
         n: the number of parameters.
+        table: where the gradients are; None for a new one.
 
     Attributes:
         config, state: as above.
-        divisor, skip: () float32, what fused kernels take: 1 / multiplier, and 1 for a skipped step.
+        divisor, skip, applied: () float32, what fused kernels take: 1 / multiplier, and 1 for a skipped step;
+            and 1 for one that is not skipped.
         factor: the multiplier, () float32, or (n,) if each parameter has its own.
         decided: whether a decision has been made that may still be taken back.
+        trusted: by ``key``, whether the kernel of such decisions is to be used.
     """
 
-    def __init__(self, config: GuardConfig, state: GuardState, n: int) -> None:
+    def __init__(
+        self, config: GuardConfig, state: GuardState, n: int, table: GradientTable | None = None
+    ) -> None:
         self.config, self.state, self._n = config, state, n
         self._device = state.step.device
         self._leaves: list[Tensor] = leaves(state)
@@ -68,14 +73,16 @@ class DeviceGuard:
         self._addresses_before = torch.tensor([leaf.data_ptr() for leaf in self._before]).to(self._device)
         self._tag = torch.zeros((), dtype=torch.int32, device=self._device)
         self._sequence = 0
-        out = torch.zeros(3, dtype=torch.float32, device=self._device)
+        out = torch.zeros(4, dtype=torch.float32, device=self._device)
         self._out = out
-        self.divisor, self.skip, self.factor = out[DIVISOR], out[SKIP], out[FACTOR]
+        self.divisor, self.skip, self.applied = out[DIVISOR], out[SKIP], out[APPLIED]
+        self.factor = out[FACTOR]
         self._factors = out
         if config.per_tensor:
             self._factors = self.factor = torch.ones(n, dtype=torch.float32, device=self._device)
-        self._table = GradientTable(self._device)
+        self._table = GradientTable(self._device) if table is None else table
         self._kernels: dict[Any, Callable[..., None]] = {}
+        self.trusted: dict[Any, bool] = {}
         self.decided = False
 
     def is_for(self, config: GuardConfig, state: GuardState, n: int) -> bool:
@@ -84,12 +91,21 @@ class DeviceGuard:
         same = config is self.config and state is self.state and n == self._n
         return same and self._memory == [leaf.data_ptr() for leaf in self._leaves]
 
+    def on_another_state(self, state: GuardState) -> DeviceGuard:
+        """Return one like this for another state and the same gradients."""
+        return DeviceGuard(self.config, state, self._n, self._table)
+
     def reads(self, grads: Sequence[Tensor | None]) -> bool:
         """Return whether the kernel can measure these gradients itself."""
         return self._table.follow(grads)
 
+    def key(self, seen: Seen, *, still: bool) -> tuple[Any, ...]:
+        """Return what tells kinds of decisions of this guard apart; ``still``: whether the step moves nothing,
+        see ``moves_nothing``."""
+        return (still, 0 if seen.rows is None else len(seen.rows), *[part is None for part in seen])
+
     def kinds(self, seen: Seen, *, still: bool) -> Kinds:
-        """Return what kernel is needed; ``still``: whether the step moves nothing, see ``moves_nothing``."""
+        """Return what kernel is needed. To look at all settings takes longer than to launch it."""
         measured = frozenset(name for name in _MEASURED if getattr(seen, name) is not None)
         ranks = 0 if seen.rows is None else len(seen.rows)
         return Kinds(self.config, self._n, still, seen.grads is not None, measured, ranks)
@@ -121,10 +137,7 @@ class DeviceGuard:
             )  # fmt: skip
 
     def _kernel(self, seen: Seen, still: bool) -> Callable[..., None]:
-        """Return what launches the kernel. The settings are looked up once: to hash them takes longer than
-        to launch."""
-        rows = seen.rows
-        key = (still, None if rows is None else len(rows), *[part is None for part in seen])
+        key = self.key(seen, still=still)
         found = self._kernels.get(key)
         if found is None:
             found = self._kernels[key] = decide_kernel(self.kinds(seen, still=still))

@@ -25,11 +25,11 @@ from stablenum.guard.ranks import Ranks
 from stablenum_torch._devices.device_law import decide_on_device
 from stablenum_torch._devices.recorded_operations import Operation, Recording, Value, sample_of
 
-__all__ = ["DIVISOR", "FACTOR", "SKIP", "Kinds", "UnprintableError", "printed_decide"]
+__all__ = ["APPLIED", "DIVISOR", "FACTOR", "SKIP", "Kinds", "UnprintableError", "printed_decide"]
 
 # The places of a decision's numbers in the kernel's output: 1 / multiplier, 1.0 for a skipped step (the flag
-# that fused kernels compare with 1), and the multiplier itself.
-DIVISOR, SKIP, FACTOR = range(3)
+# that fused kernels compare with 1), its opposite, and the multiplier itself.
+DIVISOR, SKIP, APPLIED, FACTOR = range(4)
 # Norms and rows of one program; beyond it a program holds too few of them in registers.
 _MOST_VALUES = 2**14
 
@@ -411,6 +411,7 @@ class _Text:
             ]
         stores += [
             f"tl.store(out + {SKIP}, tl.where({applied.name}, 0.0, 1.0))",
+            f"tl.store(out + {APPLIED}, tl.where({applied.name}, 1.0, 0.0))",
             "tl.store(tag, sequence)",
         ]
         places = [f"at{length} = tl.arange(0, {_padded(length)})" for length in self.lengths]
