@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-changed test-slow test-all test-gpu mutants lint docs docs-site stories wheel-test release-check bench bench-gpu bench-all clean
+.PHONY: help demo check test test-changed test-slow test-all test-gpu test-kernels mutants lint docs docs-site stories wheel-test release-check bench bench-gpu bench-all clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,10 @@ test-all: $(STAMP) ## Run every test, the slow and the repeated ones too (hours)
 
 test-gpu: $(STAMP) ## Run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu
+
+test-kernels: $(STAMP) ## Run the kernels for GPUs under Triton's interpreter, and compile them (installs Triton, 1 GB)
+	$(BIN)/pip install -q -c constraints.txt triton
+	$(PYTEST) tests/kernels
 
 mutants: $(STAMP) ## Put small faults into the library and see that the tests find them (about an hour)
 	$(BIN)/python -m tests.mutants $(MUTANTS)

@@ -34,6 +34,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "pages": ("tests/documents", "tests/release", *EVERY),
     "root": ("tests", "--ignore-glob=tests/*/*", *SLOW),
     "examples": ("stablenum", "stablenum_jax", "stablenum_torch", *EVERY),  # all that are in docstrings
+    "kernels": ("tests/kernels", *EVERY),  # needs Triton: `make test-kernels`
     "tools": ("tests/benchmarks", "tests/corpus", "tests/mutants", *EVERY),
     "methods": ("tests/methods", *EVERY),
     "silent": ("tests/silent", *EVERY),

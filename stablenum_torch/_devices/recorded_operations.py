@@ -61,7 +61,7 @@ class Operation(NamedTuple):
 
     Attributes:
         result: what it gives.
-        name: that of Python's operator, without underscores ("add", "getitem"), or of the namespace's function.
+        name: that of Python's operator without underscores ("add"), or of the namespace's function.
         function: what carries it out.
         args: values and constants, and lists of these.
         kwargs: constants.

@@ -1,4 +1,4 @@
-"""Decide a step on a GPU with the guard's own kernels, wherever they were found to decide as the core does."""
+"""Decide a step on a GPU with the guard's own kernels, where they were found to decide as the core does."""
 
 from __future__ import annotations
 

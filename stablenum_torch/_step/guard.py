@@ -34,15 +34,15 @@ from stablenum.runlog.lines import Rewind
 from stablenum.runlog.writing import LogFile
 from stablenum_torch._devices.groups import Groups
 from stablenum_torch._devices.host_decide import HostGuard
-from stablenum_torch._devices.kernels.device_guard import DeviceGuard
 from stablenum_torch._devices.joint import Joint, joint_of
+from stablenum_torch._devices.kernels.device_guard import DeviceGuard
 from stablenum_torch._devices.ranks import initialized, several_ranks
 from stablenum_torch._devices.state import copy_into, in_memory_of, moved_to
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._devices.waits import HaltWatch, LevelWatch, StepWatch
 from stablenum_torch._step.apply import multiply_gradients
-from stablenum_torch._step.by_kernels import can_launch
 from stablenum_torch._step.buffers import KeptBuffers
+from stablenum_torch._step.by_kernels import can_launch
 from stablenum_torch._step.changed import Versions, have_moved, largest_elements, versions, writes_to
 from stablenum_torch._step.checks import (
     check_can_unscale,

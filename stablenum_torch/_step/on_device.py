@@ -86,12 +86,15 @@ def apply_on_device(
 
 
 def step_by_kernels(
-    optimizer: Optimizer, kernels: DeviceGuard, inputs: StepInputs, commit: Callable[[GuardState | None], None]
+    optimizer: Optimizer,
+    kernels: DeviceGuard,
+    inputs: StepInputs,
+    commit: Callable[[GuardState | None], None],
 ) -> bool:
     """Take a step of which the guard's own kernels decide; return False if they cannot, and nothing is done.
 
-    ``commit`` is that of :func:`apply_on_device`. The kernels have written the next state by then; an exception
-    before that takes it back.
+    ``commit`` is that of :func:`apply_on_device`. The kernels have written the next state by then; an
+    exception before that takes it back.
     """
 
     def kept(after: GuardState | None) -> None:

@@ -1,4 +1,4 @@
-"""Run the guard's kernels under Triton's interpreter beside the core, and print how many steps were the same.
+"""Run the guard's kernels under Triton's interpreter beside the core, and tell how many steps were the same.
 
 ``TRITON_INTERPRET=1 python -m tests.kernels.interpreted STEPS``
 """
@@ -38,12 +38,12 @@ def main(steps: int) -> None:
     """Take this many steps of all settings together."""
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     np.seterr(all="ignore")
-    print(f"{compare_squares()} gradients", flush=True)
+    sys.stdout.write(f"{compare_squares()} gradients\n")
     each, taken = steps // len(PRINTED) + 1, 0
     for i, name in enumerate(PRINTED):
         compare(GuardConfig(**SETTINGS[name]), 3, each, ranks=2 if i % 4 == 3 else 0, seed=i)
         taken += each
-    print(f"{taken} steps")
+    sys.stdout.write(f"{taken} steps\n")
 
 
 if __name__ == "__main__":

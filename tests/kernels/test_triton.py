@@ -1,4 +1,4 @@
-"""The guard's kernels with Triton itself: under its interpreter, and compiled ahead for GPUs that are not here.
+"""The guard's kernels with Triton: under its interpreter, and compiled ahead for GPUs that are not here.
 
 ``make test-kernels`` installs Triton, a gigabyte that no other test needs, and runs this folder.
 """
@@ -40,13 +40,16 @@ def test_a_thousand_steps_under_the_interpreter() -> None:
     assert re.fullmatch(r"15 gradients\n\d{4} steps\n", done.stdout)
 
 
-def compiled(kernel: Any, signature: dict[str, str], constants: dict[str, Any], target: str, **options: Any) -> str:
+def compiled(
+    kernel: Any, signature: dict[str, str], constants: dict[str, Any], target: str, **options: Any
+) -> str:
     """Return the assembly of a kernel for a target."""
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile
+    from triton.compiler import ASTSource
+    from triton.compiler import compile as compile_ahead
 
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    found = compile(source, target=GPUTarget(*TARGETS[target]), options=options)
+    found = compile_ahead(source, target=GPUTarget(*TARGETS[target]), options=options)
     return str(found.asm.get("ptx") or found.asm["amdgcn"])
 
 

@@ -12,8 +12,8 @@ import stablenum_torch as st
 from stablenum import DynamicLossScale, EscalatePrecision, GuardConfig, Observation, decide, init_guard
 from stablenum.arrays import leaves
 from stablenum_torch._devices.generated_decide import written_function
-from stablenum_torch._devices.recorded_operations import Recording
 from stablenum_torch._devices.host_decide import HostGuard
+from stablenum_torch._devices.recorded_operations import Recording
 from stablenum_torch._devices.scalar_namespace import as_scalar, scalars
 from tests.backends import BACKENDS, assert_bit_equal
 from tests.core.test_rule_extremes import CONFIGS, describe, observe, random_stream

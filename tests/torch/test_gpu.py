@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -17,11 +18,13 @@ from torch.utils._pytree import tree_leaves
 import stablenum
 import stablenum_torch as st
 import stablenum_torch._devices.compiled_decide as compiled
+import stablenum_torch._step.guard as guard_module
 import stablenum_torch._step.on_device as device_step
 from stablenum.arrays import leaves
 from stablenum_torch._step.guard import on_device_path
 from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.observe import measured_without_wait
+from stablenum_torch._step.plain_decision import decided_without_wait
 from tests.selection import slow_but_for
 from tests.torch.fake_cuda import CUDA, Operations, fake_cuda
 
@@ -36,6 +39,9 @@ FOLD: dict[str, Any] = {"clip": 1.0, "loss_scale": "dynamic"}
 # What a guarded step launches beyond the bare one, for up to 100 tensors of one format: 2 or 3 kernels for
 # the norms, 1 that puts them side by side, 5 for the decision, 2 copies into the state, 3 around the loss.
 MOST_LAUNCHES = 14
+# The same with the guard's own kernels: 2 of these, 2 for the loss, and under a profiler one that takes a
+# skipped step back.
+MOST_WITH_KERNELS = 5
 
 
 @pytest.fixture
@@ -266,7 +272,7 @@ def test_kernels_launched_besides_the_decision(monkeypatch: pytest.MonkeyPatch) 
         opt = st.wrap(torch.optim.AdamW(params, fused=True), **FOLD)
         bare.step()
         opt.step()
-        known = device_step.decided_without_wait(
+        known = decided_without_wait(
             opt.config,
             False,
             opt.guard_state,
@@ -314,7 +320,46 @@ def guarded_and_bare(device: Any, make: Any) -> tuple[Any, Any, st.GuardedOptimi
 
 
 @pytest.mark.gpu
-def test_launches_on_a_gpu() -> None:
+def test_launches_of_the_guards_own_kernels_on_a_gpu() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", st.NotCompiledWarning)
+        guarded, bare, opt = guarded_and_bare("cuda", small_model)
+    kernels = opt._guard._kernels
+    assert kernels is not None
+    assert set(kernels.trusted.values()) == {True}
+    assert launches(guarded) - launches(bare) <= MOST_WITH_KERNELS
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_guards_own_kernels_decide_as_torchs_operations_on_a_gpu(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for kernels in (True, False):
+        if not kernels:
+            monkeypatch.setattr(guard_module, "can_launch", lambda _: False)
+        draw = torch.Generator().manual_seed(0)
+        params = [nn.Parameter(torch.zeros(n, device="cuda", dtype=dtype)) for n in (3, 70_000, 2_000_000)]
+        opt = st.wrap(torch.optim.AdamW(params, lr=1e-3, fused=True), **FOLD)
+        for i in range(20):
+            for p in params:
+                p.grad = torch.randn(p.shape, generator=draw).to("cuda", dtype)
+            if i % 6 == 5:
+                params[i % 3].grad[-1] = (math.inf, math.nan)[i % 2]
+            opt.scale(torch.tensor(1.0 + i, device="cuda"))
+            opt.step()
+        assert bool(opt._guard._kernels and any(opt._guard._kernels.trusted.values())) == kernels
+        found.append((params, leaves(opt.guard_state)))
+    for mine, wanted in zip(*(state for _, state in found), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-6, atol=0, equal_nan=True)
+    for p, q in zip(*(params for params, _ in found), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_launches_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_module, "can_launch", lambda _: False)
     guarded, bare, _ = guarded_and_bare("cuda", small_model)
     assert not compiled._Compiled.warned, "the decision was not compiled: install Triton and a C compiler"
     assert launches(guarded) - launches(bare) <= MOST_LAUNCHES

@@ -6,7 +6,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 WITHOUT_KERNEL = {"agc", "agc, last axis", "agc among others", "adagc", "adagc and agc", "log-max scale"}
 WITHOUT_KERNEL |= {"all at once"}
 PRINTED = [name for name in SETTINGS if name not in WITHOUT_KERNEL]
+
+
+def few_of(names: Iterable[str], *few: str) -> list[Any]:
+    """These names, of which all but ``few`` are slow cases."""
+    return [name if name in few else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.fixture
@@ -174,17 +179,22 @@ def idle_rows(ranks: int) -> np.ndarray:
 @pytest.mark.parametrize("name", PRINTED)
 def test_a_kernel_decides_as_the_core_does(name: str, launched: Counter[str]) -> None:
     config = GuardConfig(**SETTINGS[name])
-    reasons = compare(config, 5, 120)
-    assert {Reason.INF_GRADIENT, Reason.NAN_GRADIENT, Reason.NONFINITE_LOSS, Reason.FOUND_INF} <= reasons.keys()
+    reasons = compare(config, 5, 70)
+    assert {
+        Reason.INF_GRADIENT,
+        Reason.NAN_GRADIENT,
+        Reason.NONFINITE_LOSS,
+        Reason.FOUND_INF,
+    } <= reasons.keys()
 
 
-@pytest.mark.parametrize("name", ["fold", "halts", "spike skip", "each tensor"])
+@pytest.mark.parametrize("name", ["fold", "each tensor"])
 @pytest.mark.parametrize("n", [1, 16, 17, 300])
 def test_a_kernel_decides_for_any_number_of_parameters(name: str, n: int, launched: Counter[str]) -> None:
-    compare(GuardConfig(**SETTINGS[name]), n, 60)
+    compare(GuardConfig(**SETTINGS[name]), n, 30)
 
 
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize("name", few_of(PRINTED, "fold", "halts", "spike skip", "underflow scale"))
 def test_a_kernel_decides_for_ranks_together(name: str, launched: Counter[str]) -> None:
     compare(GuardConfig(**SETTINGS[name]), 3, 40, ranks=3)
 
@@ -262,7 +272,7 @@ def assert_same(mine: Any, wanted: Any) -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", few_of(RULES, "each tensor", "update", "hysteresis", "adagc", "spike clip"))
 def test_runs_are_those_of_torchs_operations(
     name: str, optimizer: str, launched: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,8 +502,9 @@ def test_a_compiler_that_fails_is_told_of_once(
     by_kernels._trusted.clear()
     launches.decide_kernel.cache_clear()
     with pytest.warns(st.NotCompiledWarning, match="no assembler") as told:
-        assert steps_of(FOLD) == wanted
-        assert steps_of({**FOLD, "clip": 2.0})[0] == wanted[0]
+        found = steps_of(FOLD), steps_of({**FOLD, "clip": 2.0})
+    assert found[0] == wanted
+    assert found[1][0] == wanted[0]
     assert len(told) == 1
 
 
@@ -503,7 +514,9 @@ def test_a_kernel_that_decides_otherwise_is_not_used(
     wanted = steps_of(FOLD)
     honest = launches.printed_decide
     # The scale grows by another factor.
-    monkeypatch.setattr(launches, "printed_decide", lambda kinds: honest(kinds).replace(" * 0.5)", " * 0.25)"))
+    monkeypatch.setattr(
+        launches, "printed_decide", lambda kinds: honest(kinds).replace(" * 0.5)", " * 0.25)")
+    )
     by_kernels._trusted.clear()
     launches.decide_kernel.cache_clear()
     launched.clear()
@@ -522,7 +535,7 @@ def test_what_has_no_kernel_is_told_of_to_nobody(launched: Counter[str]) -> None
 def test_while_a_graph_is_captured_no_table_is_sent_and_nothing_tried(
     launched: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params, opt = train(FOLD, "fused", 3)
+    _, opt = train(FOLD, "fused", 3)
     monkeypatch.setattr(by_kernels, "capturing", lambda: True)
     launched.clear()
     opt.scale(torch.tensor(1.0))

@@ -100,8 +100,10 @@ class DeviceGuard:
         return self._table.follow(grads)
 
     def key(self, seen: Seen, *, still: bool) -> tuple[Any, ...]:
-        """Return what tells kinds of decisions of this guard apart; ``still``: whether the step moves nothing,
-        see ``moves_nothing``."""
+        """Return what tells kinds of decisions of this guard apart.
+
+        ``still``: whether the step moves nothing, see ``moves_nothing``.
+        """
         return (still, 0 if seen.rows is None else len(seen.rows), *[part is None for part in seen])
 
     def kinds(self, seen: Seen, *, still: bool) -> Kinds:

@@ -58,7 +58,7 @@ def decide_kernel(kinds: Kinds) -> Callable[..., None]:
 
 
 def made(source: str, name: str) -> Any:
-    """Return the function ``name`` of a module with this source. Triton reads the source again, by its name."""
+    """Return the function ``name`` of a module with this source, which Triton reads again, by its name."""
     file = f"<stablenum kernel {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     scope: dict[str, Any] = {"__name__": __name__}

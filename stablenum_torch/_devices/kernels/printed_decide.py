@@ -94,7 +94,7 @@ def _recorded(kinds: Kinds) -> tuple[Recording, list[Value], dict[str, Value], l
         columns = [recording.input(np.ones(kinds.ranks, np.float32)) for _ in _OF_RANKS]
         inputs |= dict(zip(_OF_RANKS, columns, strict=True))
         ranks = Ranks(*columns)
-    given = {name: inputs[name] for name in ("norms", *kinds.measured)}
+    given: dict[str, Any] = {name: inputs[name] for name in ("norms", *kinds.measured)}
     seen = Observation(**given, ranks=ranks)
     with np.errstate(all="ignore"):
         decision, after = decide_on_device(kinds.config, kinds.still, state, seen, xp=recording)
@@ -151,8 +151,8 @@ class _Text:
                 f"square = tl.zeros([{_padded(n)}], tl.float64)",
                 f"for begin in range(0, most, {wide}):",
                 f"    k = begin + tl.arange(0, {wide})",
-                "    part = tl.load(squares + start[:, None] + k[None, :], mask=k[None, :] < many[:, None], "
-                "other=0.0)",
+                "    inside = k[None, :] < many[:, None]",
+                "    part = tl.load(squares + start[:, None] + k[None, :], mask=inside, other=0.0)",
                 "    square += tl.sum(part, 1)",
                 "wide = tl.sqrt(square)",
             ]
@@ -170,9 +170,7 @@ class _Text:
         for column, of_ranks in enumerate(_OF_RANKS if self.kinds.ranks else ()):
             own, p = inputs[of_ranks].name, self.kinds.ranks
             place = self._places(p)
-            self.lines.append(
-                f"wide = tl.load(rows + 4 * {place} + {column}, mask={place} < {p}, other=0.0)"
-            )
+            self.lines.append(f"wide = tl.load(rows + 4 * {place} + {column}, mask={place} < {p}, other=0.0)")
             if column:
                 self.lines.append(f"{own} = tl.cast(wide, tl.float32)")
             else:
@@ -281,8 +279,8 @@ class _Text:
         return next((i for i, leaf in enumerate(self.state) if leaf is array), None)
 
     def _moved(self, array: Any, width: int) -> str:
-        """Return the text of a block moved by ``width``: an array is read from another place, and what is done
-        to its elements is done to those of the moved one."""
+        """Return the text of a block moved by ``width``: an array is read from another place, and the same is
+        done to its elements."""
         form, leaf = self._form_of(array), self._leaf(array)
         if isinstance(form, str):
             return form
@@ -426,7 +424,8 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["sequence", "most"])
 def decided(
-    squares, first, count, most, leaves, before, tag, sequence, loss, found_inf, amax, tiny, rows, out, factors
+    squares, first, count, most, leaves, before, tag, sequence,
+    loss, found_inf, amax, tiny, rows, out, factors,
 ):
 """
 

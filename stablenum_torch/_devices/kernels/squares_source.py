@@ -4,8 +4,8 @@ float64 holds the square of every float32, float16 and bfloat16 number, so that 
 only if an element is not.
 
 ``squared`` takes ``table``, (3, pieces) int64: the address of a piece, a multiple of 16 bytes, the number of
-its elements, and their format, by its place in ``FORMATS``; and ``squares``, (pieces,) float64, the output. Each
-piece has a program of its own. It is a text, as the other kernel is, because only a launch needs Triton.
+its elements, and their format, by its place in ``FORMATS``; and ``squares``, (pieces,) float64, the output.
+Each piece has a program of its own. It is a text, as the other kernel is: only a launch needs Triton.
 """
 
 from __future__ import annotations
