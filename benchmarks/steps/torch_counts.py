@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 import time
 import warnings
@@ -24,6 +25,7 @@ from stablenum_torch._step.guard import on_device_path
 __all__ = ["Counter", "count", "graph_breaks", "kernels", "launches", "peak_bytes", "seconds_to_compile"]
 
 _WAITS = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero")
+_HOST_STEPS = 21  # of which the median counts
 # Operations that write their target without reading it.
 _FILLS = ("aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_")
 
@@ -152,8 +154,13 @@ def peak_bytes(problem: TorchProblem, variant: TorchVariant) -> int:
     return most
 
 
-def kernels(problem: TorchProblem, variant: TorchVariant) -> dict[str, int]:
-    """The kernels and copies that one step launches on a CUDA device, and how often the host waits."""
+def kernels(problem: TorchProblem, variant: TorchVariant) -> dict[str, float]:
+    """What one step launches on a CUDA device, how long the device works on that, how long the host takes to
+    return from the step, and how often it waits.
+
+    ``operations`` are the launches: a dispatch mode, by which they are counted on a CPU, would keep the
+    guard's decision from being compiled.
+    """
     problem.put(variant.steps, variant.scale)
     variant.steps += 1
     torch.cuda.synchronize()
@@ -161,6 +168,15 @@ def kernels(problem: TorchProblem, variant: TorchVariant) -> dict[str, int]:
         variant.step()
         torch.cuda.synchronize()
     launched, copied = launches(profiler.events())
+    device_ms = sum(event.time_range.elapsed_us() for event in _on_device(profiler.events())) / 1e3
+    host = []
+    for _ in range(_HOST_STEPS):
+        problem.put(variant.steps, variant.scale)
+        variant.steps += 1
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        variant.step()
+        host.append(time.perf_counter() - begin)
     problem.put(variant.steps, variant.scale)
     variant.steps += 1
     torch.cuda.set_sync_debug_mode("warn")
@@ -171,7 +187,14 @@ def kernels(problem: TorchProblem, variant: TorchVariant) -> dict[str, int]:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     waits = sum("synchronizing CUDA operation" in str(w.message) for w in caught)
-    return {"kernels": launched, "copies": copied, "host_waits": waits}
+    return {
+        "kernels": launched,
+        "copies": copied,
+        "operations": launched + copied,
+        "device_ms": device_ms,
+        "host_ms": 1e3 * statistics.median(host),
+        "host_waits": waits,
+    }
 
 
 def launches(events: Iterable[Any]) -> tuple[int, int]:
@@ -180,10 +203,14 @@ def launches(events: Iterable[Any]) -> tuple[int, int]:
     The spans of ``record_function``, which every ``Optimizer.step`` has, are listed under the device too but
     are not launches.
     """
-    cuda = torch.autograd.DeviceType.CUDA
-    names = [e.name for e in events if e.device_type == cuda and not e.is_user_annotation]
+    names = [event.name for event in _on_device(events)]
     copies = sum(name.startswith(("Memcpy", "Memset")) for name in names)
     return len(names) - copies, copies
+
+
+def _on_device(events: Iterable[Any]) -> list[Any]:
+    cuda = torch.autograd.DeviceType.CUDA
+    return [e for e in events if e.device_type == cuda and not e.is_user_annotation]
 
 
 def graph_breaks(step: Callable[[], object]) -> dict[str, int]:
