@@ -39,7 +39,7 @@ from stablenum_torch._devices.kernels.device_guard import DeviceGuard
 from stablenum_torch._devices.ranks import initialized, several_ranks
 from stablenum_torch._devices.state import copy_into, in_memory_of, moved_to
 from stablenum_torch._devices.uncompiled import uncompiled
-from stablenum_torch._devices.waits import HaltWatch, LevelWatch, StepWatch
+from stablenum_torch._devices.waits import HaltWatch, LevelWatch, StepWatch, capturing
 from stablenum_torch._step.apply import multiply_gradients
 from stablenum_torch._step.buffers import KeptBuffers
 from stablenum_torch._step.by_kernels import can_launch
@@ -319,13 +319,22 @@ class Guard:
 
     def _step_on_device(self, inputs: StepInputs) -> None:
         commit = functools.partial(self._commit, self._write)
-        if can_launch(self.state.step):
-            if self._kernels is None or not self._kernels.is_for(self.config, self.state, len(inputs.params)):
-                self._kernels = DeviceGuard(self.config, self.state, len(inputs.params))
-            if step_by_kernels(self._stepped, self._kernels, inputs, commit):
+        measured = None
+        kernels = self._own_kernels(len(inputs.params)) if can_launch(self.state.step) else None
+        if kernels is not None:
+            done, measured = step_by_kernels(self._stepped, kernels, inputs, commit)
+            if done:
                 return
-        decided = decided_on_device(self._stepped, self.state, inputs)
+        decided = decided_on_device(self._stepped, self.state, inputs, measured)
         apply_on_device(self._stepped, self.state, inputs, decided, commit)
+
+    def _own_kernels(self, n: int) -> DeviceGuard | None:
+        known = self._kernels
+        if known is None or not known.is_for(self.config, self.state, n):
+            if capturing():  # which a copy from the host would end
+                return None
+            known = self._kernels = DeviceGuard(self.config, self.state, n)
+        return known
 
     def _write(self, after: GuardState | None) -> None:
         if after is not None:  # otherwise a kernel has written it

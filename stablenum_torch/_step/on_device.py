@@ -24,20 +24,22 @@ from stablenum_torch._step.by_kernels import decided_by_kernels
 from stablenum_torch._step.clip_update import before_update, clip_update_without_wait
 from stablenum_torch._step.faults import fault_of_parameters
 from stablenum_torch._step.inputs import StepInputs
-from stablenum_torch._step.observe import measured_without_wait
+from stablenum_torch._step.observe import Measured, measured_without_wait
 from stablenum_torch._step.plain_decision import Decided, decided_without_wait
 
 __all__ = ["apply_on_device", "decided_on_device", "step_by_kernels"]
 
 
-def decided_on_device(optimizer: Optimizer, state: GuardState, inputs: StepInputs) -> Decided:
-    """Measure the gradients and decide.
+def decided_on_device(
+    optimizer: Optimizer, state: GuardState, inputs: StepInputs, measured: Measured | None = None
+) -> Decided:
+    """Measure the gradients, unless they have been ``measured``, and decide.
 
     This is a function of its own, apart from :func:`apply_on_device`, for ``torch.compile``: it traces the
     latter twice, because torch breaks the graph in ``optimizer.step()``, and once more when the optimizer has
     created its state. Measuring and deciding are most of what there is to trace.
     """
-    measured = measured_without_wait(inputs)
+    measured = measured_without_wait(inputs) if measured is None else measured
     config, still = inputs.config, moves_nothing(optimizer)
     if inputs.fault is not None:  # too rare to be compiled
         return decided_without_wait(config, still, state, measured, inputs.fault)
@@ -59,13 +61,25 @@ def apply_on_device(
     ``commit`` completes the step with the guard's next state: it is called last, and again if an exception
     stops it.
     """
-    divisor: Tensor | None = decided.divisor
-    skip: Tensor | None = decided.skip
     if not _folds(optimizer):
         if wait_for_bool(decided.skip):
             _skip(optimizer, state, inputs, decided, commit)
             return
-        skip = None
+        _apply(optimizer, inputs, decided, commit, may_skip=False)
+    else:
+        _apply(optimizer, inputs, decided, commit, may_skip=True)
+
+
+def _apply(
+    optimizer: Optimizer,
+    inputs: StepInputs,
+    decided: Decided,
+    commit: Callable[[GuardState | None], None],
+    *,
+    may_skip: bool,
+) -> None:
+    """Step ``optimizer``, which skips the step by itself if it ``may_skip``."""
+    divisor: Tensor | None = decided.divisor
     config, params = inputs.config, inputs.params
     rule = config.update_rule
     copied = None if rule is None else before_update(rule, optimizer)
@@ -81,7 +95,7 @@ def apply_on_device(
             clip_update_without_wait(rule, copied, inputs)
         commit(decided.after)
 
-    applied = None if skip is None else decided.applied
+    skip, applied = (decided.skip, decided.applied) if may_skip else (None, None)
     step_folded(optimizer, divisor=divisor, found_inf=skip, applied=applied, then=complete)
 
 
@@ -90,35 +104,37 @@ def step_by_kernels(
     kernels: DeviceGuard,
     inputs: StepInputs,
     commit: Callable[[GuardState | None], None],
-) -> bool:
-    """Take a step of which the guard's own kernels decide; return False if they cannot, and nothing is done.
+) -> tuple[bool, Measured | None]:
+    """Take a step of which the guard's own kernels decide.
+
+    Return False if they cannot, and then nothing is done; and what has been measured by then.
 
     ``commit`` is that of :func:`apply_on_device`. The kernels have written the next state by then; an
     exception before that takes it back.
     """
 
     def kept(after: GuardState | None) -> None:
-        if after is None:
-            kernels.keep()
+        kernels.keep()
         commit(after)
 
     try:
-        decided = decided_by_kernels(kernels, inputs, still=moves_nothing(optimizer))
+        decided, measured = decided_by_kernels(kernels, inputs, still=moves_nothing(optimizer))
         if decided is None:
-            return False
-        if not _folds(optimizer) and wait_for_bool(decided.skip):
+            return False, measured
+        may_skip = _folds(optimizer)
+        if not may_skip and wait_for_bool(decided.skip):
             rows, reasons = kernels.state.recorder
             before = Recorder(rows[:-1], reasons[:-1])
             if fault_of_parameters(inputs, before, int(reasons[-1, 1])) is not None:
                 kernels.undo()
-                return False
+                return False, measured
             finish(functools.partial(kept, None))
-            return True
-        apply_on_device(optimizer, kernels.state, inputs, decided, kept)
+            return True, measured
+        _apply(optimizer, inputs, decided, kept, may_skip=may_skip)
     except BaseException:
         finish(kernels.undo)
         raise
-    return True
+    return True, measured
 
 
 def _folds(optimizer: Optimizer) -> bool:

@@ -27,7 +27,7 @@ def compare_squares() -> int:
     ]
     table = GradientTable(torch.device("cpu"))
     assert table.follow([None, *grads])
-    launches.squares_kernel()(table.pieces, table.table, table.squares)
+    launches.squares_kernel()(table.pieces, table.addresses, table.table, table.squares)
     for i, grad in enumerate(grads, 1):
         own = table.squares[table.first[i] : table.first[i] + table.count[i]]
         torch.testing.assert_close(own.sum(), grad.double().square().sum(), rtol=1e-13, atol=0)

@@ -25,9 +25,9 @@ pytest.importorskip("triton", reason="make test-kernels installs Triton")
 ROOT = Path(__file__).parents[2]
 TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
 SIGNATURE = {
-    "squares": "*fp64", "first": "*i32", "count": "*i32", "most": "i32", "leaves": "*i64", "before": "*i64",
-    "tag": "*i32", "sequence": "i32", "loss": "*fp32", "found_inf": "*i1", "amax": "*fp32", "tiny": "*fp32",
-    "rows": "*fp64", "out": "*fp32", "factors": "*fp32",
+    "norms": "*fp64", "squares": "*fp64", "first": "*i32", "count": "*i32", "most": "i32",
+    "leaves": "*i64", "before": "*i64", "tag": "*i32", "sequence": "i32", "loss": "*fp32",
+    "found_inf": "*i1", "amax": "*fp32", "tiny": "*fp32", "rows": "*fp64", "out": "*fp32", "factors": "*fp32",
 }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def compiled(
 def test_a_decision_compiles_ahead_and_rounds_each_operation(name: str, ranks: int, target: str) -> None:
     config = GuardConfig(**SETTINGS[name])
     measured = config.needs | (set() if ranks else {"loss", "found_inf"})
-    kinds = Kinds(config, 5, False, not ranks, frozenset(measured), ranks)
+    kinds = Kinds(config, 5, False, frozenset(measured), ranks)
     kernel = launches.made(printed_decide(kinds), "decided")
     text = compiled(kernel, dict(SIGNATURE), {}, target, num_warps=4, enable_fp_fusion=False)
     if target == "gfx942":  # where a quotient to nearest is itself a sequence of fused operations
@@ -72,7 +72,7 @@ def test_a_decision_compiles_ahead_and_rounds_each_operation(name: str, ranks: i
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_measuring_kernel_compiles_ahead(target: str) -> None:
     kernel = launches.made(SOURCE, "squared")
-    signature = {"table": "*i64", "squares": "*fp64", "BLOCK": "constexpr"}
+    signature = {"addresses": "*i64", "table": "*i64", "squares": "*fp64", "BLOCK": "constexpr"}
     text = compiled(kernel, signature, {"BLOCK": BLOCK}, target, num_warps=8, enable_fp_fusion=True)
     if target != "gfx942":
         assert "ld.global.v4.b32" in text  # several elements at once

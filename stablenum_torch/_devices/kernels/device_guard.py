@@ -14,21 +14,20 @@ from stablenum.guard.decide import GuardState
 from stablenum_torch._devices.kernels.gradient_table import GradientTable
 from stablenum_torch._devices.kernels.launches import decide_kernel, on, squares_kernel
 from stablenum_torch._devices.kernels.printed_decide import APPLIED, DIVISOR, FACTOR, SKIP, Kinds
+from stablenum_torch._devices.waits import capturing
 
-__all__ = ["DeviceGuard", "Seen"]
+__all__ = ["DeviceGuard", "Kernel", "Seen"]
 
 
 class Seen(NamedTuple):
     """What a decision is made of, as tensors on the device.
 
     Attributes:
-        grads: the gradients, whose norms the kernel measures; None if ``norms`` are given.
-        norms: (n,) float64; None if ``grads`` are given.
+        norms: (n,) float64; None if the kernel reads the gradients, which :meth:`DeviceGuard.reads` has seen.
         loss, found_inf, amax, tiny: () as in :class:`stablenum.Observation`, in any format; None if unknown.
         rows: (ranks, 4) float64, what the ranks measured that decide together; None for a process alone.
     """
 
-    grads: Sequence[Tensor | None] | None
     norms: Tensor | None = None
     loss: Tensor | None = None
     found_inf: Tensor | None = None
@@ -37,8 +36,32 @@ class Seen(NamedTuple):
     rows: Tensor | None = None
 
 
-_MEASURED = ("loss", "found_inf", "amax", "tiny")
-_FIRST_MEASURED = Seen._fields.index("loss")
+class Kernel:
+    """A kernel of a guard.
+
+    Attributes:
+        kinds: what it is printed for.
+        trusted: whether it has decided as torch's operations do; None before it was tried.
+    """
+
+    def __init__(self, kinds: Kinds) -> None:
+        self.kinds = kinds
+        self.trusted: bool | None = None
+        self._launch: Callable[..., None] | None = None
+
+    def made(self) -> Callable[..., None]:
+        """Return what launches it.
+
+        Raises:
+            UnprintableError: there is no such kernel.
+        """
+        if self._launch is None:
+            self._launch = decide_kernel(self.kinds)
+        return self._launch
+
+
+# Those whose work has been captured in a graph, which goes on with their memory when it is replayed.
+_captured: list[DeviceGuard] = []
 
 
 class DeviceGuard:
@@ -53,97 +76,89 @@ class DeviceGuard:
         table: where the gradients are; None for a new one.
 
     Attributes:
-        config, state: as above.
-        divisor, skip, applied: () float32, what fused kernels take: 1 / multiplier, and 1 for a skipped step;
-            and 1 for one that is not skipped.
+        config, state, n: as above.
+        divisor, skip, applied: () float32, what fused kernels take: 1 / multiplier (0 if each parameter has a
+            multiplier of its own), 1 for a skipped step, and 1 for one that is not skipped.
         factor: the multiplier, () float32, or (n,) if each parameter has its own.
         decided: whether a decision has been made that may still be taken back.
-        trusted: by ``key``, whether the kernel of such decisions is to be used.
     """
 
     def __init__(
         self, config: GuardConfig, state: GuardState, n: int, table: GradientTable | None = None
     ) -> None:
-        self.config, self.state, self._n = config, state, n
-        self._device = state.step.device
+        self.config, self.state, self.n = config, state, n
+        self._device = device = state.step.device
         self._leaves: list[Tensor] = leaves(state)
         self._before = [torch.empty_like(leaf) for leaf in self._leaves]
         self._memory = [leaf.data_ptr() for leaf in self._leaves]
-        self._addresses = torch.tensor(self._memory, dtype=torch.int64).to(self._device)
-        self._addresses_before = torch.tensor([leaf.data_ptr() for leaf in self._before]).to(self._device)
-        self._tag = torch.zeros((), dtype=torch.int32, device=self._device)
+        before = [leaf.data_ptr() for leaf in self._before]
+        both = torch.tensor([self._memory, before], dtype=torch.int64, device="cpu").to(device)
+        self._addresses, self._addresses_before = both[0], both[1]
+        self._tag = torch.zeros((), dtype=torch.int32, device=device)
         self._sequence = 0
-        out = torch.zeros(4, dtype=torch.float32, device=self._device)
-        self._out = out
+        self._out = out = torch.zeros(4, dtype=torch.float32, device=device)
         self.divisor, self.skip, self.applied = out[DIVISOR], out[SKIP], out[APPLIED]
-        self.factor = out[FACTOR]
-        self._factors = out
+        self.factor, self._factors = out[FACTOR], out
         if config.per_tensor:
-            self._factors = self.factor = torch.ones(n, dtype=torch.float32, device=self._device)
-        self._table = GradientTable(self._device) if table is None else table
-        self._kernels: dict[Any, Callable[..., None]] = {}
-        self.trusted: dict[Any, bool] = {}
+            self._factors = self.factor = torch.ones(n, dtype=torch.float32, device=device)
+        self._table = GradientTable(device) if table is None else table
+        self._kernels: dict[Any, Kernel] = {}
         self.decided = False
 
     def is_for(self, config: GuardConfig, state: GuardState, n: int) -> bool:
         """Return whether this object was made for these settings, this state in its present memory, and the
         number of parameters."""
-        same = config is self.config and state is self.state and n == self._n
+        same = config is self.config and state is self.state and n == self.n
         return same and self._memory == [leaf.data_ptr() for leaf in self._leaves]
 
     def on_another_state(self, state: GuardState) -> DeviceGuard:
         """Return one like this for another state and the same gradients."""
-        return DeviceGuard(self.config, state, self._n, self._table)
+        return DeviceGuard(self.config, state, self.n, self._table)
 
     def reads(self, grads: Sequence[Tensor | None]) -> bool:
         """Return whether the kernel can measure these gradients itself."""
         return self._table.follow(grads)
 
-    def key(self, seen: Seen, *, still: bool) -> tuple[Any, ...]:
-        """Return what tells kinds of decisions of this guard apart.
+    def kernel(self, *, still: bool, measured: tuple[str, ...], ranks: int) -> Kernel:
+        """Return the kernel for decisions of this kind, see :class:`Kinds`.
 
-        ``still``: whether the step moves nothing, see ``moves_nothing``.
+        It is looked up by what may change from step to step: to compare all settings takes longer than a
+        launch.
         """
-        return (still, 0 if seen.rows is None else len(seen.rows), *[part is None for part in seen])
+        key = still, measured, ranks
+        found = self._kernels.get(key)
+        if found is None:
+            kinds = Kinds(self.config, self.n, still, frozenset(measured), ranks)
+            found = self._kernels[key] = Kernel(kinds)
+        return found
 
-    def kinds(self, seen: Seen, *, still: bool) -> Kinds:
-        """Return what kernel is needed. To look at all settings takes longer than to launch it."""
-        measured = frozenset(name for name in _MEASURED if getattr(seen, name) is not None)
-        ranks = 0 if seen.rows is None else len(seen.rows)
-        return Kinds(self.config, self._n, still, seen.grads is not None, measured, ranks)
-
-    def decide(self, seen: Seen, *, still: bool) -> None:
+    def decide(self, kernel: Kernel, seen: Seen) -> None:
         """Decide, and write the next state. The host waits for nothing.
 
         Args:
-            seen: what was measured. Of gradients, :meth:`reads` must have returned True for them.
-            still: as in :meth:`kinds`.
+            kernel: of this guard or of one like it.
+            seen: what was measured.
 
         Raises:
             UnprintableError: there is no kernel for it. Nothing is changed.
         """
-        kernel, out, table = self._kernel(seen, still), self._out, self._table
+        launch, out, table = kernel.made(), self._out, self._table
+        if capturing():
+            _captured.append(self)
         # Taken back only if the kernel has written this number; see `undo`.
         self._sequence = self._sequence % (2**31 - 1) + 1
         self.decided = True
         with on(self._device):
-            norms: tuple[Any, ...] = (seen.norms, out, out, 0)
-            if seen.grads is not None:
+            norms: tuple[Any, ...] = (seen.norms, out, out, out, 0)
+            if seen.norms is None:
                 if table.pieces:
-                    squares_kernel()(table.pieces, table.table, table.squares)
-                norms = (table.squares, table.first, table.count, table.most)
-            measured = [out if part is None else part for part in seen[_FIRST_MEASURED:]]
-            kernel(
+                    squares_kernel()(table.pieces, table.addresses, table.table, table.squares)
+                norms = (out, table.squares, table.first, table.count, table.most)
+            measured = [out if part is None else part for part in seen[1:]]
+            launch(
                 *norms, self._addresses, self._addresses_before, self._tag, self._sequence,
                 *measured, out, self._factors,
             )  # fmt: skip
-
-    def _kernel(self, seen: Seen, still: bool) -> Callable[..., None]:
-        key = self.key(seen, still=still)
-        found = self._kernels.get(key)
-        if found is None:
-            found = self._kernels[key] = decide_kernel(self.kinds(seen, still=still))
-        return found
 
     def keep(self) -> None:
         """Keep the state that was decided."""

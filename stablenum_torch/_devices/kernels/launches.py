@@ -31,12 +31,12 @@ def has_triton() -> bool:
 
 @functools.cache
 def squares_kernel() -> Callable[..., None]:
-    """Return what launches the kernel that adds up squares: a function of the number of pieces, the table
-    and the output."""
+    """Return what launches the kernel that adds up squares: a function of the number of pieces, the
+    addresses, the table and the output."""
     squared = made(SOURCE, "squared")
 
-    def launch(pieces: int, table: torch.Tensor, squares: torch.Tensor) -> None:
-        squared[(pieces,)](table, squares, BLOCK=BLOCK, num_warps=8, enable_fp_fusion=True)
+    def launch(pieces: int, *args: torch.Tensor) -> None:
+        squared[(pieces,)](*args, BLOCK=BLOCK, num_warps=8, enable_fp_fusion=True)
 
     return launch
 

@@ -32,6 +32,8 @@ __all__ = ["APPLIED", "DIVISOR", "FACTOR", "SKIP", "Kinds", "UnprintableError", 
 DIVISOR, SKIP, APPLIED, FACTOR = range(4)
 # Norms and rows of one program; beyond it a program holds too few of them in registers.
 _MOST_VALUES = 2**14
+# Sorting a block of 1024 takes 8 s to compile for sm_90 (Triton 3.9, one core), one of 8192 takes 48 s.
+_MOST_SORTED = 2**11
 
 
 class UnprintableError(Exception):
@@ -45,7 +47,6 @@ class Kinds(NamedTuple):
         config: the settings.
         n: the number of parameters.
         still: whether the step moves nothing, see ``moves_nothing``.
-        pieces: whether the kernel gets the sums of squares of pieces of gradients; otherwise the norms.
         measured: which other measurements there are: ``"loss"``, ``"found_inf"``, ``"amax"``, ``"tiny"``.
         ranks: the number of ranks that decide together; 0 for a process alone.
     """
@@ -53,7 +54,6 @@ class Kinds(NamedTuple):
     config: GuardConfig
     n: int
     still: bool
-    pieces: bool
     measured: frozenset[str]
     ranks: int = 0
 
@@ -61,11 +61,12 @@ class Kinds(NamedTuple):
 def printed_decide(kinds: Kinds) -> str:
     """Return the source of the kernel ``decided``, Python with Triton's language.
 
-    Its arguments: ``squares``, float64, the sums of squares of the pieces, those of parameter ``i`` from
-    ``first[i]`` on, ``count[i]`` of them, ``most`` at most (or the (n,) norms); ``leaves``, int64, the
-    addresses of the state's tensors; ``before``, those of tensors that get the values before the step;
-    ``tag``, int32, which gets ``sequence``; the measurements; ``rows``, (ranks, 4) float64; ``out``, float32,
-    see ``DIVISOR``; ``factors``, (n,) float32, the multipliers if each parameter has its own.
+    Its arguments: ``norms``, (n,) float64, if ``most`` is 0; otherwise ``squares``, float64, the sums of
+    squares of the pieces, those of parameter ``i`` from ``first[i]`` on, ``count[i]`` of them, ``most`` at
+    most; ``leaves``, int64, the addresses of the state's tensors; ``before``, those of tensors that get the
+    values before the step; ``tag``, int32, which gets ``sequence``; the measurements; ``rows``, (ranks, 4)
+    float64; ``out``, float32, see ``DIVISOR``; ``factors``, (n,) float32, the multipliers if each parameter
+    has its own.
 
     Raises:
         UnprintableError: see above.
@@ -143,21 +144,21 @@ class _Text:
     def _load_measurements(self, inputs: dict[str, Value]) -> None:
         n, name = self.kinds.n, inputs["norms"].name
         place = self._places(n)
-        if self.kinds.pieces:
-            wide = max(1, min(16, _MOST_VALUES // _padded(n)))
-            self.lines += [
-                f"start = tl.load(first + {place}, mask={place} < {n}, other=0)",
-                f"many = tl.load(count + {place}, mask={place} < {n}, other=0)",
-                f"square = tl.zeros([{_padded(n)}], tl.float64)",
-                f"for begin in range(0, most, {wide}):",
-                f"    k = begin + tl.arange(0, {wide})",
-                "    inside = k[None, :] < many[:, None]",
-                "    part = tl.load(squares + start[:, None] + k[None, :], mask=inside, other=0.0)",
-                "    square += tl.sum(part, 1)",
-                "wide = tl.sqrt(square)",
-            ]
-        else:
-            self.lines.append(f"wide = tl.load(squares + {place}, mask={place} < {n}, other=0.0)")
+        wide = max(1, min(16, _MOST_VALUES // _padded(n)))
+        self.lines += [
+            "if most == 0:",
+            f"    wide = tl.load(norms + {place}, mask={place} < {n}, other=0.0)",
+            "else:",
+            f"    start = tl.load(first + {place}, mask={place} < {n}, other=0)",
+            f"    many = tl.load(count + {place}, mask={place} < {n}, other=0)",
+            f"    square = tl.zeros([{_padded(n)}], tl.float64)",
+            f"    for begin in range(0, most, {wide}):",
+            f"        k = begin + tl.arange(0, {wide})",
+            "        inside = k[None, :] < many[:, None]",
+            "        part = tl.load(squares + start[:, None] + k[None, :], mask=inside, other=0.0)",
+            "        square += tl.sum(part, 1)",
+            "    wide = tl.sqrt(square)",
+        ]
         self._saturate(name, "wide")
         self.forms[name] = _Block(name, n)
         for measured in sorted(self.kinds.measured):
@@ -371,6 +372,8 @@ class _Text:
         form = self._form_of(op.args[0])
         if op.kwargs or not isinstance(form, _Block) or len(op.args[0].shape) != 1:
             raise UnprintableError("sort along an axis")
+        if form.length > _MOST_SORTED:
+            raise UnprintableError("a sort of a long array")
         inside = f"{self._places(form.length)} < {form.length}"
         return _Block(f"tl.sort(tl.where({inside}, {form.text}, float('inf')))", form.length)
 
@@ -424,7 +427,7 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["sequence", "most"])
 def decided(
-    squares, first, count, most, leaves, before, tag, sequence,
+    norms, squares, first, count, most, leaves, before, tag, sequence,
     loss, found_inf, amax, tiny, rows, out, factors,
 ):
 """

@@ -3,9 +3,12 @@
 float64 holds the square of every float32, float16 and bfloat16 number, so that a sum is not finite if and
 only if an element is not.
 
-``squared`` takes ``table``, (3, pieces) int64: the address of a piece, a multiple of 16 bytes, the number of
-its elements, and their format, by its place in ``FORMATS``; and ``squares``, (pieces,) float64, the output.
-Each piece has a program of its own. It is a text, as the other kernel is: only a launch needs Triton.
+``squared`` takes ``addresses``, (n,) int64, of the gradients, multiples of 16; ``table``, (4, pieces) int64:
+of each piece its gradient, the bytes before it, a multiple of 16, the number of its elements, and their
+format, by its place in ``FORMATS``; and ``squares``, (pieces,) float64, the output. Each piece has a program
+of its own.
+
+It is a text, as the other kernel is: only a launch needs Triton.
 """
 
 from __future__ import annotations
@@ -32,12 +35,12 @@ def sum_of_squares(elements, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def squared(table, squares, BLOCK: tl.constexpr):
+def squared(addresses, table, squares, BLOCK: tl.constexpr):
     piece = tl.program_id(0)
     pieces = tl.num_programs(0)
-    address = tl.load(table + piece)
-    n = tl.load(table + pieces + piece)
-    kind = tl.load(table + 2 * pieces + piece)
+    address = tl.load(addresses + tl.load(table + piece)) + tl.load(table + pieces + piece)
+    n = tl.load(table + 2 * pieces + piece)
+    kind = tl.load(table + 3 * pieces + piece)
     if kind == 0:
         total = sum_of_squares(tl.multiple_of(tl.cast(address, tl.pointer_type(tl.float32)), 16), n, BLOCK)
     elif kind == 1:
