@@ -13,22 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import stablenum_torch._devices.kernels.launches as launches
 from stablenum import GuardConfig
 from stablenum_torch._devices.kernels.printed_decide import Kinds, printed_decide
 from stablenum_torch._devices.kernels.squares_source import BLOCK, SOURCE
-from tests.torch.test_kernels import PRINTED, SETTINGS
+from tests.torch.test_kernels import FORMATS_OF_ARGUMENTS, PRINTED, SETTINGS
 
 pytest.importorskip("triton", reason="make test-kernels installs Triton")
 
 ROOT = Path(__file__).parents[2]
 TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
-SIGNATURE = {
-    "norms": "*fp64", "squares": "*fp64", "first": "*i32", "count": "*i32", "most": "i32",
-    "leaves": "*i64", "before": "*i64", "tag": "*i32", "sequence": "i32", "loss": "*fp32",
-    "found_inf": "*i1", "amax": "*fp32", "tiny": "*fp32", "rows": "*fp64", "out": "*fp32", "factors": "*fp32",
+POINTERS = {
+    torch.float64: "*fp64", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32", torch.bool: "*i1",
+    int: "i32",
 }  # fmt: skip
+SIGNATURE = {name: POINTERS[kind] for name, kind in FORMATS_OF_ARGUMENTS.items()}
 
 
 @pytest.mark.timeout(1800)

@@ -34,7 +34,7 @@ from stablenum_torch._devices.kernels.printed_decide import Kinds, UnprintableEr
 from stablenum_torch._devices.scalar_namespace import scalars
 from stablenum_torch._step.guard import on_device_path
 from tests.torch.conftest import RULES, named, parameters, set_gradients
-from tests.torch.triton_stand_in import triton_stand_in
+from tests.torch.triton_stand_in import formats, triton_stand_in
 
 FOLD = {"clip": 1.0, "loss_scale": stablenum.DynamicLossScale(init_scale=8.0, growth_interval=3)}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -317,6 +317,31 @@ class Operations(TorchDispatchMode):
         if func.namespace == "aten":
             self.seen[str(func)] += 1
         return func(*args, **(kwargs or {}))
+
+
+# The formats for which the kernel of a decision is compiled; those of what is not measured do not matter.
+FORMATS_OF_ARGUMENTS = {
+    "norms": torch.float64, "squares": torch.float64, "first": torch.int32, "count": torch.int32, "most": int,
+    "leaves": torch.int64, "before": torch.int64, "tag": torch.int32, "sequence": int, "loss": torch.float32,
+    "found_inf": torch.bool, "amax": torch.float32, "tiny": torch.float32, "rows": torch.float64,
+    "out": torch.float32, "factors": torch.float32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["fold", "underflow scale", "each tensor"])
+def test_a_kernel_gets_arguments_of_the_same_formats_however_norms_are_measured(
+    name: str, launched: Counter[str]
+) -> None:
+    params, opt = train(SETTINGS[name], "fused", 2)
+    params[0].grad = torch.ones(4 * params[0].numel())[::4].view_as(params[0])  # which torch measures
+    opt.scale(torch.tensor(1.0))
+    opt.step()
+    for found in [one for one in formats if "leaves" in one]:
+        for argument, wanted in FORMATS_OF_ARGUMENTS.items():
+            if argument not in ("found_inf", "amax", "tiny", "rows", "loss") or argument in opt.config.needs:
+                assert found[argument] == wanted, argument
+    assert launched["squared"]
+    assert len(launched) == 2
 
 
 def test_gradients_of_several_formats_are_measured_in_one_launch(launched: Counter[str]) -> None:

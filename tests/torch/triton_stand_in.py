@@ -7,6 +7,7 @@ it without Triton and without a GPU.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import sys
 import types
 from collections import Counter
@@ -23,6 +24,7 @@ import stablenum_torch._devices.kernels.launches as launches
 import stablenum_torch._step.by_kernels as by_kernels
 
 launched: Counter[str] = Counter()
+formats: list[dict[str, Any]] = []  # of the arguments of each launch, by name
 _program = [0, 1]  # the number of the program that runs, and how many there are
 
 _NUMPY = {
@@ -118,6 +120,8 @@ class Kernel:
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
         def launch(*args: Any, num_warps: int = 4, enable_fp_fusion: bool = True, **constants: Any) -> None:
             launched[self._function.__name__] += 1
+            names = inspect.signature(self._function).parameters
+            formats.append({n: getattr(a, "dtype", type(a)) for n, a in zip(names, args, strict=False)})
             _program[1] = grid[0]
             given = [
                 Pointer(a.data_ptr(), _NUMPY[a.dtype]) if isinstance(a, torch.Tensor) else a for a in args
@@ -149,6 +153,7 @@ def triton_stand_in() -> Iterator[Counter[str]]:
             return honest(source, name)
 
     launched.clear()
+    formats.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launches, "made", made)
         _forget()

@@ -96,6 +96,8 @@ class DeviceGuard:
         self._addresses, self._addresses_before = both[0], both[1]
         self._tag = torch.zeros((), dtype=torch.int32, device=device)
         self._sequence = 0
+        # In place of what is not given, in the same format: a kernel is compiled for formats.
+        self._no_norms = torch.zeros(1, dtype=torch.float64, device=device)
         self._out = out = torch.zeros(4, dtype=torch.float32, device=device)
         self.divisor, self.skip, self.applied = out[DIVISOR], out[SKIP], out[APPLIED]
         self.factor, self._factors = out[FACTOR], out
@@ -149,11 +151,11 @@ class DeviceGuard:
         self._sequence = self._sequence % (2**31 - 1) + 1
         self.decided = True
         with on(self._device):
-            norms: tuple[Any, ...] = (seen.norms, out, out, out, 0)
+            norms: tuple[Any, ...] = (seen.norms, self._no_norms, self._tag, self._tag, 0)
             if seen.norms is None:
                 if table.pieces:
                     squares_kernel()(table.pieces, table.addresses, table.table, table.squares)
-                norms = (out, table.squares, table.first, table.count, table.most)
+                norms = (self._no_norms, table.squares, table.first, table.count, table.most)
             measured = [out if part is None else part for part in seen[1:]]
             launch(
                 *norms, self._addresses, self._addresses_before, self._tag, self._sequence,
