@@ -26,8 +26,8 @@ pytest.importorskip("triton", reason="make test-kernels installs Triton")
 ROOT = Path(__file__).parents[2]
 TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
 POINTERS = {
-    torch.float64: "*fp64", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32", torch.bool: "*i1",
-    int: "i32",
+    torch.float64: "*fp64", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32",
+    torch.bool: "*i1", int: "i32",
 }  # fmt: skip
 SIGNATURE = {name: POINTERS[kind] for name, kind in FORMATS_OF_ARGUMENTS.items()}
 
