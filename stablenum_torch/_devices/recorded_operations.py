@@ -122,6 +122,7 @@ class Recording:
     def __init__(self) -> None:
         self.inputs: list[str] = []
         self._operations: dict[Any, Operation] = {}  # each is recorded once
+        self._of: dict[str, Operation] = {}  # by the name of the result
         self._kept: dict[int, Any] = {}  # constants, so that their ids stay unique
 
     def input(self, sample: Any) -> Value:
@@ -138,19 +139,18 @@ class Recording:
         key = (name, *map(self._key, args), *((k, self._key(v)) for k, v in kwargs.items()))
         if key not in self._operations:
             result = Value(self, f"v{len(self._operations)}", sample)
-            self._operations[key] = Operation(result, name, function, args, kwargs)
+            self._operations[key] = self._of[result.name] = Operation(result, name, function, args, kwargs)
         return self._operations[key].result
 
     def needed(self, results: Sequence[Any]) -> list[Operation]:
         """Return the operations on which ``results`` (values and constants) depend, in order."""
-        of_name = {operation.result.name: operation for operation in self._operations.values()}
         wanted, waiting = set(), _values_in(results)
         while waiting:
             name = waiting.pop().name
-            if name in of_name and name not in wanted:
+            if name in self._of and name not in wanted:
                 wanted.add(name)
-                waiting += of_name[name].values()
-        return [operation for name, operation in of_name.items() if name in wanted]
+                waiting += self._of[name].values()
+        return [operation for name, operation in self._of.items() if name in wanted]
 
     def _key(self, arg: Any) -> Any:
         if isinstance(arg, Value):
@@ -171,7 +171,22 @@ class Recording:
     def _call(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if name in _OF_KIND and not has_value(args[1:]):
             return function(*map(sample_of, args), **kwargs)
+        if name == "reshape" and args[1] == ():
+            found = self._element(args[0])
+            if found is not None:
+                return found
         return self.add(name, function, *args, **kwargs)
+
+    def _element(self, value: Any) -> Any:
+        """Return an element of an array that was taken as an array of one element, as tensors ask for it; None
+        if the value is something else."""
+        taken = self._of.get(getattr(value, "name", ""))
+        if taken is None or taken.name != "take" or not isinstance(taken.args[1], Value):
+            return None
+        index = self._of.get(taken.args[1].name)
+        if index is None or index.name != "reshape" or np.ndim(sample_of(index.args[0])):
+            return None
+        return self.add("getitem", operator.getitem, taken.args[0], index.args[0])
 
 
 def sample_of(arg: Any) -> Any:

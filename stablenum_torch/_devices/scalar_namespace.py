@@ -104,6 +104,28 @@ class _Scalars:
     def reshape(x: Any, shape: tuple[int, ...]) -> Any:
         return np.reshape(x, shape)[()]
 
+    # --- whole arrays --------------------------------------------------------------------------
+
+    @staticmethod
+    def sort(x: Any, axis: int = -1) -> Any:
+        return np.sort(x, axis=axis)
+
+    @staticmethod
+    def max(x: Any, axis: int | None = None) -> Any:
+        return np.maximum.reduce(x, axis=axis) if type(x) is _Array else x
+
+    @staticmethod
+    def min(x: Any, axis: int | None = None) -> Any:
+        return np.minimum.reduce(x, axis=axis) if type(x) is _Array else x
+
+    @staticmethod
+    def sum(x: Any, axis: int | None = None, dtype: Any = None) -> Any:
+        return np.add.reduce(x, axis=axis, dtype=dtype) if type(x) is _Array else x
+
+    @staticmethod
+    def argmax(x: Any) -> Any:
+        return x.argmax()
+
     # --- arithmetic ----------------------------------------------------------------------------
 
     @staticmethod

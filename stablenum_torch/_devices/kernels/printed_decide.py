@@ -260,6 +260,9 @@ class _Text:
     def _of_getitem(self, op: Operation) -> Any:
         array, index = op.args
         form, shape = self._form_of(array), array.shape
+        one = isinstance(index, Value) or (isinstance(index, int) and index >= 0)
+        if one and isinstance(form, _Block) and len(shape) == 1:
+            return self._picked(form, self._form_of(index))
         if isinstance(form, _Lanes):
             if isinstance(index, int):
                 return form.texts[index]
@@ -272,8 +275,6 @@ class _Text:
         if leaf is not None and len(shape) == 2 and index == (-1, slice(None)):
             rows, width = shape
             return _Lanes([f"tl.load(p{leaf} + {(rows - 1) * width + i})" for i in range(width)])
-        if isinstance(form, _Block) and len(shape) == 1 and isinstance(index, int) and index >= 0:
-            return self._picked(form, str(index))
         raise UnprintableError(f"the part {index} of an array of shape {shape}")
 
     def _leaf(self, array: Value) -> int | None:
@@ -304,12 +305,10 @@ class _Text:
         return _Lanes([self._picked(block, one) for one in index.texts])
 
     def _of_reshape(self, op: Operation) -> Any:
-        form, shape = self._form_of(op.args[0]), op.args[1]
-        if isinstance(form, str) and shape == (1,):
-            return _Lanes([form])
-        if isinstance(form, _Lanes) and len(form.texts) == 1 and shape == ():
-            return form.texts[0]
-        raise UnprintableError("reshape")
+        form = self._form_of(op.args[0])
+        if not isinstance(form, str) or op.args[1] != (1,):
+            raise UnprintableError("reshape")
+        return _Lanes([form])
 
     def _of_stack(self, op: Operation) -> Any:
         if op.kwargs or any(np.ndim(sample_of(part)) for part in op.args[0]):
