@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["BadSetting", "bad_setting", "setting_is_factor"]
+__all__ = ["NO_SETTINGS", "BadSetting", "bad_setting", "setting_is_factor"]
 
 # Settings that are multiplied with every element of an update, or divide it. Others may be inf, which means
 # no bound: the growth_rate of Prodigy, a largest norm.
@@ -20,7 +20,7 @@ _FACTORS = frozenset(
         *("betas", "beta", "beta1", "beta2", "b1", "b2"),
     )
 )
-_NO_SETTINGS = frozenset(("params", "param_names"))
+NO_SETTINGS = frozenset(("params", "param_names"))
 
 
 class BadSetting:
@@ -59,7 +59,7 @@ def bad_setting(
         param_groups[0]['lr']
     """
     for name, value in settings.items():
-        if value is None or value is True or value is False or name in _NO_SETTINGS:
+        if value is None or value is True or value is False or name in NO_SETTINGS:
             continue
         for part in value if isinstance(value, (tuple, list)) else (value,):
             found = part if part.__class__ is float else number(part)

@@ -178,8 +178,10 @@ class Recording:
         return self.add(name, function, *args, **kwargs)
 
     def _element(self, value: Any) -> Any:
-        """Return an element of an array that was taken as an array of one element, as tensors ask for it; None
-        if the value is something else."""
+        """Return an element of an array that was taken as an array of one element, as tensors want it.
+
+        None if the value is something else.
+        """
         taken = self._of.get(getattr(value, "name", ""))
         if taken is None or taken.name != "take" or not isinstance(taken.args[1], Value):
             return None

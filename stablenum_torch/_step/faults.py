@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from stablenum.guard.faults import BadSetting, bad_setting
+from stablenum.guard.faults import NO_SETTINGS, BadSetting, bad_setting
 from stablenum.guard.observation import Fault
 from stablenum.guard.reasons import MAY_SPOIL_PARAMETERS, SPIKES, Reason
 from stablenum.guard.recorder import Recorder
 from stablenum_torch._step.first_look import finiteness_of
 from stablenum_torch._step.inputs import StepInputs
 
-__all__ = ["bad_setting_of", "fault", "fault_of_parameters"]
+__all__ = ["Settings", "fault", "fault_of_parameters"]
 
 
-def bad_setting_of(optimizer: Optimizer) -> BadSetting | None:
-    """Return the first setting that is not finite, of those that the host knows without asking a device."""
-    for i, group in enumerate(optimizer.param_groups):
-        found = bad_setting(group, f"param_groups[{i}]", _number)
-        if found is not None:
-            return found
-    return None
+class Settings:
+    """Looks at an optimizer's settings in each step, of which most are the same as in the step before."""
+
+    def __init__(self) -> None:
+        self._sound: list[list[Any]] = []  # of each group, if no setting can change by itself
+
+    def first_bad(self, optimizer: Optimizer) -> BadSetting | None:
+        """Return the first setting that is not finite, of those that the host knows without a device."""
+        for i, group in enumerate(optimizer.param_groups):
+            values = list(group.values())
+            known = self._sound[i] if i < len(self._sound) else ()
+            if len(known) == len(values) and all(map(is_, known, values)):
+                continue
+            found = bad_setting(group, f"param_groups[{i}]", _number)
+            if found is not None:
+                return found
+            keeps = all(_is_constant(v) for name, v in group.items() if name not in NO_SETTINGS)
+            self._sound[i : i + 1] = [values if keeps else []]
+        return None
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return value is None or isinstance(value, (int, float, str))
 
 
 def _number(value: Any) -> float | None:

@@ -54,7 +54,7 @@ from stablenum_torch._step.checks import (
     warn_of_other_elements,
     warn_of_other_steps,
 )
-from stablenum_torch._step.faults import bad_setting_of, fault
+from stablenum_torch._step.faults import Settings, fault
 from stablenum_torch._step.first_look import FirstLook
 from stablenum_torch._step.inputs import StepInputs
 from stablenum_torch._step.measure.norms import gradient_norms_without_wait
@@ -140,6 +140,7 @@ class Guard:
         self._watches_norms = watches_norms(config.spike_rule)
         self._taking_part = TakingPart()
         self._first_look = FirstLook()
+        self._settings = Settings()
         self._joined_until = 0
         self.bad_setting: BadSetting | None = None
         self.two_steps = TwoSteps(optimizer) if parts_of(optimizer) else None
@@ -437,7 +438,7 @@ class Guard:
         """Return what forbids this step besides its gradients: ``found_inf`` and ``fault`` of its inputs."""
         if torch.compiler.is_compiling():  # which takes settings for constants
             return found_inf, None
-        setting = bad_setting_of(self.optimizer)
+        setting = self._settings.first_bad(self.optimizer)
         if setting is None:
             self.bad_setting = None
             return found_inf, None

@@ -196,3 +196,36 @@ def test_an_overflow_behind_sound_parameters_is_none_of_the_optimizer(path):
             params[1].grad[2] = math.inf
         opt.step()
     assert [row["reason"].name for row in opt.history()] == ["OK", "INF_GRADIENT", "OK"]
+
+
+def test_a_setting_is_looked_at_again_whenever_it_may_have_changed() -> None:
+    """Settings that are the same objects as before are not; a tensor may have changed by itself."""
+    rate = torch.tensor(0.1)
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    groups = [{"params": params[:1]}, {"params": params[1:], "lr": rate}]
+    inner = torch.optim.AdamW(groups, lr=0.1, fused=True)
+    opt = st.wrap(inner)
+    first, second = inner.param_groups
+
+    def skipped() -> bool:
+        for p in params:
+            p.grad = torch.ones(2)
+        opt.step()
+        return not opt.last["applied"]
+
+    assert [skipped() for _ in range(2)] == [False, False]
+    rate.fill_(math.nan)
+    assert skipped()
+    rate.fill_(0.1)
+    first["weight_decay"] = math.nan
+    assert skipped()
+    first["weight_decay"] = 0.0
+    assert not skipped()
+    first["betas"] = (math.nan, 0.9)
+    assert skipped()
+    first["betas"], second["eps"] = (0.9, 0.9), math.inf
+    assert skipped()
+    second["eps"] = 1e-8
+    assert not skipped()
+    first["lr"] = math.inf
+    assert skipped()
