@@ -55,20 +55,33 @@ def _elements(address: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndar
     return np.frombuffer(raw, np.uint8), address - low
 
 
+def _one(address: int, dtype: np.dtype) -> np.ndarray:
+    return np.frombuffer((ctypes.c_byte * dtype.itemsize).from_address(address), dtype)
+
+
 def load(pointer: Pointer, mask: Any = None, other: Any = None) -> Any:
+    if mask is None and isinstance(pointer.address, (int, np.integer)):
+        return _one(int(pointer.address), pointer.dtype)[0]
     address, dtype = np.asarray(pointer.address), pointer.dtype
     if mask is None:
         mask = np.True_
     address, mask = np.broadcast_arrays(address, mask)
     result = np.full(address.shape, 0 if other is None else other, dtype)
     if mask.any():
-        raw, places = _elements(address[mask], dtype)
-        index = places[:, None] + np.arange(dtype.itemsize)
-        result[mask] = raw[index].copy().view(dtype)[:, 0]
+        chosen = address[mask]
+        raw, places = _elements(chosen, dtype)
+        if len(raw) == len(places) * dtype.itemsize:  # one after the other, as all of these kernels lie
+            result[mask] = raw.view(dtype)
+        else:
+            index = places[:, None] + np.arange(dtype.itemsize)
+            result[mask] = raw[index].copy().view(dtype)[:, 0]
     return result[()]
 
 
 def store(pointer: Pointer, value: Any, mask: Any = None) -> None:
+    if mask is None and isinstance(pointer.address, (int, np.integer)):
+        _one(int(pointer.address), pointer.dtype)[0] = value
+        return
     address, dtype = np.asarray(pointer.address), pointer.dtype
     address, mask = np.broadcast_arrays(address, np.True_ if mask is None else mask)
     values = np.broadcast_to(np.asarray(value).astype(dtype), address.shape)
