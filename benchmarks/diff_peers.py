@@ -20,6 +20,7 @@ from typing import Any
 import stablenum
 from benchmarks.peers.allclose import allclose
 from benchmarks.peers.answers import Answer, figures, right_place
+from benchmarks.peers.debug_mode import EXACT, NEAR, debug_mode, logged
 from benchmarks.peers.jax_runs import jax_run
 from benchmarks.peers.msprobe import MODES, msprobe
 from benchmarks.peers.padiff import DEFAULT, README, padiff
@@ -169,10 +170,18 @@ def _hooked(name: str, case: Case) -> dict[str, Answer]:
     with tempfile.TemporaryDirectory() as folder, sides_of(name, case, Path(folder)) as sides:
         left = torch_run(torch_step(sides.left))
         right = torch_run(torch_step(sides.right, arrays)) if name == WITHIN else jax_run(sides.right, arrays)
+        found = _of_debug_mode(case, sides, arrays) if name == WITHIN else {}
     if not right.outputs:
         raise BenchmarkError(f"{name}/{case['name']}: no output of a module was captured")
-    found = {} if name != WITHIN else _of_padiff(left, right)
+    if name == WITHIN:
+        found |= _of_padiff(left, right)
     return found | {f"allclose, atol {a:.0e}": allclose(left, right, weights, atol=a) for a in TOLERANCES}
+
+
+def _of_debug_mode(case: Case, sides: Sides, arrays: Arrays) -> dict[str, Answer]:
+    left, right = logged(torch_step(sides.left)), logged(torch_step(sides.right, arrays))
+    settings = {"DebugMode, equal hashes": EXACT, "DebugMode, hashes within 1e-5": NEAR}
+    return {m: debug_mode(left, right, f"{case['name']}.py", tolerance=t) for m, t in settings.items()}
 
 
 def _of_padiff(left: Run, right: Run) -> dict[str, Answer]:

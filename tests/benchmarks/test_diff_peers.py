@@ -21,6 +21,7 @@ import stablenum_torch
 from benchmarks import diff_peers
 from benchmarks.peers.allclose import allclose, matched_modules
 from benchmarks.peers.answers import Answer, figures, right_place
+from benchmarks.peers.debug_mode import EXACT, NEAR, debug_mode, logged
 from benchmarks.peers.jax_runs import jax_run
 from benchmarks.peers.msprobe import answer_of
 from benchmarks.peers.padiff import DEFAULT, README, padiff
@@ -86,6 +87,33 @@ def test_equal_programs_agree_for_all_tools():
     assert by_allclose(left, right) == Answer(False)
     for settings in (DEFAULT, README):
         assert padiff(left, right, **settings) == Answer(False)
+
+
+def hashed(tolerance, **kwargs):
+    file = __file__.rpartition("/")[2]
+    return debug_mode(
+        logged(torch_step(side())), logged(torch_step(side(**kwargs))), file, tolerance=tolerance
+    )
+
+
+def line_with(text):
+    with open(__file__, encoding="utf-8") as file:
+        return next(i for i, line in enumerate(file, 1) if text in line)
+
+
+def test_debug_mode_names_the_line_of_the_first_operation_with_another_hash():
+    assert hashed(EXACT) == Answer(False)
+    assert hashed(EXACT, slope=0.3) == Answer(True, "forward", line=line_with("functional.leaky_relu(self"))
+    assert hashed(EXACT, slope=0.1 + 1e-7) == Answer(
+        True, "forward", line=line_with("functional.leaky_relu(self")
+    )
+    assert hashed(NEAR, slope=0.1 + 1e-7) == Answer(False)
+    assert hashed(EXACT, rate=0.2)[:2] == (True, "update")
+
+
+def test_debug_mode_takes_another_operation_for_a_difference():
+    doubled = hashed(EXACT, loss=lambda out: (out.abs() * out.abs()).mean())  # which is the same
+    assert doubled.differs
 
 
 def test_the_first_module_whose_output_differs_is_named():
