@@ -504,3 +504,21 @@ def test_a_failure_says_what_and_when():
     )
     assert str(Failure(step=2, what="parameter")) == "parameters are not finite after step 2"
     assert str(Failure(step=2, what="loss")) == "the loss of step 2 is not finite"
+
+
+def test_a_closure_that_returns_nothing_is_what_a_script_is_told(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "w = torch.nn.Parameter(torch.ones(2))\n"
+        "optimizer = torch.optim.LBFGS([w])\n"
+        "def closure():\n"
+        "    w.grad = torch.ones(2)\n"
+        "optimizer.step(closure)\n",
+        encoding="utf-8",
+    )
+    result = command(script)
+    assert result.returncode == 3
+    assert (
+        "the closure given to the optimizer's step returns None: end it with `return loss`" in result.stderr
+    )
