@@ -96,10 +96,12 @@ def _norms_of_small(values: list[Tensor]) -> np.ndarray | None:
         return None
     try:
         # On a CPU a multi-tensor norm is one call of torch for each tensor, which takes twice as long.
-        norms = np.sqrt(np.array([_square_of_small(v) for v in values], np.float32))
+        with np.errstate(all="ignore"):
+            norms = np.sqrt(np.array([_square_of_small(v) for v in values], np.float32))
+            square = norms @ norms
     except RuntimeError:  # a gradient that has a gradient
         return None
-    return norms if SUSPICIOUSLY_SMALL**2 <= norms @ norms < math.inf else None
+    return norms if SUSPICIOUSLY_SMALL**2 <= square < math.inf else None
 
 
 def _square_of_small(value: Tensor) -> Any:
