@@ -133,5 +133,6 @@ def test_small_float32_tensors_are_measured_without_a_call_of_torch(monkeypatch)
 
 
 def test_a_gradient_that_has_a_gradient_is_measured():
-    w = torch.full((4,), 2.0, requires_grad=True)
-    assert norms_on_host([w * 3.0]).tolist() == [12.0]
+    grad = torch.full((4,), 2.0, requires_grad=True) * 3.0
+    with torch.no_grad():  # as in every step
+        assert norms_on_host([grad]).tolist() == [12.0]
