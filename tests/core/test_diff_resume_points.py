@@ -51,3 +51,19 @@ def test_of_stands_that_are_too_large_every_other_one_is_forgotten(monkeypatch: 
     assert kept.before(250, given).count == 100
     assert not kept.wants(427)
     assert kept.wants(428)
+
+
+def test_the_number_of_stands_does_not_grow_with_the_program() -> None:
+    """Each copies what is known of the whole program."""
+    given = Given(None, {})
+    kept = Stands[str]()
+    added = 0
+    for count in range(100_000):
+        if kept.wants(count):
+            kept.add(Stand(count, given, "", {}))
+            added += 1
+    assert len(kept._kept) <= resume_points._MOST_STANDS
+    assert added <= 10 * resume_points._MOST_STANDS
+    last = kept.before(99_999, given)
+    assert last is not None
+    assert 99_999 - last.count < 2 * 100_000 / (resume_points._MOST_STANDS / 2)

@@ -11,10 +11,11 @@ __all__ = ["Given", "Stand", "Stands"]
 
 State = TypeVar("State")
 
-# Two stands lie at least so many values apart; more, if all together take more than so many bytes (256 MiB).
-# Fewer stands save memory, and more save time: up to so many values are computed once more. Chosen, not
-# measured.
-_EVERY, _MOST_BYTES = 64, 2**28
+# Two stands lie at least so many values apart; more, if all together take more than so many bytes (256 MiB),
+# or if there are too many: each copies what is known of the whole program, so that their number must not grow
+# with it. Fewer stands save memory, and more save time: the values in between are computed once more. Chosen,
+# not measured.
+_EVERY, _MOST_BYTES, _MOST_STANDS = 64, 2**28, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Stands(Generic[State]):
     def add(self, stand: Stand[State]) -> None:
         """Keep a stand. If all together are too large, every other one is forgotten."""
         bisect.insort(self._kept, stand, key=_count)
-        while len(self._kept) > 1 and _size(self._kept) > _MOST_BYTES:
+        while len(self._kept) > 1 and (len(self._kept) > _MOST_STANDS or _size(self._kept) > _MOST_BYTES):
             self._kept, self._every = self._kept[::2], 2 * self._every
 
 

@@ -147,16 +147,25 @@ class _Likeness:
 
     def __call__(self, left: str, right: str) -> int:
         """Return for how many steps the descriptions agree, backward and forward."""
-        return sum(
-            sum(1 for a, b in zip(mine.get(left, ()), theirs.get(right, ()), strict=False) if a == b)
-            for mine, theirs in self._descriptions
-        )
+        return sum(_alike(mine.get(left, ()), theirs.get(right, ())) for mine, theirs in self._descriptions)
 
     def most(self, left: str, right: str) -> int:
         """Return for how many steps they could agree."""
         return sum(
             min(len(mine.get(left, ())), len(theirs.get(right, ()))) for mine, theirs in self._descriptions
         )
+
+
+def _alike(mine: Sequence[int], theirs: Sequence[int]) -> int:
+    """Return how many numbers are the same. Descriptions that differ after a round differ from there on."""
+    same, most = 0, min(len(mine), len(theirs))
+    while same < most:
+        middle = (same + most + 1) // 2
+        if mine[middle - 1] == theirs[middle - 1]:
+            same = middle
+        else:
+            most = middle - 1
+    return same
 
 
 def _turned(before: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
