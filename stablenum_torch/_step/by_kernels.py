@@ -19,7 +19,8 @@ from stablenum.guard.reasons import Reason
 from stablenum_torch._devices.compiled_decide import NotCompiledWarning
 from stablenum_torch._devices.kernels.device_guard import DeviceGuard, Kernel, Seen
 from stablenum_torch._devices.kernels.launches import has_triton
-from stablenum_torch._devices.kernels.printed_decide import Kinds, UnprintableError
+from stablenum_torch._devices.kernels.printed_decide import Kinds
+from stablenum_torch._devices.kernels.printed_elements import UnprintableError
 from stablenum_torch._devices.state import copy_into
 from stablenum_torch._devices.waits import capturing
 from stablenum_torch._step.inputs import StepInputs

@@ -30,7 +30,8 @@ from stablenum.guard.ranks import Ranks
 from stablenum_torch._devices.device_law import decide_on_device
 from stablenum_torch._devices.kernels.device_guard import DeviceGuard, Kernel, Seen
 from stablenum_torch._devices.kernels.gradient_table import GradientTable
-from stablenum_torch._devices.kernels.printed_decide import Kinds, UnprintableError, printed_decide
+from stablenum_torch._devices.kernels.printed_decide import Kinds, printed_decide
+from stablenum_torch._devices.kernels.printed_elements import UnprintableError
 from stablenum_torch._devices.scalar_namespace import scalars
 from stablenum_torch._step.guard import on_device_path
 from tests.torch.conftest import RULES, named, parameters, set_gradients

@@ -11,7 +11,7 @@ has no such operation here, such as a logarithm, raises :class:`UnprintableError
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import array_api_compat.numpy as np_namespace
@@ -23,9 +23,20 @@ from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Observation, init_guard
 from stablenum.guard.ranks import Ranks
 from stablenum_torch._devices.device_law import decide_on_device
+from stablenum_torch._devices.kernels.printed_elements import (
+    ELEMENTWISE,
+    MAXIMUM,
+    MINIMUM,
+    Template,
+    UnprintableError,
+    as_tensor,
+    constant,
+    operands,
+    type_of,
+)
 from stablenum_torch._devices.recorded_operations import Operation, Recording, Value, sample_of
 
-__all__ = ["APPLIED", "DIVISOR", "FACTOR", "SKIP", "Kinds", "UnprintableError", "printed_decide"]
+__all__ = ["APPLIED", "DIVISOR", "FACTOR", "SKIP", "Kinds", "printed_decide"]
 
 # The places of a decision's numbers in the kernel's output: 1 / multiplier, 1.0 for a skipped step (the flag
 # that fused kernels compare with 1), its opposite, and the multiplier itself.
@@ -34,10 +45,6 @@ DIVISOR, SKIP, APPLIED, FACTOR = range(4)
 _MOST_VALUES = 2**14
 # Sorting a block of 1024 takes 8 s to compile for sm_90 (Triton 3.9, one core), one of 8192 takes 48 s.
 _MOST_SORTED = 2**11
-
-
-class UnprintableError(Exception):
-    """The decision has an operation that a kernel cannot carry out bit for bit."""
 
 
 class Kinds(NamedTuple):
@@ -187,7 +194,7 @@ class _Text:
         )
 
     def _load_leaf(self, i: int, leaf: Value) -> None:
-        kind = _type_of(leaf.sample)
+        kind = type_of(leaf.sample)
         self.lines.append(f"p{i} = tl.cast(tl.load(leaves + {i}), tl.pointer_type({kind}))")
         if not leaf.shape:
             self.lines.append(f"{leaf.name} = tl.load(p{i})")
@@ -227,14 +234,14 @@ class _Text:
         special = getattr(self, f"_of_{op.name}", None)
         if special is not None:
             return special(op)
-        template = _ELEMENTWISE.get(op.name)
+        template = ELEMENTWISE.get(op.name)
         if template is None or op.kwargs:
             raise UnprintableError(op.name)
         return self._each(op, template)
 
-    def _each(self, op: Operation, template: Callable[[Operation, list[str]], str]) -> Any:
+    def _each(self, op: Operation, template: Template) -> Any:
         """Return the form of an operation on single elements."""
-        forms = [self._form_of(arg) for arg in _operands(op)]
+        forms = [self._form_of(arg) for arg in operands(op)]
         if any(isinstance(form, _Tail) for form in forms):
             raise UnprintableError(f"{op.name} of a part of an array")
         lanes = {len(form.texts) for form in forms if isinstance(form, _Lanes)}
@@ -253,7 +260,7 @@ class _Text:
     def _form_of(self, arg: Any) -> Any:
         if isinstance(arg, Value):
             return self.forms.get(arg.name, arg.name)
-        return _constant(arg)
+        return constant(arg)
 
     # The rows of the recorder, and windows of the last values.
 
@@ -291,9 +298,9 @@ class _Text:
             mask = f"mask={place} < {form.length - width}"
             return f"tl.load(p{leaf} + {place} + {width}, {mask}, other=0)"
         op = self.operations.get(array.name)
-        if op is None or op.name not in _ELEMENTWISE or not isinstance(form, _Block):
+        if op is None or op.name not in ELEMENTWISE or not isinstance(form, _Block):
             raise UnprintableError("all but the first of an array")
-        return _ELEMENTWISE[op.name](op, [self._moved(arg, width) for arg in _operands(op)])
+        return ELEMENTWISE[op.name](op, [self._moved(arg, width) for arg in operands(op)])
 
     def _picked(self, block: _Block, index: str) -> str:
         return f"tl.sum(tl.where({self._places(block.length)} == {index}, {block.text}, 0), 0)"
@@ -351,10 +358,10 @@ class _Text:
         return self._reduced(op, "tl.sum({kept}, 0)", "0", "({} + {})")
 
     def _of_max(self, op: Operation) -> str:
-        return self._extreme(op, "max", "-float('inf')", _MAXIMUM)
+        return self._extreme(op, "max", "-float('inf')", MAXIMUM)
 
     def _of_min(self, op: Operation) -> str:
-        return self._extreme(op, "min", "float('inf')", _MINIMUM)
+        return self._extreme(op, "min", "float('inf')", MINIMUM)
 
     def _extreme(self, op: Operation, name: str, fill: str, of_two: str) -> str:
         if np.asarray(sample_of(op.args[0])).dtype != np.float32:
@@ -391,7 +398,7 @@ class _Text:
             size = int(np.prod(leaf.shape)) if leaf.shape else 0
             place = f" + {self._places(size)}" if size else ""
             mask = f", mask={self._places(size)} < {size}" if size else ""
-            address = f"tl.cast(tl.load(before + {i}), tl.pointer_type({_type_of(leaf.sample)}))"
+            address = f"tl.cast(tl.load(before + {i}), tl.pointer_type({type_of(leaf.sample)}))"
             stores.append(f"tl.store({address}{place}, {leaf.name}{mask})")
             if new is leaf:
                 continue
@@ -406,8 +413,8 @@ class _Text:
             stores.append(f"tl.store(factors + {place}, {factor.text}, mask={place} < {self.kinds.n})")
         else:
             stores += [
-                f"tl.store(out + {FACTOR}, {_as_tensor(factor)})",
-                f"tl.store(out + {DIVISOR}, tl.div_rn({_as_tensor('1.0')}, {_as_tensor(factor)}))",
+                f"tl.store(out + {FACTOR}, {as_tensor(factor)})",
+                f"tl.store(out + {DIVISOR}, tl.div_rn({as_tensor('1.0')}, {as_tensor(factor)}))",
             ]
         stores += [
             f"tl.store(out + {SKIP}, tl.where({applied.name}, 0.0, 1.0))",
@@ -431,107 +438,7 @@ def decided(
 ):
 """
 
-_MINIMUM = "tl.where(({0} <= {1}) | ({0} != {0}), {0}, {1})"
-_MAXIMUM = "tl.where(({0} >= {1}) | ({0} != {0}), {0}, {1})"
-
-
-def _operands(op: Operation) -> tuple[Any, ...]:
-    return op.args[:1] if op.name == "astype" else op.args  # the other one is a type
-
 
 def _padded(length: int) -> int:
     """Return the length of a block: a power of two, as Triton demands; a few lanes fill no warp anyway."""
     return max(16, 1 << (length - 1).bit_length())
-
-
-def _type_of(sample: Any) -> str:
-    kind = np.asarray(sample).dtype
-    names = {"float32": "tl.float32", "int32": "tl.int32", "int64": "tl.int64", "bool": "tl.int1"}
-    if kind.name not in names:
-        raise UnprintableError(f"a number of the format {kind.name}")
-    return names[kind.name]
-
-
-def _constant(value: Any) -> str:
-    if isinstance(value, np.ndarray) and value.ndim:
-        if not value.size or not (value == value.flat[0]).all():
-            raise UnprintableError("an array of different constants")
-        value = value.flat[0]
-    if isinstance(value, (bool, np.bool_)):
-        return "True" if value else "False"
-    if isinstance(value, (int, np.integer)):
-        return repr(int(value))
-    if not isinstance(value, (float, np.floating, np.ndarray)):
-        raise UnprintableError(f"a constant {value!r}")
-    rounded = float(np.float32(value))
-    return repr(rounded) if np.isfinite(rounded) else f"float('{rounded}')"
-
-
-def _as_tensor(text: str) -> str:
-    """Return the text of a number that may be a constant as that of a tensor, which some functions want."""
-    is_constant = text.startswith("float(") or text.lstrip("-")[:1].isdigit()
-    return f"tl.full([], {text}, tl.float32)" if is_constant else text
-
-
-def _infix(sign: str) -> Callable[[Operation, list[str]], str]:
-    def text(op: Operation, args: list[str]) -> str:
-        return f"({args[0]} {sign} {args[1]})"
-
-    return text
-
-
-def _logical(sign: str) -> Callable[[Operation, list[str]], str]:
-    def text(op: Operation, args: list[str]) -> str:
-        if "True" in args or "False" in args:
-            other = args[1] if args[0] in ("True", "False") else args[0]
-            known = "True" in args
-            return other if known == (sign == "&") else str(known)
-        return f"({args[0]} {sign} {args[1]})"
-
-    return text
-
-
-def _divided(op: Operation, args: list[str]) -> str:
-    if np.asarray(op.result.sample).dtype != np.float32:
-        raise UnprintableError("a quotient of whole numbers")
-    return f"tl.div_rn({_as_tensor(args[0])}, {_as_tensor(args[1])})"
-
-
-def _chosen(op: Operation, args: list[str]) -> str:
-    condition, a, b = args
-    if condition in ("True", "False"):
-        condition = f"tl.full([], {condition}, tl.int1)"
-    return f"tl.cast(tl.where({condition}, {a}, {b}), {_type_of(op.result.sample)})"
-
-
-def _cast(op: Operation, args: list[str]) -> str:
-    return f"tl.cast({args[0]}, {_type_of(op.result.sample)})"
-
-
-def _formatted(template: str) -> Callable[[Operation, list[str]], str]:
-    def text(op: Operation, args: list[str]) -> str:
-        return template.format(*args)
-
-    return text
-
-
-_SIGNS = {"add": "+", "sub": "-", "mul": "*"}
-_SIGNS |= {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
-_ELEMENTWISE: dict[str, Callable[[Operation, list[str]], str]] = {
-    **{name: _infix(sign) for name, sign in _SIGNS.items()},
-    "and": _logical("&"),
-    "or": _logical("|"),
-    "floordiv": _infix("//"),  # of counts, which are not negative
-    "truediv": _divided,
-    "where": _chosen,
-    "minimum": _formatted(_MINIMUM),
-    "maximum": _formatted(_MAXIMUM),
-    "isfinite": _formatted("(tl.abs({0}) < float('inf'))"),
-    "isnan": _formatted("({0} != {0})"),
-    "logical_not": _formatted("({0} == 0)"),
-    "abs": _formatted("tl.abs({0})"),
-    "neg": _formatted("(-{0})"),
-    "floor": _formatted("tl.floor({0})"),
-    "sqrt": _formatted("tl.sqrt_rn({0})"),
-    "astype": _cast,
-}
