@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,8 +42,6 @@ __all__ = [
 # Up to this size, one multi-tensor call computes the norms of all tensors; above it, a dot product is faster
 # and more accurate.
 _SMALL = 2**16
-# Up to this size NumPy's dot product runs in one thread.
-_FEW = 2**13
 # Elements whose squares are summed in one float32 sum. A larger block is faster and less accurate (relative
 # error of the norm at 2**18: 4e-7 for random values, up to 4e-5 for equal ones, at any length from 2**16 on;
 # at 3 * 2**17: 9e-7). Squares of 16-bit values have few distinct significands, so their rounding errors do
@@ -94,24 +91,8 @@ def _norms_of_small(values: list[Tensor]) -> np.ndarray | None:
             return None
     if not values:
         return None
-    try:
-        # On a CPU a multi-tensor norm is one call of torch for each tensor, which takes twice as long.
-        with np.errstate(all="ignore"):
-            norms = np.sqrt(np.array([_square_of_small(v) for v in values], np.float32))
-            square = norms @ norms
-    except RuntimeError:  # a gradient that has a gradient
-        return None
-    return norms if SUSPICIOUSLY_SMALL**2 <= square < math.inf else None
-
-
-def _square_of_small(value: Tensor) -> Any:
-    """Return the sum of squares in float32."""
-    if value.numel() > _FEW:
-        flat = value.reshape(-1)
-        return torch.dot(flat, flat).item()
-    array = value.numpy()
-    flat_array = array if array.ndim == 1 else array.ravel("K")
-    return np.dot(flat_array, flat_array)
+    norms = torch.stack(torch._foreach_norm(values, 2)).numpy()
+    return norms if SUSPICIOUSLY_SMALL**2 <= norms @ norms < math.inf else None
 
 
 def _norms_of_any(values: list[Tensor]) -> np.ndarray:
