@@ -652,6 +652,7 @@ def test_a_kernel_that_decides_otherwise_is_not_used(
         (" * 2.0)", " * 4.0)"),  # the scale grows by another factor
         (" * 0.5)", " * 0.50003)"),  # and shrinks by one that is hardly another
         (">= 2000)", ">= 2001)"),
+        ("tl.argmax(", "1 - tl.argmax("),  # another parameter is called the worst, the first or the second
     ],
 )
 def test_a_kernel_that_is_wrong_in_a_rare_step_is_not_used_either(
