@@ -61,13 +61,11 @@ def apply_on_device(
     ``commit`` completes the step with the guard's next state: it is called last, and again if an exception
     stops it.
     """
-    if not _folds(optimizer):
-        if wait_for_bool(decided.skip):
-            _skip(optimizer, state, inputs, decided, commit)
-            return
-        _apply(optimizer, inputs, decided, commit, may_skip=False)
-    else:
-        _apply(optimizer, inputs, decided, commit, may_skip=True)
+    may_skip = _folds(optimizer)
+    if not may_skip and wait_for_bool(decided.skip):
+        _skip(optimizer, state, inputs, decided, commit)
+        return
+    _apply(optimizer, inputs, decided, commit, may_skip=may_skip)
 
 
 def _apply(
