@@ -12,6 +12,7 @@ import torch
 import stablenum
 import stablenum_torch as st
 from stablenum import Reason
+from stablenum_torch._step.faults import Settings
 from stablenum_torch._step.first_look import FirstLook
 from tests.torch.conftest import parameters, set_gradients, snapshot
 
@@ -229,3 +230,15 @@ def test_a_setting_is_looked_at_again_whenever_it_may_have_changed() -> None:
     assert not skipped()
     first["lr"] = math.inf
     assert skipped()
+
+
+def test_a_tensor_in_a_pair_of_settings_may_change_by_itself() -> None:
+    beta = torch.tensor(0.9)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    optimizer.param_groups[0]["betas"] = (beta, 0.999)
+    settings = Settings()
+    assert [settings.first_bad(optimizer) for _ in range(2)] == [None, None]
+    beta.fill_(math.nan)
+    found = settings.first_bad(optimizer)
+    assert found is not None
+    assert found.place == "param_groups[0]['betas']"
