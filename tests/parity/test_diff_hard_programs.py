@@ -15,6 +15,7 @@ from torch.nn import functional
 import stablenum
 import stablenum_jax
 import stablenum_torch
+from stablenum.diagnosis.diff.sides.sides import host
 
 X = np.random.default_rng(3).normal(size=(6, 6)).astype(np.float32)
 Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -62,6 +63,28 @@ def hooked(h: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
 @pytest.mark.filterwarnings("error")
 def test_what_cannot_be_put_in_place_of_a_value_ends_in_a_report(name: str) -> None:
     assert report_of(*PAIRS[name]).first.causes
+
+
+@pytest.mark.parametrize("turned", [np.flip, np.transpose, lambda x: x[::-1, ::2].repeat(2, axis=1)])
+def test_a_value_is_replaced_by_an_array_whose_entries_lie_in_another_order(
+    turned: Callable[[Any], Any],
+) -> None:
+    loss: Loss = lambda m, x: m(x).tanh().sum()  # noqa: E731 - one line beside those above
+    program, seen = in_torch(loss), dict[int, Any]()
+    made = program.play(lambda value, data: seen.update({value: host(data).copy()}))
+    forward = [s for s in made.trace.steps if s.phase == "forward"]
+    matrices = [o for s in forward for o in s.outputs if seen[o].shape == (6, 6)]
+    for value in matrices:
+        wanted = turned(seen[value])
+        for evaluate in (program.show, program.play):
+            found = dict[int, Any]()
+            evaluate(
+                lambda v, data, f=found: f.update({v: host(data).copy()}),
+                weights=None,
+                replace={value: wanted},
+                steps=1,
+            )
+            np.testing.assert_array_equal(found[value], wanted)
 
 
 def test_one_of_two_numbers_that_are_added_does_not_make_the_losses_agree() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -306,7 +307,7 @@ class Player(TorchDispatchMode):
         for place, (_, name) in self._tape.names.items():
             if place.storage == storage and name in self._weights:
                 target = torch.as_strided(base, place.shape, place.strides, place.offset)
-                target.copy_(torch.as_tensor(self._weights[name]).reshape(place.shape))
+                target.copy_(_as_tensor(self._weights[name]).reshape(place.shape))
         return base
 
     def _laid_out(self, tensor: Tensor, place: Place) -> Tensor:
@@ -327,7 +328,7 @@ class Player(TorchDispatchMode):
     def _known(self, tensor: Tensor) -> int:
         found = self._values.of(tensor).id
         if found in self._replace and found >= self._seen:
-            tensor.copy_(torch.as_tensor(self._replace[found]).reshape(tensor.shape))
+            tensor.copy_(_as_tensor(self._replace[found]).reshape(tensor.shape))
         self._show(found, tensor)
         return self._detached.get(found, found) if id(tensor) in self._dead else found
 
@@ -494,9 +495,14 @@ def _is_short(number: float) -> bool:
     return float(f"{number:.6g}") == number  # float32 holds any decimal number of six digits
 
 
+def _as_tensor(array: Any) -> Tensor:
+    """Return an array of NumPy as a tensor, also one whose entries lie in another order."""
+    return torch.as_tensor(np.asarray(array, order="C"))
+
+
 def _fill(tensor: Tensor, array: Any) -> None:
     """Write an array into a tensor; one whose entries share memory cannot hold others."""
-    new = torch.as_tensor(array)
+    new = _as_tensor(array)
     if new.numel() != tensor.numel() or any(n > 1 and k == 0 for n, k in zip(tensor.shape, tensor.stride())):
         raise ReplacedError(f"{list(new.shape)} does not fit {list(tensor.shape)}")
     tensor.copy_(new.reshape(tensor.shape))
