@@ -46,6 +46,9 @@ from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
 
 if TYPE_CHECKING:
     from stablenum.diagnosis.diff.compare import diff
+    from stablenum.diagnosis.diff.lockfile.asserting import assert_same
+    from stablenum.diagnosis.diff.lockfile.loading import load_program
+    from stablenum.diagnosis.diff.lockfile.saving import save_program
     from stablenum.diagnosis.diff.report.report import DiffReport
 
 __all__ = [
@@ -82,9 +85,12 @@ __all__ = [
     "StatisticsNotLoadedWarning",
     "UnderflowAwareLossScale",
     "ZClip",
+    "assert_same",
     "decide",
     "diff",
     "init_guard",
+    "load_program",
+    "save_program",
 ]
 
 __version__ = "0.1.0"
@@ -95,6 +101,9 @@ if not TYPE_CHECKING:
         globals(),
         {
             "DiffReport": "stablenum.diagnosis.diff.report.report",
+            "assert_same": "stablenum.diagnosis.diff.lockfile.asserting",
             "diff": "stablenum.diagnosis.diff.compare",
+            "load_program": "stablenum.diagnosis.diff.lockfile.loading",
+            "save_program": "stablenum.diagnosis.diff.lockfile.saving",
         },
     )

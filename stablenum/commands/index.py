@@ -53,6 +53,12 @@ COMMANDS: Mapping[str, Command] = {
         needs=_FRAMEWORK,
         extras=("torch", "jax"),
     ),
+    "record": Command(
+        module="diff.record",
+        about="Write a program's numbers into a file, to compare elsewhere.",
+        needs=_NUMPY,
+        extras=("torch", "jax"),
+    ),
     "diff": Command(
         module="diff.command",
         about="Name the first operation at which two programs part.",

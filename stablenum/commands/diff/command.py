@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,17 +17,45 @@ from stablenum.errors import ProgramError
 if TYPE_CHECKING:
     from stablenum.diagnosis.diff.report.report import DiffReport
 
-__all__ = ["diff"]
+__all__ = ["Side", "diff"]
 
 _WEIGHTS = " For the command, PAIR.py may define weights, such as weights = ('match', {...})."
 
 
+class Side(StrEnum):
+    """The function of a file that makes a program."""
+
+    left = "left"
+    right = "right"
+
+
 def diff(
-    pair: Annotated[
+    left: Annotated[
         Path,
-        typer.Argument(metavar="PAIR.py", help="A file that defines left() and right().", show_default=False),
+        typer.Argument(
+            metavar="PAIR.py|LEFT",
+            help="A file that defines left() and right(); with RIGHT, a recording or a file that defines program().",
+            show_default=False,
+        ),
     ],
-    steps: Annotated[int, typer.Option(min=1, help="Compare this many training steps.")] = 1,
+    right: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RIGHT", help="A recording, or a file that defines program().", show_default=False
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Compare this many training steps; by default as many as a recording has, or one.",
+            show_default=False,
+        ),
+    ] = None,
+    side: Annotated[
+        Side | None,
+        typer.Option(help="With RIGHT: call left() or right() instead of program().", show_default=False),
+    ] = None,
     json: Annotated[
         Path | None, typer.Option(help="Write the report as strict JSON.", show_default=False)
     ] = None,
@@ -46,15 +75,17 @@ def diff(
     """Compare two programs and name the first operation at which they part for another reason than rounding.
 
     PAIR.py defines left() and right(), each of which returns stablenum_torch.program(...) or
-    stablenum_jax.program(...). The right program is given the parameters of the left one; which is which is
-    found out, unless PAIR.py defines weights, which may be all that stablenum.diff takes as weights.
+    stablenum_jax.program(...). Two files may be given instead, each of which defines program(), or is a
+    recording (.snum, written by `stablenum record`) or a file of named arrays (.npz). The right program is
+    given the parameters of the left one; which is which is found out, unless a file defines weights, which
+    may be all that stablenum.diff takes as weights.
 
     Experimental: the names of causes and the JSON may change in a minor version.
 
     The exit code is 0 if the programs agree, 1 if they differ, and 2 if they cannot be compared.
     """
     # They import NumPy, and the help is shown without it.
-    from stablenum.commands.diff.pair import failed, load_pair
+    from stablenum.commands.diff.pair import FILES, failed, load_pair, load_sides
     from stablenum.commands.diff.progress import shown
     from stablenum.diagnosis.diff.compare import reported
     from stablenum.diagnosis.diff.weights.weights import UnmappedError
@@ -63,14 +94,18 @@ def diff(
         check_target(option, path)
         check_suffix(option, path, suffixes)
     check_folder("--repro", repro)
-    left, right, weights = load_pair(pair)
+    if right is None and side is not None:
+        raise typer.BadParameter("needs two files, of which one defines left() or right()", param_hint="--side")
+    if right is None and left.suffix.lower() in FILES:
+        raise typer.BadParameter(f"{left} is one side: name the other one, too", param_hint="RIGHT")
+    pair = load_pair(left) if right is None else load_sides(left, right, side and side.value)
     try:
         with shown(Terminal(stderr=True)) as progress:
-            report = reported(left, right, weights, steps, progress=progress)
+            report = reported(pair.left, pair.right, pair.weights, steps, progress=progress)
     except (ProgramError, ValueError) as error:
         more = _WEIGHTS if isinstance(error, UnmappedError) else ""
         raise failed(f"{error}{more}") from error
-    made_by = about("diff", step=steps)
+    made_by = about("diff", step=1 if steps is None else steps)
     write_reports(made_by, lambda: json_module.loads(report.to_json()), report.to_html, json=json, html=html)
     if repro is not None:
         _reproduce(report, repro)

@@ -1,4 +1,4 @@
-"""Load a file that defines the two programs of a comparison."""
+"""Load the programs of a comparison: from Python files that define them, and from recordings."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from stablenum.diagnosis.diff.sides.play import Program
 from stablenum.diagnosis.diff.sides.recording import ended
 from stablenum.diagnosis.diff.weights.given import check_form
 
-__all__ = ["Pair", "failed", "load_pair"]
+__all__ = ["FILES", "Pair", "failed", "load_pair", "load_program_of", "load_sides"]
+
+# Recordings, and named arrays that another program has written.
+FILES = (".snum", ".npz")
+# The functions that a file may define.
+_SIDES = ("program", "left", "right")
 
 
 class Pair(NamedTuple):
-    """What a file defines: two programs, and the map of their weights."""
+    """Two programs or recordings, and the map of their weights."""
 
-    left: Program
-    right: Program
+    left: Any
+    right: Any
     weights: Any = "match"
 
 
@@ -34,21 +39,62 @@ def load_pair(path: Path) -> Pair:
             something else than a program; or ``weights`` is none that ``stablenum.diff`` takes.
         typer.Exit: the file or one of its functions fails.
     """
-    module = _module(path)
+    module = _module(path, "PAIR.py")
     left, right = _side(module, path, "left"), _side(module, path, "right")
+    return Pair(left, right, _weights(module, path))
+
+
+def load_sides(left: Path, right: Path, side: str | None) -> Pair:
+    """Return the programs of two files, each a recording or a file that defines ``program()``; and the
+    ``weights`` that the latter define.
+
+    Args:
+        left, right: the files.
+        side: "left" or "right", the function of a Python file that is called instead of ``program()``.
+
+    Raises:
+        typer.BadParameter, typer.Exit: as for :func:`load_pair`.
+    """
+    made, weights = list[Any](), list[Any]()
+    for path, name in ((left, "LEFT"), (right, "RIGHT")):
+        if path.suffix.lower() in FILES:
+            made.append(_recording(path, name))
+            continue
+        module = _module(path, name)
+        made.append(_side(module, path, side or "program"))
+        weights += [_weights(module, path)] if hasattr(module, "weights") else []
+    return Pair(*made, *weights[:1])
+
+
+def load_program_of(path: Path, side: str | None) -> Program:
+    """Return the program that a file defines by ``program()``, or by ``left()`` or ``right()``."""
+    return _side(_module(path, "PROGRAM.py"), path, side or "program")
+
+
+def _recording(path: Path, name: str) -> Any:
+    from stablenum.diagnosis.diff.lockfile.loading import load_program
+
+    check_file(path, name)
+    try:
+        return load_program(path)
+    except (OSError, ValueError) as error:
+        raise failed(str(error)) from error
+
+
+def _weights(module: Any, path: Path) -> Any:
     weights = getattr(module, "weights", "match")
     try:
         check_form(weights)
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(f"in {path}, {error}", param_hint="PAIR.py") from error
-    return Pair(left, right, weights)
+    return weights
 
 
-def _module(path: Path) -> Any:
-    check_file(path, "PAIR.py")
+def _module(path: Path, name: str) -> Any:
+    check_file(path, name)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise typer.BadParameter(f"{path} is not a Python file.", param_hint="PAIR.py")
+        raise typer.BadParameter(f"{path} is not a Python file.", param_hint=name)
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))  # as if the file were run
     sys.modules[path.stem] = module
@@ -62,10 +108,12 @@ def _module(path: Path) -> Any:
 def _side(module: Any, path: Path, name: str) -> Program:
     function = getattr(module, name, None)
     if not callable(function):
+        others = [f"{n}()" for n in _SIDES if n != name and callable(getattr(module, n, None))]
+        has = f" It defines {' and '.join(others)}: choose with --side." if others and name == "program" else ""
         raise typer.BadParameter(
             f"{path} must define a function {name}() that returns a program made by stablenum_torch.program "
-            "or stablenum_jax.program.",
-            param_hint="PAIR.py",
+            f"or stablenum_jax.program.{has}",
+            param_hint=str(path),
         )
     try:
         made = function()
@@ -75,7 +123,7 @@ def _side(module: Any, path: Path, name: str) -> Program:
         raise typer.BadParameter(
             f"{name}() in {path} must return a program made by stablenum_torch.program or "
             f"stablenum_jax.program; it returns {type(made).__name__}.",
-            param_hint="PAIR.py",
+            param_hint=str(path),
         )
     found: Program = made
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from stablenum.diagnosis.diff.causes.misgiven import misgiven, other_numbers
 from stablenum.diagnosis.diff.causes.stops.frozen import OneSided, one_sided
@@ -14,6 +14,8 @@ from stablenum.diagnosis.diff.places.arguments import other_arguments
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.doubts import doubts_of, unsure
 from stablenum.diagnosis.diff.places.locations import off_of, share_of
+from stablenum.diagnosis.diff.named_arrays import compared_with_dump
+from stablenum.diagnosis.diff.places.precision import precision_of
 from stablenum.diagnosis.diff.places.tables import with_common_tables
 from stablenum.diagnosis.diff.report.nonfinite import not_finite
 from stablenum.diagnosis.diff.report.omissions import (
@@ -30,7 +32,11 @@ from stablenum.diagnosis.diff.report.reproduction import reproduction, reproduct
 from stablenum.diagnosis.diff.report.rows import rows_of
 from stablenum.diagnosis.diff.search import Found, Stuck, differences_of, untold
 from stablenum.diagnosis.diff.sides.compiled import compiled_errors, too_far
-from stablenum.diagnosis.diff.sides.play import Program
+from stablenum.diagnosis.diff.sides.dump import Dump
+from stablenum.diagnosis.diff.sides.equality import SAME_ARRAY
+from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
+from stablenum.diagnosis.diff.sides.play import Program, if_recorded
+from stablenum.diagnosis.diff.sides.recorded import RecordedProgram, is_recorded
 from stablenum.diagnosis.diff.sides.recording import recorded, undisturbed
 from stablenum.diagnosis.diff.sides.rounding import rounding_of
 from stablenum.diagnosis.diff.sides.sides import measured
@@ -60,18 +66,23 @@ STAGES = (
 def _quiet(stage: str) -> None: ...
 
 
-def diff(left: Any, right: Any, *, weights: Weights = "match", steps: int = 1) -> DiffReport:
+def diff(left: Any, right: Any, *, weights: Weights = "match", steps: int | None = None) -> DiffReport:
     """Compare two programs, of one framework or two, and name the first operation at which they part.
 
     Both programs are recorded once and evaluated again in float64, where rounding errors are about 1e-12 of
     a value and a difference of the programs stands far above them. Values are matched by their contents,
     independently of layout, names and order. Nothing of the programs' own objects is changed.
 
+    Either side may be a recording from :func:`load_program`. It is the reference, and stands on the left of
+    the report. Then the live program is also compared as it is: what rounds more than the recording allows on
+    any machine is a difference. A recording of named arrays alone is compared at what both sides have.
+
     Experimental: the names of causes and the JSON may change in a minor version.
 
     Args:
-        left, right: made by ``stablenum_torch.program`` or ``stablenum_jax.program``. The left one is the
-            reference: the right one is evaluated with its parameters.
+        left, right: made by ``stablenum_torch.program``, ``stablenum_jax.program`` or
+            ``stablenum.load_program``. The left one is the reference: the right one is evaluated with its
+            parameters. A recording whose weights are not at hand leaves it its own.
         weights: "match" finds out which parameter corresponds to which. ``("match", {right name: left
             name})`` does, too, but for these, where None leaves a right parameter its own values.
             ``{right name: left name}``, such as the ``weights`` of a report, gives all; a function from the
@@ -79,7 +90,8 @@ def diff(left: Any, right: Any, *, weights: Weights = "match", steps: int = 1) -
             own values, which a note says. "as they are" leaves both sides alone. If a left parameter is
             given to several right ones, as to the table and the head of a port that does not tie them, the
             sum of their gradients is compared with its gradient, and their updates are not compared.
-        steps: how many training steps follow one another, with the same arguments.
+        steps: how many training steps follow one another, with the same arguments. None for as many as a
+            recording has, and for one if there is none.
 
     Returns:
         The report. Its ``verdict`` is "the same in exact arithmetic" if at most rounding distinguishes the
@@ -89,38 +101,106 @@ def diff(left: Any, right: Any, *, weights: Weights = "match", steps: int = 1) -
     Raises:
         TypeError: an argument has a wrong type.
         ValueError: parameters that do not correspond; a function given as ``weights`` that fails; results
-            that do not correspond; ``steps`` below 1.
+            that do not correspond; ``steps`` below 1, or not those of a recording; names given as ``weights``
+            with a recording on the right alone.
         ProgramError: one of the programs fails. Its line is named, and all objects are as they were. Or
             nothing differs, but a result is NaN or infinite in both programs.
     """
     for name, given in (("left", left), ("right", right)):
-        if not (hasattr(given, "play") and hasattr(given, "parameters")):
-            raise bad_type(name, "a program made by stablenum_torch.program or stablenum_jax.program", given)
-    if isinstance(steps, bool) or not isinstance(steps, int):
-        raise bad_type("steps", "a whole number", steps)
-    if steps < 1:
+        if not isinstance(given, Dump) and not (hasattr(given, "play") and hasattr(given, "parameters")):
+            raise bad_type(
+                name,
+                "a program made by stablenum_torch.program, stablenum_jax.program or stablenum.load_program",
+                given,
+            )
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
+        raise bad_type("steps", "a whole number or None", steps)
+    if steps is not None and steps < 1:
         raise bad_field("steps", "at least 1", steps)
     return reported(left, right, weights, steps)
 
 
 def reported(
-    left: Program, right: Program, weights: Weights = "match", steps: int = 1, *, progress: Progress = _quiet
+    left: Program | Dump,
+    right: Program | Dump,
+    weights: Weights = "match",
+    steps: int | None = None,
+    *,
+    progress: Progress = _quiet,
 ) -> DiffReport:
     """Compare two programs, and say through ``progress`` what is being done; see ``diff``."""
 
     def body() -> DiffReport:
-        comparison = compared(left, right, weights, steps, progress=progress)
+        if isinstance(left, Dump) or isinstance(right, Dump):
+            return compared_with_dump(left, right, 1 if steps is None else steps)
+        sides = sides_of(left, right, weights)
+        comparison = compared(sides.left, sides.right, sides.weights, steps, progress=progress)
+        comparison.notes = (*sides.notes, *comparison.notes)
         progress(STAGES[-1])
         found, stuck = differences_of(comparison)
-        return _report(comparison, found, stuck, weights)
+        return _report(comparison, found, stuck, sides.weights)
 
     return undisturbed(body)
 
 
+class _Sides(NamedTuple):
+    """The sides as they are compared, with the map of the weights, and what is said of it."""
+
+    left: Program
+    right: Program
+    weights: Weights
+    notes: tuple[str, ...] = ()
+
+
+def sides_of(left: Program, right: Program, weights: Weights) -> _Sides:
+    """Return the sides with a recording on the left; one whose weights are not at hand, or that is compared
+    with another one, leaves both sides their own.
+
+    Raises:
+        ValueError: weights that are given by name belong to the sides as they were.
+    """
+    notes: tuple[str, ...] = ()
+    if is_recorded(right) and not is_recorded(left):
+        if not isinstance(weights, str):
+            raise ValueError(
+                "weights must be 'match' or 'as they are' if only the right program is a recording, which takes "
+                "the left side of the report; give the recording as left."
+            )
+        left, right, notes = right, left, (_EXCHANGED,)
+    notes += tuple(
+        _MADE.format(name, p.path or "not in a file", ", ".join(f"{k} {v}" for k, v in p.made.items()))
+        for name, p in (("left", left), ("right", right))
+        if isinstance(p, RecordedProgram)
+    )
+    if isinstance(left, RecordedProgram) and not left.has_weights:
+        return _Sides(left, right, "as they are", (*notes, _weights_note(left, right)))
+    if isinstance(left, RecordedProgram) and is_recorded(right):
+        return _Sides(left, right, "as they are", notes)
+    return _Sides(left, right, weights, notes)
+
+
+def _weights_note(recorded: RecordedProgram, other: Program) -> str:
+    """Return what is known of the weights of a program that keeps its own."""
+    marks = {name: fingerprint(x) for name, x in other.parameters().items()}
+    apart = [n for n, p in recorded.kept.items() if n in marks and distance(p.print, marks[n]) > SAME_ARRAY]
+    unknown = [n for n in recorded.kept if n not in marks]
+    file = f"{recorded.path}.weights"
+    if not apart and not unknown:
+        return _SAME_WEIGHTS.format(file)
+    return _OTHER_WEIGHTS.format(file, (apart or unknown)[0])
+
+
 def compared(
-    left: Program, right: Program, weights: Weights = "match", steps: int = 1, *, progress: Progress = _quiet
+    left: Program,
+    right: Program,
+    weights: Weights = "match",
+    steps: int | None = None,
+    *,
+    progress: Progress = _quiet,
 ) -> Comparison:
     """Return the comparison from which the report is made."""
+    if steps is None:
+        steps = next((p.steps for p in (left, right) if isinstance(p, RecordedProgram)), 1)
     for side, program in (("left", left), ("right", right)):
         progress(f"recording the {side} program")
         recorded(program, side, steps)
@@ -152,7 +232,7 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
     compiled = {name: None if found else compiled_errors(*pair) for name, pair in sides.items()}
     off = [None if found else off_of(r, side, compiled[name]) for name, (side, r) in sides.items()]
     astray = [n for n, e in compiled.items() if e is not None and too_far(*sides[n], e)]
-    alone, undefined = one_sided(comparison), not_finite(comparison)
+    alone, undefined = if_recorded(lambda: one_sided(comparison), []), not_finite(comparison)
     if undefined and not found and not alone:
         raise ProgramError(undefined)
     differing = (
@@ -162,17 +242,21 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
     matched = weights == "match" or isinstance(weights, tuple)
     exchangeable = by_flow_only(left, right, comparison.weights) if matched else ()
     exchangeable = tuple(name for name in exchangeable if name not in entries_of(weights))
-    others = () if comparison.differing is None else other_arguments(comparison)
+    others = () if comparison.differing is None else _known(lambda: other_arguments(comparison))
     differences = _folded(_in_order(found, alone))
     lacking = untaken(left, comparison.weights) if found and weights != "as they are" else ()
-    wrong = misgiven(comparison) if found and not isinstance(weights, str | tuple) else ()
-    wrong += other_numbers(comparison) if found and weights == "as they are" else ()
+    wrong = _known(lambda: misgiven(comparison)) if found and not isinstance(weights, str | tuple) else ()
+    wrong += _known(lambda: other_numbers(comparison)) if found and weights == "as they are" else ()
     doubtful = note_on(exchangeable, comparison.weights)
     doubtful += out_of_order(comparison.weights) if matched else ()
     rows = rows_of(comparison, differing, (roundings[0].errors, roundings[1].errors))
+    precision = None if found or alone else precision_of(comparison, roundings[1])
+    imprecise = None if precision is None else precision.difference()
+    differences += () if imprecise is None else (imprecise,)
+    precisely = None if precision is None else precision.sentence()
     return DiffReport(
         verdict="different"
-        if found or alone
+        if differences
         else "the same but for constants in float32"
         if comparison.but_for_constants
         else "the same in exact arithmetic",
@@ -183,6 +267,7 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
         right_off=off[1],
         matched=(share_of(left, shared.left), share_of(right, shared.right)),
         notes=(
+            *([precisely] if precisely else ()),
             *wrong,
             *_notes(comparison, astray, undefined, others),
             *_own(comparison, found),
@@ -192,8 +277,13 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
         ),
         left_rows=rows[0],
         right_rows=rows[1],
-        _repro=_repro(comparison, found, alone),
+        _repro=if_recorded(lambda: _repro(comparison, found, alone), None),
     )
+
+
+def _known(body: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+    """Return what a comparison has found, or nothing if that needs a run of a recorded program."""
+    return if_recorded(body, ())
 
 
 def _without_guesses(difference: Difference) -> Difference:
@@ -204,14 +294,15 @@ def _without_guesses(difference: Difference) -> Difference:
 def _notes(
     comparison: Comparison, astray: list[str], undefined: str | None, others: tuple[str, ...]
 ) -> tuple[str, ...]:
-    doubts = () if comparison.differing is None else (*others, *doubts_of(comparison))
+    doubts = () if comparison.differing is None else (*others, *_known(lambda: doubts_of(comparison)))
     tried = (_TRIED,) if comparison.weights.by_trial else ()
     compiled = tuple(_ASTRAY.format(side) for side in astray)
     nan = (undefined[0].upper() + undefined[1:],) if undefined else ()
     lacking = one_optimizer(comparison.left, comparison.right)
     lacking += beside_the_loss(comparison.left, comparison.right)
     lacking += kept_as_buffers(comparison.left, comparison.right, comparison.weights)
-    return (*compiled, *nan, *tried, *comparison.notes, *lacking, *unsure(comparison), *doubts)
+    far = _known(lambda: unsure(comparison))
+    return (*compiled, *nan, *tried, *comparison.notes, *lacking, *far, *doubts)
 
 
 def _own(comparison: Comparison, found: Sequence[Found]) -> tuple[str, ...]:
@@ -278,6 +369,16 @@ def _repro(comparison: Comparison, found: list[Found], alone: Sequence[OneSided]
     return reproduction(comparison, first.place, first.patch, first.difference)
 
 
+_MADE = "The {} side is a recording ({}), made with {}."
+_EXCHANGED = "The recording was given on the right; as the reference, it is the left side here."
+_SAME_WEIGHTS = (
+    "{} is not there, so that the program keeps its own weights. They have the fingerprints of the recorded "
+    "ones."
+)
+_OTHER_WEIGHTS = (
+    "{} is not there, so that the program keeps its own weights, and these are other numbers than the "
+    "recorded ones, first in {}: put the file beside the recording, or begin with the same weights."
+)
 _PHASES = ("forward", "backward", "update")
 # Of a layer, which a program has many of.
 _SETTINGS = {

@@ -71,6 +71,8 @@ class Difference:
             again.
         also: further places, left and right, at which the programs part for the same confirmed cause, such as
             the other norms that have the same epsilon.
+        of_rounding: whether the programs agree in float64, and the right one as it is rounds more than its
+            recording on the left allows; ``error`` and ``allowed`` are then those of the operation.
     """
 
     left: Location | None
@@ -82,6 +84,7 @@ class Difference:
     causes: tuple[Cause, ...] = ()
     within: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     also: tuple[tuple[Location | None, Location | None], ...] = ()
+    of_rounding: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from stablenum.diagnosis.diff.causes.choice import causes_of
@@ -27,6 +28,7 @@ from stablenum.diagnosis.diff.places.regions import leading_steps
 from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.places.update_places import placed_by_cause
 from stablenum.diagnosis.diff.sides.kinds import quiet
+from stablenum.diagnosis.diff.sides.play import if_recorded
 from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
@@ -108,10 +110,11 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], Stuck | None]:
             return found, stuck
         group = groups[0]
         place = next(comparison.frontiers(group))
-        stop = (stopped if group.kind == "gradient" else offset)(comparison, group, place)
+        look = stopped if group.kind == "gradient" else offset
+        stop = if_recorded(partial(look, comparison, group, place), None)
         pairs, patch = list[Pair](), None
         if group.kind == "gradient" and (stop is None or not stop.cause.evidence):
-            earlier = unseen_in_loss(comparison, group)
+            earlier = if_recorded(partial(unseen_in_loss, comparison, group), None)
             if earlier is not None:
                 group, stop, (place, pairs, patch) = earlier[0], None, earlier[1]
         if stop is None and patch is None:
@@ -200,7 +203,7 @@ def _past(comparison: Comparison, group: Group, past: set[tuple[str, int]]) -> C
     values = dict[int, Any]()
     for other in comparison.groups:
         if (other.kind, other.step) == (following, group.step):
-            values.update(comparison.given(other))
+            values.update(if_recorded(partial(comparison.given, other), {}))
             past.add((other.kind, other.step))
     return comparison.with_values("right", values) if values else comparison
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from stablenum.diagnosis.diff.causes.by_array import by_array
 from stablenum.diagnosis.diff.causes.by_constant import by_constant, numbers_of_update
@@ -34,6 +35,7 @@ from stablenum.diagnosis.diff.differences import Cause
 from stablenum.diagnosis.diff.places.flow import size
 from stablenum.diagnosis.diff.places.results import Update
 from stablenum.diagnosis.diff.sides.kinds import kind
+from stablenum.diagnosis.diff.sides.play import if_recorded
 
 __all__ = ["causes_of"]
 
@@ -51,11 +53,11 @@ def causes_of(scene: Scene) -> tuple[Cause, ...]:
     for what, rule in _RULES:
         if likely and rule is by_structure:
             break
-        verdict = judged(scene, what, rule(scene))
+        verdict = judged(scene, what, if_recorded(partial(rule, scene), ()))
         if verdict.confirmed:
             return tuple(_fitting(scene, c) for c in verdict.confirmed)
         likely += verdict.likely
-    rest = None if likely else unexplained(scene)
+    rest = None if likely else if_recorded(lambda: unexplained(scene), None)
     return tuple(_fitting(scene, c) for c in likely) if rest is None else (rest,)
 
 

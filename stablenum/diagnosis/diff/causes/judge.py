@@ -7,9 +7,10 @@ side, and healed what differs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stablenum.diagnosis.diff.causes.remedies import REMEDIES, REMEDIES_OF_UPDATES
 from stablenum.diagnosis.diff.causes.scene import Scene
@@ -19,12 +20,15 @@ from stablenum.diagnosis.diff.places.mended_places import MOST_CALLS
 from stablenum.diagnosis.diff.places.patches import LEAST_SHARED, newly_shared
 from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.places.slopes import SAME_SLOPE
+from stablenum.diagnosis.diff.sides.play import NotRecordedError
 from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.replay.trace import Step
 
 __all__ = [
     "Edit", "Proposal", "Slope", "Trial", "applied", "calls_like", "in_all_of", "judged", "told",
 ]  # fmt: skip
+
+T = TypeVar("T")
 
 # Of the changes that a rule proposes, so many are tried: each evaluates a side once more. Chosen, not
 # measured.
@@ -111,12 +115,15 @@ def judged(scene: Scene, what: str, proposals: Iterable[Proposal]) -> _Verdict:
         proposals: in the order of their likelihood.
     """
     verdict, known, left = _Verdict(), list[object](), _MOST_TRIALS
-    for proposal in proposals:
+    for proposal in _of_what_is_known(proposals):
         healed = None
-        for trial in islice(proposal.trials or (), left):
+        for trial in _of_what_is_known(islice(proposal.trials or (), left)):
+            try:
+                healed = _healed(scene, trial, by_results=proposal.by_results)
+            except NotRecordedError:
+                continue  # a recorded program cannot be run with a change
             left -= 1
             scene.tried[what] += 1
-            healed = _healed(scene, trial, by_results=proposal.by_results)
             if healed is not None:
                 if not isinstance(trial, Slope):
                     scene.healed.append(trial)
@@ -130,6 +137,12 @@ def judged(scene: Scene, what: str, proposals: Iterable[Proposal]) -> _Verdict:
         if len(verdict.confirmed) == _MOST_HEALED or left <= 0:
             break
     return verdict
+
+
+def _of_what_is_known(found: Iterable[T]) -> Iterator[T]:
+    """Yield what a rule finds, up to where it needs a run of a recorded program."""
+    with suppress(NotRecordedError):
+        yield from found
 
 
 def told(scene: Scene, proposal: Proposal) -> Cause:

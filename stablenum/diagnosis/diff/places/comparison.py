@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from stablenum.diagnosis.diff.places.frontier import Frontier, Start, frontiers,
 from stablenum.diagnosis.diff.places.results import Group, Pair, Update, groups_after, groups_of
 from stablenum.diagnosis.diff.sides.fingerprints import distance
 from stablenum.diagnosis.diff.sides.kinds import kind, quiet
+from stablenum.diagnosis.diff.sides.play import if_recorded
 from stablenum.diagnosis.diff.sides.matching import Matching, matched
 from stablenum.diagnosis.diff.sides.sides import MOST_NOISE, Side, again, arrays_of
 from stablenum.diagnosis.diff.weights.weights import WeightMap
@@ -94,7 +96,7 @@ class Comparison:
         pairs = [(p.left.value, p.right.value) for p in group.differing]
         places = frontiers(self.left, self.right, self.found, pairs, group.since)
         first = next(places)
-        rearranged = self._rearranged(first, self.found)
+        rearranged = if_recorded(lambda: self._rearranged(first, self.found), None)
         yield rearranged or first
         if rearranged is None:
             yield from places
@@ -109,7 +111,7 @@ class Comparison:
         near = matched(*sides)
         for found in (near, near.with_rows()):
             place = next(frontiers(self.left, self.right, found, pairs, group.since))
-            yield self._rearranged(place, found) or place
+            yield if_recorded(partial(self._rearranged, place, found), None) or place
 
     def _rearranged(self, found: Frontier, known: Matching) -> Frontier | None:
         """Return the frontier at the operations that put what the first operations read in another order;

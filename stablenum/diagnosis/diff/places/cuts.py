@@ -59,7 +59,7 @@ def least_cut(comparison: Comparison, group: Group) -> tuple[Frontier, Patch] | 
     mine, theirs = (_cuts(region, end) for region, end in zip(regions, ends, strict=True))
     for a, b in islice(_in_order(comparison, mine, theirs), _MOST_EXCHANGES):
         array, own = arrays_of(comparison.left, [a.value]), arrays_of(comparison.right, [b.value])
-        new = laid_out(array[a.value], own[b.value])
+        new = laid_out(array[a.value], own[b.value]) if a.value in array and b.value in own else None
         if new is None:
             continue
         if comparison.with_values("right", {b.value: new}, until=group).agrees(group):

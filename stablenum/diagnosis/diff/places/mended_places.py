@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TypeAlias
 
@@ -15,6 +16,7 @@ from stablenum.diagnosis.diff.places.missing_operations import lacking
 from stablenum.diagnosis.diff.places.patches import Pair, Patch, candidates, laid_out, patched
 from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.sides.kinds import quiet
+from stablenum.diagnosis.diff.sides.play import if_recorded
 from stablenum.diagnosis.diff.sides.sides import MOST_ENTRIES, Side, arrays_of
 from stablenum.diagnosis.replay.values import Place
 
@@ -53,15 +55,17 @@ def set_right(comparison: Comparison, group: Group, known: Callable[[Frontier], 
         best = _closer(comparison, group, best)
     place, pairs, patch = best
     if patch is None:
-        patch = next(filter(None, (_all_at_once(comparison, group, p) for p in pairs[:_MOST_TRIALS])), None)
+        tried = (if_recorded(partial(_all_at_once, comparison, group, p), None) for p in pairs[:_MOST_TRIALS])
+        patch = next(filter(None, tried), None)
     elif not patch.agrees:
-        patch = _in_every_call(comparison, place, group, patch) or patch
+        whole = partial(_in_every_call, comparison, place, group, patch)
+        patch = if_recorded(whole, None) or patch
     if not (sure or known(first)) and (place.doubtful or patch is None or not patch.agrees):
-        lacked = lacking(comparison, place, group)
+        lacked = if_recorded(partial(lacking, comparison, place, group), None)
         if lacked is not None:
             return lacked[0], pairs, lacked[1]
     if patch is None and group.kind in ("loss", "output") and not known(first):
-        cut = least_cut(comparison, group)
+        cut = if_recorded(partial(least_cut, comparison, group), None)
         if cut is not None:
             return cut[0], candidates(comparison, cut[0]), cut[1]
     return place if patch is None else leading_to(place, patch.left, patch.right), pairs, patch

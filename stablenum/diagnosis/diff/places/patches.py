@@ -18,7 +18,7 @@ from stablenum.diagnosis.diff.places.frontier import Frontier, Start, last_of_li
 from stablenum.diagnosis.diff.places.regions import STEPS_AHEAD
 from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.sides.kinds import quiet
-from stablenum.diagnosis.diff.sides.play import MASKED
+from stablenum.diagnosis.diff.sides.play import MASKED, if_recorded
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.diff.weights.layouts import layouts
 from stablenum.diagnosis.replay.trace import Step
@@ -123,11 +123,12 @@ def candidates(comparison: Comparison, found: Frontier) -> list[Pair]:
     b = arrays_of(comparison.right, [v for v, _ in theirs])
     ends = (_end(comparison.left, found.left, found.region_left),
             _end(comparison.right, found.right, found.region_right))  # fmt: skip
-    order = _order_of_rows(comparison, found.left.step, found.right.step)
+    rows = comparison, found.left.step, found.right.step
+    order = if_recorded(lambda: _order_of_rows(*rows), None)
     pairs = []
-    for i, depth in mine:
+    for i, depth in ((v, depth) for v, depth in mine if v in a):
         same = a[i][order] if order is not None and a[i].shape[:1] == order.shape else a[i]
-        for j, further in theirs:
+        for j, further in ((v, further) for v, further in theirs if v in b):
             array = laid_out(same, b[j]) if a[i].dtype.kind == b[j].dtype.kind == "f" else None
             if array is None:
                 continue

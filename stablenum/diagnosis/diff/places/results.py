@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from stablenum.diagnosis.diff.sides.fingerprints import distance
 from stablenum.diagnosis.diff.sides.play import Result
 from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.diff.weights.layouts import layouts
-from stablenum.diagnosis.diff.weights.origins import elements_of
+from stablenum.diagnosis.diff.weights.origins import Origin, elements_of
 from stablenum.diagnosis.diff.weights.weights import WeightMap
 
 __all__ = ["Group", "Pair", "Update", "groups_after", "groups_of"]
@@ -127,7 +128,7 @@ def groups_after(
         (r.step, r.kind)
         for old, new in zip(before, after, strict=True)
         for r in new.play.results
-        if new.arrays[r.value] is not old.arrays[r.value]
+        if new.arrays.get(r.value) is not old.arrays.get(r.value)
     }
     mine, theirs = (_by_kind(side) for side in after)
 
@@ -171,9 +172,12 @@ def _pairs(
             or not origin.invertible
         ):
             continue
-        arrays = {n: left.arrays[named[n].value] for n in origin.names}
+        arrays = {n: left.arrays[named[n].value] for n in origin.names if named[n].value in left.arrays}
         a = named[origin.names[0]]
-        found.append(_pair(left, right, a, b, origin.of(arrays)))
+        if len(arrays) == len(set(origin.names)) and b.value in right.arrays:
+            found.append(_pair(left, right, a, b, origin.of(arrays)))
+        elif isinstance(origin, Origin) and not origin.piece.cuts:
+            found.append(_by_prints(left, right, a, b))
     return found
 
 
@@ -184,7 +188,7 @@ def _sums(
     theirs. Updates are no such sums."""
     found, given = [], {r.name: r for r in theirs if r.kind == "gradient"}
     for name, parts in weights.shared.items():
-        if name in named and any(part in given for part in parts):
+        if name in named and named[name].value in left.arrays and any(part in given for part in parts):
             a, results = named[name], [given[part] for part in parts if part in given]
             whole = np.zeros(np.size(left.arrays[a.value]))
             for b in results:
@@ -198,6 +202,8 @@ def _sums(
 
 
 def _output(left: Side, right: Side, a: Result, b: Result) -> Pair:
+    if a.value not in left.arrays or b.value not in right.arrays:
+        return _by_prints(left, right, a, b)
     mine, theirs = left.arrays[a.value], right.arrays[b.value]
     if mine.size != theirs.size:
         if left.replaced or right.replaced:  # what was put in place of a value makes another one of it
@@ -209,6 +215,12 @@ def _output(left: Side, right: Side, a: Result, b: Result) -> Pair:
     if mine.shape != theirs.shape and sorted(mine.shape) == sorted(theirs.shape):
         mine = _turned(mine, theirs)
     return _pair(left, right, a, b, mine.reshape(theirs.shape))
+
+
+def _by_prints(left: Side, right: Side, a: Result, b: Result) -> Pair:
+    """Compare two results whose entries are not both known, as of a large one of a recorded program."""
+    allowed = left.tolerance[a.value] + right.tolerance[b.value]
+    return Pair(a, b, distance(left.prints[a.value], right.prints[b.value]), allowed)
 
 
 def _turned(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:

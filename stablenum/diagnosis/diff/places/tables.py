@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from stablenum.diagnosis.diff.places.locations import location_of
 from stablenum.diagnosis.diff.places.regions import Start
 from stablenum.diagnosis.diff.sides.equality import SAME_ARRAY
 from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, distance
-from stablenum.diagnosis.diff.sides.play import SEED
+from stablenum.diagnosis.diff.sides.play import SEED, if_recorded
 from stablenum.diagnosis.diff.sides.sides import MOST_ENTRIES, Side, arrays_of, depending
 from stablenum.diagnosis.diff.weights.layouts import layouts
 from stablenum.diagnosis.replay.trace import Value
@@ -76,7 +77,8 @@ def _tables(comparison: Comparison, name: str, constants: Mapping[int, Any]) -> 
     for _ in range(_DRAWS if constants and values else 0):
         signs = {v: generator.integers(0, 2, x.shape) * 2 - 1 for v, x in constants.items()}
         given = {v: x * (1 + _UNIT * signs[v]) for v, x in constants.items()}
-        others = arrays_of(replace(side, replaced={**side.replaced, **given}), values)
+        moving = replace(side, replaced={**side.replaced, **given})
+        others = if_recorded(partial(arrays_of, moving, values), {})
         for v, x in others.items():
             moved[v] = max(moved[v], float(np.abs(x - found[v]).max(initial=0.0)))
     return {v: (x, moved[v]) for v, x in found.items()}

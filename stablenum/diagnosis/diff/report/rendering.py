@@ -101,13 +101,16 @@ def within(difference: Difference) -> str:
     """Return the lines that what differs passes through, where no cause is confirmed and they are several;
     else ""."""
     told = any(c.confirmed for c in difference.causes) or max(map(len, difference.within)) < 2
-    left, right = (_some(lines) for lines in difference.within)
-    return "" if told else f"  What differs lies within {left} on the left and {right} on the right."
+    if told:
+        return ""
+    places = zip(("left", "right"), difference.within, strict=True)
+    sides = [f"{_some(lines)} on the {name}" for name, lines in places if lines]
+    return f"  What differs lies within {' and '.join(sides)}."
 
 
 def _some(lines: Sequence[str]) -> str:
     more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
-    return (", ".join(lines[:_MOST_LINES]) or "no line") + more
+    return ", ".join(lines[:_MOST_LINES]) + more
 
 
 def _where(location: Location | None) -> str:
@@ -124,6 +127,11 @@ def headline(report: Shown) -> str:
 def amount(difference: Difference) -> str:
     """Return which result differs, and by how much."""
     at = f" of step {difference.step}" if difference.step > 1 else ""
+    if difference.of_rounding:
+        return (
+            f"in float64 they agree, but the right one rounds by {difference.error:.2g} of a value's size where "
+            f"rounding explains {difference.allowed:.1g} on any machine"
+        )
     return (
         f"{difference.result}{at}, by {difference.error:.2g} of its size in float64, where rounding explains "
         f"{difference.allowed:.1g}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from stablenum.diagnosis.diff.sides.call_sites import CallSite
 from stablenum.diagnosis.replay.trace import Trace
 
 __all__ = [
-    "COUNT", "MASKED", "SEED", "Dialect", "Moments", "Play", "Program", "ReplacedError", "Result", "Visit",
+    "COUNT", "MASKED", "SEED", "Dialect", "Moments", "NotRecordedError", "Play", "Program", "ReplacedError",
+    "Result", "Visit", "if_recorded",
 ]  # fmt: skip
 
 # Larger entries are masks (-1e9, the least number of a format), which programs fill in differently. They are
@@ -33,6 +34,22 @@ Visit: TypeAlias = Callable[[int, Any], None]
 class ReplacedError(RuntimeError):
     """The recorded operations do not fit the values that were put in place of others: these choose another
     number of rows, as in a routing."""
+
+
+class NotRecordedError(LookupError):
+    """A recorded program was asked for what only a run of it could give: a value that its file does not hold,
+    or an evaluation with other values."""
+
+
+T = TypeVar("T")
+
+
+def if_recorded(body: Callable[[], T], otherwise: T) -> T:
+    """Return ``body()``, or something else if that needs a run of a recorded program."""
+    try:
+        return body()
+    except NotRecordedError:
+        return otherwise
 
 
 class Result(NamedTuple):

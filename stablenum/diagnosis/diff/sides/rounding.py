@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from stablenum.diagnosis.diff.sides.play import Play
 from stablenum.diagnosis.diff.sides.sides import Side, host
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["Rounding", "relative_error", "rounding_of"]
+__all__ = ["Rounding", "format_of", "overflows", "relative_error", "rounding_of", "sampled"]
 
 # The entries that are kept of all values together, which take 256 MiB in float32, and the least that are kept
 # of each value. Chosen, not measured.
@@ -27,51 +28,101 @@ class Rounding:
         step: the operation of the forward pass whose result is farthest off compared with what it read.
         added: by how much.
         errors: the relative error of each value; at most 1 for what is 0 but for rounding.
+        forms: the format of each value in the program as it is, as far as it is known.
+        overflowed: the values that are finite in float64 only.
     """
 
     error: float
     step: Step | None
     added: float
     errors: Mapping[int, float] = field(default_factory=dict)
+    forms: Mapping[int, str] = field(default_factory=dict)
+    overflowed: Collection[int] = ()
 
 
 def rounding_of(side: Side) -> Rounding:
     """Return the rounding errors: the program as it is, compared with the program in float64.
 
-    Of a value with very many entries some are compared, so that the memory this takes is bounded.
+    Of a value with very many entries some are compared, so that the memory this takes is bounded. Of a
+    recorded program they were measured when it was recorded.
     """
+    recorded = getattr(side.program, "errors", None)
+    if recorded is not None:
+        return _as_recorded(side, recorded)
     samples = _samples(side, max(_LEAST, _MOST // max(len(side.trace.values), 1)))
-    keys, errors = side.play.keys, dict[int, float]()
+    keys, errors, forms, overflowed = side.play.keys, dict[int, float](), dict[int, str](), set[int]()
 
     def compare(index: int, data: Any) -> None:
         narrow = samples.get(keys.get(index))
-        if narrow is not None:
-            wide = host(data)
-            if wide.dtype.kind == "f" and wide.shape == narrow[0]:
-                error = relative_error(narrow[1], wide)
-                errors[index] = min(error, 1.0) if side.noise(index) else error
+        if narrow is None:
+            return
+        wide = host(data)
+        if wide.dtype.kind == "f" and wide.shape == narrow.shape:
+            error = relative_error(narrow.entries, wide)
+            errors[index] = min(error, 1.0) if side.noise(index) else error
+            forms[index] = narrow.form
+            if overflows(narrow.entries, sampled(wide, narrow.entries.size)):
+                overflowed.add(index)
 
-    wide = side.program.play(compare, weights=side.weights, steps=side.steps)
+    return _of(side, side.program.play(compare, weights=side.weights, steps=side.steps), errors, forms, overflowed)
+
+
+def _as_recorded(side: Side, recorded: Mapping[int, float]) -> Rounding:
+    errors = {v: min(e, 1.0) if side.noise(v) else e for v, e in recorded.items()}
+    return _of(side, side.play, errors, getattr(side.program, "forms", {}), ())
+
+
+def _of(
+    side: Side,
+    wide: Play,
+    errors: Mapping[int, float],
+    forms: Mapping[int, str],
+    overflowed: Collection[int],
+) -> Rounding:
     ends = [r.value for r in wide.results if r.kind in ("loss", "output")]
     telling = {v for v in errors if not side.noise(v)}
     step, added = _worst(wide.trace.steps, errors, telling)
-    return Rounding(max((errors.get(v, 0.0) for v in ends), default=0.0), step, added, errors)
+    worst = max((errors.get(v, 0.0) for v in ends), default=0.0)
+    return Rounding(worst, step, added, errors, forms, overflowed)
 
 
-def _samples(side: Side, most: int) -> dict[Hashable, tuple[tuple[int, ...], Any]]:
-    """Return the shape and some entries of each value of the program as it is, by the value's key."""
-    kept: dict[int, tuple[tuple[int, ...], Any]] = {}
+class Sample(NamedTuple):
+    """Some entries of a value of the program as it is.
+
+    Attributes:
+        shape, form: of the value.
+        entries: all, or so many that are spread over it.
+    """
+
+    shape: tuple[int, ...]
+    form: str
+    entries: Any
+
+
+def format_of(data: Any) -> str:
+    """Return the format of an array, by its name in both frameworks."""
+    return str(getattr(data, "dtype", "")).removeprefix("torch.")
+
+
+def overflows(narrow: Any, wide: Any) -> bool:
+    """Return whether an entry of a sample is finite in float64 only."""
+    return bool((np.isfinite(wide) & ~np.isfinite(narrow)).any())
+
+
+def _samples(side: Side, most: int) -> dict[Hashable, Sample]:
+    """Return some entries of each value of the program as it is, by the value's key."""
+    kept: dict[int, Sample] = {}
 
     def keep(index: int, data: Any) -> None:
         array = host(data)
         if array.dtype.kind == "f":
-            kept[index] = array.shape, _sampled(array, most)
+            kept[index] = Sample(array.shape, format_of(data), sampled(array, most))
 
     narrow = side.program.play(keep, wide=False, weights=side.weights, steps=side.steps)
     return {key: kept[index] for index, key in narrow.keys.items() if index in kept}
 
 
-def _sampled(array: Any, most: int) -> Any:
+def sampled(array: Any, most: int) -> Any:
     """Return a copy of all entries, or of so many that are spread over the array."""
     flat = array.reshape(-1)
     return flat.copy() if flat.size <= most else flat[np.linspace(0, flat.size - 1, most, dtype=np.int64)]
@@ -95,7 +146,7 @@ def relative_error(narrow: Any, wide: Any) -> float:
     """Return the largest difference of the entries of a sample, relative to the largest of all entries."""
     if not wide.size:
         return 0.0
-    there = _sampled(wide, narrow.size)
+    there = sampled(wide, narrow.size)
     finite = np.isfinite(there) & np.isfinite(narrow)
     if not finite.any():
         return 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, distance, fingerprint
-from stablenum.diagnosis.diff.sides.play import Play, Program, ReplacedError, Visit
+from stablenum.diagnosis.diff.sides.play import NotRecordedError, Play, Program, ReplacedError, Visit
 from stablenum.diagnosis.replay.trace import Trace, Value
 
 __all__ = [
-    "MOST_ENTRIES", "MOST_NOISE", "NOISE", "Side", "again", "arrays_of", "depending", "first_with", "host",
-    "measured",
+    "MOST_ENTRIES", "MOST_NOISE", "NOISE", "KnownArrays", "Side", "again", "arrays_of", "depending",
+    "first_with", "host", "into", "measured", "tolerances",
 ]  # fmt: skip
 
 # The size of the noise that shows how a value depends on rounding: thousands of float64's roundings.
@@ -29,6 +29,13 @@ MOST_NOISE = 1e-3
 # Of values that are looked at entry by entry, so many entries are, of one value or of all together: 32 MiB in
 # float64. Chosen, not measured.
 MOST_ENTRIES = 2**22
+
+
+class KnownArrays(dict[int, Any]):
+    """Arrays by value; of a recorded program only some are known."""
+
+    def __missing__(self, value: int) -> Any:
+        raise NotRecordedError(f"the array of value {value} is not in the file")
 
 
 @dataclass(slots=True)
@@ -80,26 +87,36 @@ class Side:
 def measured(
     program: Program, *, weights: Mapping[str, Any] | None = None, noise: bool = True, steps: int = 1
 ) -> Side:
-    """Evaluate a program in float64, and once more with noise; without noise no results are kept."""
+    """Evaluate a program in float64, and once more with noise; without noise no results are kept. A recorded
+    program gives what was measured when it was recorded."""
+    recorded = getattr(program, "side", None)
+    if recorded is not None:
+        side: Side = recorded(weights)
+        return side
     prints: list[Fingerprint] = []
     shapes: list[tuple[int, ...]] = []
-    play = program.play(_into(prints, shapes), weights=weights, steps=steps)
+    play = program.play(into(prints, shapes), weights=weights, steps=steps)
     side = Side(program, weights, steps, {}, play, prints, shapes)
     side.depends = depending(play.trace, lambda value: value.role not in ("constant", ""))
     side.trained = depending(play.trace, lambda value: value.role == "parameter")
     if noise:
         side.arrays = arrays_of(side, {r.value for r in play.results}, keep=True)
         moved: list[Fingerprint] = []
-        program.play(_into(moved), weights=weights, steps=steps, noise=NOISE)
-        # A distance may be infinite; tolerances are numbers, far above any that counts. With noise, a loop
-        # may go on for longer, and all that follows is not known then.
-        moved += [Fingerprint(0)] * (len(prints) - len(moved))
-        side.tolerance = [
-            _FACTOR * min(distance(a, b), 1e3) + _FLOOR for a, b in zip(prints, moved, strict=False)
-        ]
+        program.play(into(moved), weights=weights, steps=steps, noise=NOISE)
+        side.tolerance = tolerances(prints, moved)
     else:
         side.tolerance = [_FLOOR * 10] * len(prints)  # not known: taken as this; chosen, not measured
     return side
+
+
+def tolerances(prints: Sequence[Fingerprint], moved: Sequence[Fingerprint]) -> list[float]:
+    """Return how far each value may move by rounding alone, given the fingerprints with noise.
+
+    A distance may be infinite; tolerances are numbers, far above any that counts. With noise, a loop may go
+    on for longer, and all that follows is not known then.
+    """
+    noisy = [*moved, *[Fingerprint(0)] * (len(prints) - len(moved))]
+    return [_FACTOR * min(distance(a, b), 1e3) + _FLOOR for a, b in zip(prints, noisy, strict=False)]
 
 
 def again(side: Side, values: Mapping[int, Any], *, last: int | None = None) -> Side:
@@ -129,8 +146,8 @@ def again(side: Side, values: Mapping[int, Any], *, last: int | None = None) -> 
 
 def arrays_of(side: Side, wanted: Iterable[int], *, keep: bool = False) -> dict[int, Any]:
     """Return some values of another evaluation, which ends when all are known; ``keep`` as in
-    ``Program.show``."""
-    found: dict[int, Any] = {}
+    ``Program.show``. Of a recorded program, those that its file does not hold are lacking."""
+    found = KnownArrays()
     asked = frozenset(wanted)
 
     def visit(index: int, data: Any) -> None:
@@ -170,7 +187,8 @@ def _show(
         )
 
 
-def _into(prints: list[Fingerprint], shapes: list[tuple[int, ...]] | None = None) -> Visit:
+def into(prints: list[Fingerprint], shapes: list[tuple[int, ...]] | None = None) -> Visit:
+    """Return a visitor that keeps the fingerprint and the shape of each value."""
     shapes = [] if shapes is None else shapes
 
     def visit(index: int, data: Any) -> None:

@@ -19,6 +19,7 @@ from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.flow import OTHER
 from stablenum.diagnosis.diff.places.frontier import Frontier, Start
 from stablenum.diagnosis.diff.places.locations import location_of, result_name
+from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.diff.weights.origins import Source
 from stablenum.diagnosis.diff.weights.parameter_uses import first_uses
@@ -96,8 +97,9 @@ class _Training:
     def __init__(self, side: Side) -> None:
         self._start = {**side.program.parameters(), **(side.weights or {})}
         first = [r for r in side.play.results if r.step == 1]
-        self.gradients = {r.name: side.arrays[r.value] for r in first if r.kind == "gradient"}
-        self.updated = {r.name: side.arrays[r.value] for r in first if r.kind == "updated"}
+        self.gradients = {r.name: _array(side, r.value) for r in first if r.kind == "gradient"}
+        self.updated = {r.name: _array(side, r.value) for r in first if r.kind == "updated"}
+        self._prints = {r.name: side.prints[r.value] for r in first if r.kind == "updated"}
         self._largest = max(map(_size, self.gradients.values()), default=0.0)
         self._parameters = {v.name for v in side.trace.values if v.role == "parameter"}
 
@@ -115,9 +117,18 @@ class _Training:
         before = np.asarray(self._start[name], float)
         if name not in self.updated:
             return np.zeros_like(before)
+        if self.updated[name].size != before.size:  # its numbers are not recorded
+            gap = distance(self._prints[name], fingerprint(before))
+            return np.asarray([gap if gap > _NOTHING else 0.0])
         change = self.updated[name].reshape(before.shape) - before
         # What was 0 has moved by any change; differences below 1e-308 have no digits in float64.
         return change if _size(change) > _NOTHING * max(_size(before), 1e-300) else np.zeros_like(before)
+
+
+def _array(side: Side, value: int) -> Any:
+    """Return the array of a result; its largest entry alone if a recorded program knows no more."""
+    mark = side.prints[value]
+    return side.arrays.get(value, np.asarray([max(-mark.least, mark.greatest)]))
 
 
 def _size(x: Any) -> float:

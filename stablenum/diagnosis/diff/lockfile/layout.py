@@ -1,0 +1,127 @@
+"""The layout of a recording: a zip archive of arrays of NumPy and one text of JSON, and nothing that is run.
+
+======================  =========  ===========================================================================
+member                  dtype      contents
+======================  =========  ===========================================================================
+``program.json``        text       format number, versions, operations, source lines, results, parameters
+``prints.npy``          float64    (values, 7): the sums and extremes of each value in float64, and how many
+                                   entries they are of
+``flags.npy``           uint8      (values,): 1 if a value holds floating-point numbers, 2 if it has a NaN
+``tolerance.npy``       float64    (values,): how far rounding in float64 moves each value
+``errors.npy``          float64    (values,): how far each value was off its float64 twin; NaN if not known
+``limits.npy``          float64    (values,): how far rounding may take it on any machine
+``value_ID.npy``        any        the array of one value in float64; as many of the smallest as there is room
+``weight_N.npy``        float      the N-th parameter, if the weights lie in the file
+``state_N.npy``         float      the N-th entry of what the optimizer kept
+======================  =========  ===========================================================================
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stablenum._support.files import write_file
+
+__all__ = ["FORMAT", "MOST_BYTES", "SUFFIX", "TEXT", "Archive", "weights_beside", "write_archive"]
+
+# Raised whenever the layout changes; a version reads the formats up to its own.
+FORMAT = 1
+SUFFIX = ".snum"
+TEXT = "program.json"
+# A file that would take more memory than this once it is unpacked is none of ours: the arrays of values are
+# limited when it is written. Chosen, not measured.
+MOST_BYTES = 2**28
+# All members are dated alike, so that equal recordings are equal files: the first day that zip can express.
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+def weights_beside(path: Path) -> Path:
+    """Return where the weights of a recording lie if they are too large for it."""
+    return path.with_name(path.name + ".weights")
+
+
+def write_archive(path: Path, arrays: Mapping[str, Any], text: Mapping[str, Any] | None, *, packed: bool) -> None:
+    """Write arrays, and a text as JSON, whole or not at all.
+
+    Args:
+        path: where to.
+        arrays: by name, without ".npy".
+        text: plain values; None for no text.
+        packed: whether the members are compressed.
+    """
+    kind = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
+
+    def fill(target: Path) -> None:
+        with zipfile.ZipFile(target, "w", compression=kind) as archive:
+            for name, data in _members(arrays, text):
+                archive.writestr(zipfile.ZipInfo(name, _DATE), data, compress_type=kind)
+
+    write_file(path, fill)
+
+
+def _members(arrays: Mapping[str, Any], text: Mapping[str, Any] | None) -> Iterable[tuple[str, bytes]]:
+    if text is not None:
+        yield TEXT, json.dumps(text, allow_nan=False, separators=(",", ":")).encode()
+    for name, array in arrays.items():
+        buffer = io.BytesIO()
+        np.lib.format.write_array(buffer, np.asarray(array, order="C"), allow_pickle=False)
+        yield f"{name}.npy", buffer.getvalue()
+
+
+class Archive:
+    """An archive that is read member by member; nothing in it is run.
+
+    Args:
+        path: the file.
+        most: the bytes that all members may take once they are unpacked.
+    """
+
+    def __init__(self, path: Path, most: int = MOST_BYTES) -> None:
+        self._zip = zipfile.ZipFile(path)
+        self._sizes = {info.filename: info.file_size for info in self._zip.infolist()}
+        if sum(self._sizes.values()) > most:
+            self.close()
+            raise ValueError(f"it would take more than {most >> 20} MiB of memory")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._zip.close()
+
+    def names(self) -> list[str]:
+        """Return the names of the arrays."""
+        return [name.removesuffix(".npy") for name in self._sizes if name.endswith(".npy")]
+
+    def members(self) -> list[str]:
+        """Return the names of all members."""
+        return list(self._sizes)
+
+    def text(self) -> dict[str, Any]:
+        """Return the text."""
+        if TEXT not in self._sizes:
+            raise ValueError(f"it holds no {TEXT}")
+        found = json.loads(self._read(TEXT))
+        if not isinstance(found, dict):
+            raise ValueError(f"{TEXT} holds no table")
+        return found
+
+    def array(self, name: str) -> Any:
+        """Return an array of numbers."""
+        data = io.BytesIO(self._read(f"{name}.npy"))
+        array = np.lib.format.read_array(data, allow_pickle=False)
+        if array.dtype.kind not in "biufc" or array.dtype.hasobject:
+            raise ValueError(f"{name} holds no numbers")
+        return array
+
+    def _read(self, name: str) -> bytes:
+        with self._zip.open(name) as member:
+            data = member.read(self._sizes[name] + 1)
+        if len(data) > self._sizes[name]:
+            raise ValueError(f"{name} is longer than the archive says")
+        return data

@@ -1,0 +1,263 @@
+"""``save_program``: record a program, and write its numbers into a file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stablenum.diagnosis.diff.lockfile.layout import FORMAT, SUFFIX, weights_beside, write_archive
+from stablenum.diagnosis.diff.sides.call_sites import CallSite
+from stablenum.diagnosis.diff.sides.play import Program
+from stablenum.diagnosis.diff.sides.recorded import Parameter, RecordedProgram, captured, is_recorded
+from stablenum.diagnosis.diff.sides.recording import recorded, undisturbed
+from stablenum.diagnosis.replay.source_files import package_of
+from stablenum.diagnosis.replay.trace import Step
+from stablenum.diagnosis.replay.values import Place
+from stablenum.errors import bad_field, bad_type
+
+__all__ = ["recording_of", "save_program", "write_program"]
+
+# The arrays of values take at most so much in a file, and weights lie in it only if all of them take no more:
+# with operations and fingerprints of some 200 lines, a file stays below 1 MB.
+_VALUES, _WEIGHTS = 2**19, 2**18
+_PACKAGES = ("torch", "jax", "jaxlib", "flax", "optax", "numpy")
+
+
+def save_program(program: Any, path: str | PathLike[str], *, steps: int = 1) -> None:
+    """Record a program's numbers in a file, with which a program can be compared anywhere.
+
+    The program is run once and evaluated again four times. The file, which is written whole or not at all,
+    holds fingerprints of every value of the forward pass, the backward pass and the update in float64, how
+    far rounding may take each in the format in which the program computes, the arrays of the smallest of
+    them, and the source lines; no code that could be run, and no pickle. Weights of more than 256 KiB lie
+    beside it, in PATH.weights: without that file, the program that is compared keeps its own, and the report
+    says whether they are the same. Equal recordings are equal files.
+
+    Experimental: the format may change in a minor version.
+
+    Args:
+        program: made by ``stablenum_torch.program`` or ``stablenum_jax.program``.
+        path: the file, which is replaced if it exists; its name ends in ``.snum``.
+        steps: how many training steps follow one another, with the same arguments.
+
+    Raises:
+        TypeError: an argument has a wrong type, or ``program`` is itself a recording.
+        ValueError: ``steps`` is below 1; ``path`` has another suffix.
+        ProgramError: the program fails. Its line is named, and no file is written.
+        OSError: the file cannot be written.
+
+    Example:
+        >>> import stablenum, stablenum_torch, torch
+        >>> x = torch.linspace(-2, 2, 5, requires_grad=True)
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "sine.snum"
+        ...     stablenum.save_program(stablenum_torch.program(torch.sin, x), file)
+        ...     golden = stablenum.load_program(file)
+        ...     same = stablenum_torch.program(lambda x: torch.cos(x - torch.pi / 2), x)
+        ...     other = stablenum_torch.program(torch.tanh, x)
+        ...     stablenum.diff(golden, same).ok, stablenum.diff(golden, other).ok
+        (True, False)
+    """
+    write_program(recording_of(program, steps), path)
+
+
+def recording_of(program: Any, steps: int = 1) -> RecordedProgram:
+    """Return the recording of a live program, without a file."""
+    if is_recorded(program) or not (hasattr(program, "play") and hasattr(program, "parameters")):
+        raise bad_type("program", "made by stablenum_torch.program or stablenum_jax.program", program)
+    if isinstance(steps, bool) or not isinstance(steps, int):
+        raise bad_type("steps", "a whole number", steps)
+    if steps < 1:
+        raise bad_field("steps", "at least 1", steps)
+
+    def body() -> RecordedProgram:
+        live: Program = program.fresh()  # what the other side of a comparison computes with is not recorded
+        live.numbers = ()
+        recorded(live, "recorded", steps)
+        return captured(live, steps, _VALUES)
+
+    return undisturbed(body)
+
+
+def write_program(program: RecordedProgram, path: str | PathLike[str]) -> None:
+    """Write a recording into a file, and its weights beside it if they are large."""
+    if not isinstance(path, str | PathLike):
+        raise bad_type("path", "a path", path)
+    target = Path(path)
+    if target.suffix.lower() != SUFFIX:
+        raise ValueError(f"path must end in {SUFFIX}; got {str(path)!r}.")
+    weights = _weights(program)
+    inside = sum(x.nbytes for x in weights.values()) <= _WEIGHTS
+    text, arrays = _text(program), _arrays(program)
+    beside = weights_beside(target)
+    if inside:
+        arrays |= weights
+    else:
+        write_archive(beside, weights, None, packed=False)
+        text["weights"] = hashlib.sha256(beside.read_bytes()).hexdigest()
+    write_archive(target, arrays, text, packed=True)
+    if inside and beside.exists():
+        beside.unlink()  # of an earlier recording of this name
+
+
+def _weights(program: RecordedProgram) -> dict[str, Any]:
+    found = {f"weight_{i}": _narrow(p.array) for i, p in enumerate(program.kept.values())}
+    return found | {f"state_{i}": _narrow(x) for i, x in enumerate(program.state.values())}
+
+
+def _narrow(array: Any) -> Any:
+    """Return an array in float32 if that holds its numbers."""
+    array = np.asarray(array)
+    with np.errstate(all="ignore"):
+        short = array.astype(np.float32) if array.dtype == np.float64 else array
+    return short if np.array_equal(short, array, equal_nan=True) else array
+
+
+def _arrays(program: RecordedProgram) -> dict[str, Any]:
+    prints = [p[1:7] for p in program.prints]
+    counts = [p.entries for p in program.prints]
+    known = range(len(program.prints))
+    return {
+        "prints": np.column_stack([np.reshape(prints, (-1, 6)), counts]).astype(np.float64),
+        "flags": np.asarray([p.floating + 2 * p.bad for p in program.prints], np.uint8),
+        "tolerance": np.asarray(program.tolerance, np.float64),
+        "errors": np.asarray([program.errors.get(i, np.nan) for i in known], np.float64),
+        "limits": np.asarray(program.limits, np.float64),
+        **{f"value_{i}": array for i, array in program.arrays.items()},
+    }
+
+
+# --- text --------------------------------------------------------------------------------------------------
+
+
+def _text(program: RecordedProgram) -> dict[str, Any]:
+    from stablenum import __version__
+
+    places = _Places()
+    trace = program.trace
+    forms = sorted(set(program.forms.values()))
+    return {
+        "format": FORMAT,
+        "made": {
+            "stablenum": __version__,
+            "python": platform.python_version(),
+            "platform": f"{platform.system()} {platform.machine()}",
+            **{name: version for name in _PACKAGES if (version := _version(name))},
+        },
+        "framework": program.framework,
+        "steps": program.steps,
+        "values": [[v.producer, v.role, v.name] for v in trace.values],
+        "shapes": program.shapes,
+        "formats": forms,
+        "format_of": [_place_in(forms, program.forms.get(i)) for i in range(len(trace.values))],
+        "operations": [_operation(step, places) for step in trace.steps],
+        "results": [[r.kind, r.name, r.value, r.step] for r in program.results],
+        "stops": sorted(program.stops),
+        "parameters": [[n, p.shape, _print(p)] for n, p in program.kept.items()],
+        "state": [list(key) for key in program.state],
+        "numbers": sorted(x for x in map(float, program.literals) if np.isfinite(x)),
+        "aside": list(program.aside),
+        "optimizer_at": _site(program.optimizer_at, places),
+        "places": places.rows,
+    }
+
+
+def _version(package: str) -> str:
+    if package not in sys.modules:
+        return ""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _place_in(forms: list[str], form: str | None) -> int:
+    return -1 if form is None else forms.index(form)
+
+
+def _print(parameter: Parameter) -> list[Any]:
+    mark = parameter.print
+    return [mark.entries, *map(_plain, mark[1:7]), int(mark.floating), int(mark.bad)]
+
+
+def _operation(step: Step, places: _Places) -> list[Any]:
+    return [
+        step.operation,
+        step.primitive,
+        step.phase,
+        step.inputs,
+        step.outputs,
+        _plain(step.scalars),
+        step.module,
+        places.of(step.place),
+        [places.of(frame) for frame in step.frames],
+        step.forward,
+        step.where,
+        step.library,
+        step.compute_dtype,
+        {key: _plain(x) for key, x in step.options.items()},
+        step.roles,
+    ]
+
+
+class _Places:
+    """The source lines, each written once."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[Any]] = []
+        self._known: dict[tuple[Any, ...], int] = {}
+
+    def of(self, place: Place | None) -> int:
+        """Return the number of a line; -1 for none."""
+        if place is None:
+            return -1
+        row = _file(place.file), place.line, place.function, place.code, place.span
+        if row not in self._known:
+            self._known[row] = len(self.rows)
+            self.rows.append(list(row))
+        return self._known[row]
+
+
+def _file(file: str) -> str:
+    """Return a file as it is named elsewhere: below the working directory, or below the packages."""
+    if not os.path.isabs(file):
+        return file
+    package = package_of(file)
+    if package:
+        parts = Path(file).parts
+        at = max((i for i, part in enumerate(parts) if part in ("site-packages", "dist-packages")), default=None)
+        if at is not None:
+            return "/".join(parts[at:])
+    short = os.path.relpath(file)
+    return file if short.startswith("..") else Path(short).as_posix()
+
+
+def _site(site: CallSite | None, places: _Places) -> Any:
+    if site is None:
+        return None
+    return [places.of(site.place), {name: places.of(part) for name, part in site.parts.items()}]
+
+
+def _plain(x: Any) -> Any:
+    """Return plain values: a number that is not finite becomes a string."""
+    if isinstance(x, bool | str) or x is None:
+        return x
+    if isinstance(x, Mapping):
+        return {str(key): _plain(v) for key, v in x.items()}
+    if isinstance(x, Iterable):
+        return [_plain(v) for v in x]
+    if isinstance(x, complex):
+        return str(x)
+    number = x if isinstance(x, int) else float(x)
+    return number if isinstance(number, int) or np.isfinite(number) else str(number)

@@ -1,0 +1,339 @@
+"""A program of which one evaluation is known, as a file keeps it: it can be compared, but not be run."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+
+from stablenum.diagnosis.diff.sides.bounds import ROUNDING, limits_of
+from stablenum.diagnosis.diff.sides.call_sites import CallSite
+from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, fingerprint
+from stablenum.diagnosis.diff.sides.play import (
+    Dialect,
+    Moments,
+    NotRecordedError,
+    Play,
+    Program,
+    Result,
+    Visit,
+)
+from stablenum.diagnosis.diff.sides.rounding import format_of, overflows, relative_error, sampled
+from stablenum.diagnosis.diff.sides.sides import (
+    NOISE,
+    KnownArrays,
+    Side,
+    depending,
+    host,
+    into,
+    tolerances,
+)
+from stablenum.diagnosis.replay.trace import Trace
+
+__all__ = ["Parameter", "RecordedProgram", "captured", "is_recorded", "limits_in_float32"]
+
+# The entries of a value that are looked at, spread over it, so that the memory of a recording is bounded: 24 kB
+# for each value. Chosen, not measured.
+_MOST = 2**11
+_NO_DIALECT = Dialect((), (), "", "", numbers=False, within="")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter or buffer.
+
+    Attributes:
+        shape: its shape.
+        print: its fingerprint.
+        array: its numbers; None if they are not at hand.
+    """
+
+    shape: tuple[int, ...]
+    print: Fingerprint
+    array: Any = None
+
+
+@dataclass(slots=True)
+class RecordedProgram:
+    """What was measured of a program in one recording. Takes the place of a live one on either side of
+    :func:`stablenum.diff`.
+
+    Attributes:
+        framework, optimizer_at, numbers, aside: as in a live program.
+        steps: how many training steps were recorded.
+        trace, results, stops: the operations, what is compared, and where the flow of gradients is ended.
+        prints, shapes, tolerance: of each value in float64.
+        forms: the format of each value of the program as it is.
+        errors: how far each value of the program as it is was off its float64 twin, relative to its size.
+        limits: how far rounding may take it, on any machine.
+        arrays: some of the values in float64.
+        kept: the parameters and buffers by name.
+        state: what the optimizer keeps of earlier steps, by parameter and role.
+        literals: the numbers that the program computes with.
+        made: what is said of the recording: versions, platform, day.
+        path: the file; "" for none.
+    """
+
+    framework: str
+    steps: int
+    trace: Trace
+    results: tuple[Result, ...]
+    stops: frozenset[int]
+    prints: list[Fingerprint]
+    shapes: list[tuple[int, ...]]
+    tolerance: list[float]
+    forms: dict[int, str]
+    errors: dict[int, float]
+    limits: list[float]
+    arrays: KnownArrays
+    kept: dict[str, Parameter]
+    state: dict[tuple[str, str], Any] = field(default_factory=dict)
+    literals: Collection[float] = ()
+    aside: Collection[str] = ()
+    optimizer_at: CallSite | None = None
+    made: Mapping[str, str] = field(default_factory=dict)
+    path: str = ""
+    numbers: Collection[float] = ()
+    dialect: Dialect = _NO_DIALECT
+
+    def __repr__(self) -> str:
+        where = f", path={self.path!r}" if self.path else ""
+        return (
+            f"RecordedProgram(framework={self.framework!r}, operations={len(self.trace.steps)}, "
+            f"steps={self.steps}, weights={self.has_weights}{where})"
+        )
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the parameters themselves are at hand, and not only their fingerprints."""
+        return all(p.array is not None for p in self.kept.values())
+
+    def parameters(self) -> Mapping[str, Any]:
+        """Return the parameters and buffers by name; in place of those that are not at hand, zeros."""
+        return {
+            name: np.broadcast_to(0.0, p.shape) if p.array is None else np.asarray(p.array, np.float64)
+            for name, p in self.kept.items()
+        }
+
+    def optimizer_state(self) -> Mapping[tuple[str, str], Any]:
+        """Return what the optimizer kept of earlier steps."""
+        return self.state
+
+    def with_optimizer_state(self, moments: Moments | None) -> Program:
+        """Return the program as it is: its optimizer has gone its way."""
+        return self
+
+    def record(self, steps: int) -> None:
+        """Check the number of steps: the recording has been made."""
+        if steps != self.steps:
+            raise ValueError(
+                f"steps must be {self.steps}, as many as were recorded in {self.path or 'the file'}; "
+                f"got {steps}."
+            )
+
+    def written(self, steps: int) -> Collection[float]:
+        """Return the numbers that the program computes with."""
+        return self.literals
+
+    def fresh(self) -> Program:
+        """Return the program itself."""
+        return self
+
+    def side(self, weights: Mapping[str, Any] | None = None) -> Side:
+        """Return what was measured."""
+        if weights is not None:
+            _not_recorded("an evaluation with other parameters")
+        play = Play(self.trace, self.results, stops=self.stops)
+        arrays = KnownArrays((r.value, self.arrays[r.value]) for r in self.results if r.value in self.arrays)
+        side = Side(self, None, self.steps, {}, play, list(self.prints), list(self.shapes), arrays)
+        side.tolerance = list(self.tolerance)
+        side.depends = depending(self.trace, lambda value: value.role not in ("constant", ""))
+        side.trained = depending(self.trace, lambda value: value.role == "parameter")
+        return side
+
+    def play(
+        self,
+        visit: Visit,
+        *,
+        wide: bool = True,
+        weights: Mapping[str, Any] | None = None,
+        noise: float = 0.0,
+        replace: Mapping[int, Any] | None = None,
+        steps: int = 1,
+        code: Collection[int] = (),
+    ) -> Play:
+        """Show the values that are known; none is written as code."""
+        if weights or noise or replace or not wide:
+            _not_recorded("an evaluation with other numbers")
+        for value in sorted(self.arrays):
+            visit(value, self.arrays[value])
+        return Play(self.trace, self.results, stops=self.stops)
+
+    def show(
+        self,
+        visit: Visit,
+        *,
+        weights: Mapping[str, Any] | None,
+        replace: Mapping[int, Any],
+        steps: int,
+        since: int = 0,
+        keep: bool = False,
+    ) -> None:
+        """Show the values that are known."""
+        if weights or replace:
+            _not_recorded("an evaluation with other numbers")
+        for value in sorted(v for v in self.arrays if v >= since):
+            visit(value, self.arrays[value])
+
+
+RecordedProgram.__module__ = "stablenum.typing"
+
+
+def _not_recorded(what: str) -> NoReturn:
+    raise NotRecordedError(f"{what} needs a run of the program, and only its recording is here")
+
+
+def is_recorded(program: Any) -> bool:
+    """Return whether a program is a recording, which cannot be run."""
+    return isinstance(program, RecordedProgram)
+
+
+def captured(program: Program, steps: int, most_bytes: int) -> RecordedProgram:
+    """Evaluate a program that has been recorded, and return what a file keeps of it.
+
+    The program is evaluated once as it is and three times in float64: without noise, with noise far below
+    what is compared, and with that of float32.
+
+    Args:
+        program: any live one.
+        steps: how many training steps follow one another.
+        most_bytes: of the values' arrays, the smallest are kept up to so many bytes together.
+    """
+    if is_recorded(program):
+        raise TypeError("program must be a live one, made by stablenum_torch.program or stablenum_jax.program.")
+    narrow = _Narrow(program, steps)
+    prints, shapes, keep = list[Fingerprint](), list[tuple[int, ...]](), _Smallest(most_bytes)
+    see, wide = into(prints, shapes), dict[int, tuple[tuple[int, ...], Any]]()
+
+    def visit(index: int, data: Any) -> None:
+        see(index, data)
+        array = host(data)
+        keep.offer(index, array)
+        if array.dtype.kind in "fc":
+            wide[index] = array.shape, sampled(array, _MOST)
+
+    play = program.play(visit, steps=steps)
+    forms, errors = narrow.beside(play, wide)
+    moved = list[Fingerprint]()
+    program.play(into(moved), steps=steps, noise=NOISE)
+    far = _moved(program, steps, wide)
+    return RecordedProgram(
+        framework=program.framework,
+        steps=steps,
+        trace=play.trace,
+        results=play.results,
+        stops=play.stops,
+        prints=prints,
+        shapes=shapes,
+        tolerance=tolerances(prints, moved),
+        forms=forms,
+        errors=errors,
+        limits=limits_of(play.trace, shapes, forms, far),
+        arrays=keep.arrays,
+        kept={n: Parameter(tuple(np.shape(x)), fingerprint(x), x) for n, x in program.parameters().items()},
+        state=dict(program.optimizer_state()),
+        literals=program.written(steps),
+        aside=program.aside,
+        optimizer_at=program.optimizer_at,
+    )
+
+
+class _Narrow:
+    """The program as it is: format and some entries of each value, by the value's key."""
+
+    def __init__(self, program: Program, steps: int) -> None:
+        seen = dict[int, tuple[str, Any]]()
+
+        def visit(index: int, data: Any) -> None:
+            array = host(data)
+            seen[index] = format_of(data), sampled(array, _MOST) if array.dtype.kind in "fc" else None
+
+        played = program.play(visit, wide=False, steps=steps)
+        self._by_key = {key: seen[index] for index, key in played.keys.items() if index in seen}
+
+    def beside(
+        self, play: Play, wide: Mapping[int, tuple[tuple[int, ...], Any]]
+    ) -> tuple[dict[int, str], dict[int, float]]:
+        """Return format and error of each value of the evaluation in float64 that has a counterpart here."""
+        forms, errors = dict[int, str](), dict[int, float]()
+        for index in range(len(play.trace.values)):
+            key: Hashable = play.keys.get(index)
+            if key not in self._by_key:
+                continue
+            form, narrow = self._by_key[key]
+            forms[index] = form
+            if narrow is not None and index in wide and narrow.size == wide[index][1].size:
+                errors[index] = _error(narrow, wide[index][1])
+        return forms, errors
+
+
+def _error(narrow: Any, wide: Any) -> float:
+    """Return the relative error of a sample; infinity if a number is finite in float64 only."""
+    return math.inf if overflows(narrow, wide) else relative_error(narrow, wide)
+
+
+def limits_in_float32(side: Side) -> list[float]:
+    """Return how far rounding may take each value of a live side that computes in float32 throughout."""
+    wide = dict[int, tuple[tuple[int, ...], Any]]()
+
+    def visit(index: int, data: Any) -> None:
+        array = host(data)
+        if array.dtype.kind in "fc":
+            wide[index] = array.shape, sampled(array, _MOST)
+
+    side.program.play(visit, weights=side.weights, steps=side.steps)
+    far = _moved(side.program, side.steps, wide, side.weights)
+    return limits_of(side.trace, side.shapes, {}, far)
+
+
+def _moved(
+    program: Program,
+    steps: int,
+    wide: Mapping[int, tuple[tuple[int, ...], Any]],
+    weights: Mapping[str, Any] | None = None,
+) -> dict[int, float]:
+    """Return how far one rounding of float32 in each result moves a value, relative to its size."""
+    found = dict[int, float]()
+
+    def visit(index: int, data: Any) -> None:
+        known = wide.get(index)
+        array = host(data)
+        if known is not None and array.shape == known[0]:
+            found[index] = relative_error(sampled(array, _MOST), known[1])
+
+    program.play(visit, weights=weights, steps=steps, noise=ROUNDING)
+    return found
+
+
+class _Smallest:
+    """The smallest of some arrays, up to a number of bytes."""
+
+    def __init__(self, most: int) -> None:
+        self.arrays, self._most, self._bytes = KnownArrays(), most, 0
+        self._heap: list[tuple[int, int]] = []
+
+    def offer(self, index: int, array: Any) -> None:
+        """Keep a copy of an array, and forget larger ones if there is no room."""
+        if array.nbytes > self._most:
+            return
+        self.arrays[index] = array.copy()
+        heapq.heappush(self._heap, (-array.nbytes, -index))
+        self._bytes += array.nbytes
+        while self._bytes > self._most:
+            size, negative = heapq.heappop(self._heap)
+            self._bytes += size
+            del self.arrays[-negative]
