@@ -118,7 +118,9 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], Stuck | None]:
             if earlier is not None:
                 group, stop, (place, pairs, patch) = earlier[0], None, earlier[1]
         if stop is None and patch is None:
-            place, pairs, patch = set_right(comparison, group, lambda p: any(f.holds(p) for f in found))
+            known = partial(_is_known, found)
+            setting = partial(set_right, comparison, group, known)
+            place, pairs, patch = if_recorded(setting, (place, list[Pair](), None))
         if not any(f.holds(stop or place) for f in found):
             scene = Scene(comparison, place, group, tuple(pairs), patch)
             new = _found(scene, stop)
@@ -139,6 +141,10 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], Stuck | None]:
                 stuck = stuck or Stuck(_holding(found, stop or place), group)
             comparison = _past(comparison, group, past)
     return found, stuck or Stuck(found[-1], group)
+
+
+def _is_known(found: Sequence[Found], place: Frontier) -> bool:
+    return any(f.holds(place) for f in found)
 
 
 def _mended(scene: Scene, difference: Difference) -> Comparison | None:
@@ -205,7 +211,8 @@ def _past(comparison: Comparison, group: Group, past: set[tuple[str, int]]) -> C
         if (other.kind, other.step) == (following, group.step):
             values.update(if_recorded(partial(comparison.given, other), {}))
             past.add((other.kind, other.step))
-    return comparison.with_values("right", values) if values else comparison
+    going_on = partial(comparison.with_values, "right", values)
+    return if_recorded(going_on, comparison) if values else comparison
 
 
 def _found(scene: Scene, stop: Stopped | None) -> Found:

@@ -61,11 +61,18 @@ def play(
     noise: float,
     visit: Visit,
     replace: Mapping[int, Any],
+    everywhere: bool = False,
     code: Collection[int] = (),
 ) -> Play:
     """Evaluate a jaxpr; see ``stablenum.diagnosis.diff.sides.play``."""
     player = Player(
-        numbers=numbers, wide=wide, noise=noise, visit=visit, replacing=replace, writing=frozenset(code)
+        numbers=numbers,
+        wide=wide,
+        noise=noise,
+        noisy_constants=everywhere,
+        visit=visit,
+        replacing=replace,
+        writing=frozenset(code),
     )
     with jax.enable_x64(wide):
         inputs = arguments(player, traced, weights)
@@ -123,6 +130,7 @@ class Player(Interpreter):
     numbers: Collection[float] = ()
     wide: bool = True
     noise: float = 0.0
+    noisy_constants: bool = False
     visit: Visit = lambda index, data: None
     replacing: Mapping[int, Any] = field(default_factory=dict)
     moved: bool = False
@@ -208,7 +216,8 @@ class Player(Interpreter):
     def evaluate(self, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
         moves = any(self._depends(c) for c in inputs)
         before = len(self.trace.values)
-        self.moved = bool(self.noise) and moves and primitive_name(eqn.primitive.name) not in _STILL
+        noisy = bool(self.noise) and (moves or self.noisy_constants)
+        self.moved = noisy and primitive_name(eqn.primitive.name) not in _STILL
         try:
             return super().evaluate(eqn, inputs, ctx)
         finally:

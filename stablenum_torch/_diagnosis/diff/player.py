@@ -53,12 +53,13 @@ def play(
     noise: float,
     visit: Visit,
     replace: Mapping[int, Any],
+    everywhere: bool = False,
     code: Collection[int] = (),
 ) -> Play:
     """Evaluate a tape; see ``stablenum.diagnosis.diff.sides.play``."""
     with evaluating(torch.float64 if wide else torch.get_default_dtype()):
         player = Player(tape, wide, weights, noise, visit, replace)
-        player.wanted = frozenset(code)
+        player.wanted, player.noisy_constants = frozenset(code), everywhere
         player.run()
     return Play(player.trace, tuple(player.results), player.keys, player.code, frozenset(player.stops))
 
@@ -110,6 +111,7 @@ class Player(TorchDispatchMode):
         self._detached: dict[int, int] = {}  # value -> the value without gradients in the same memory
         self._dead: set[int] = set()  # arguments of the call of which no gradients are wanted
         self.wanted: frozenset[int] = frozenset()
+        self.noisy_constants = False
         self._tape, self._wide, self._weights = tape, wide, weights
         self._noise, self._visit, self._replace = noise, visit, replace
         self._names: dict[int, tuple[str, str]] = {}
@@ -441,7 +443,7 @@ class Player(TorchDispatchMode):
         computes = own not in _STILL and own not in EXACT
         computed = [t for t in outputs if t.is_floating_point()] if computes else []
         moves = any(self._depends(i) for i in inputs)
-        for tensor in computed if self._noise and moves else ():
+        for tensor in computed if self._noise and (moves or self.noisy_constants) else ():
             drawn = torch.randint(0, 2, tensor.shape, generator=self._generator, device="cpu")
             sign = drawn.to(tensor) * 2 - 1
             tensor.mul_(1 + self._noise * sign * (tensor.abs() < MASKED))

@@ -120,7 +120,7 @@ def _read(archive: Archive, path: Path) -> RecordedProgram:
         forms={i: formats[k] for i, k in enumerate(form_of) if _whole(k, -1, len(formats)) >= 0},
         errors={i: e for i, e in enumerate(numbers["errors"].tolist()) if not math.isnan(e)},
         limits=numbers["limits"].tolist(),
-        arrays=_values(archive, shapes),
+        arrays=_values(archive, text["arrays"], shapes, trace, kept),
         kept=kept,
         state=state,
         literals=frozenset(map(_number, text["numbers"])),
@@ -151,13 +151,25 @@ def _prints(archive: Archive, count: int) -> list[Fingerprint]:
     ]
 
 
-def _values(archive: Archive, shapes: list[tuple[int, ...]]) -> KnownArrays:
-    found = KnownArrays()
-    for name in archive.names():
-        if name.startswith("value_"):
-            index = _whole(int(name.removeprefix("value_")), 0, len(shapes))
-            found[index] = archive.array(name)
-            _check(found[index].shape == shapes[index], f"{name} has another shape than it says")
+def _values(
+    archive: Archive,
+    rows: Any,
+    shapes: list[tuple[int, ...]],
+    trace: Trace,
+    kept: Mapping[str, Parameter],
+) -> KnownArrays:
+    """Return the arrays of values: those that were written, values that hold the same numbers, parameters."""
+    found, written = KnownArrays(), dict[int, Any]()
+    for index, source in rows:
+        value, first = _whole(index, 0, len(shapes)), _whole(source, 0, len(shapes))
+        if first not in written:
+            written[first] = archive.array(f"value_{first}")
+        _check(written[first].size == math.prod(shapes[value]), f"value {value} has another size than it says")
+        found[value] = written[first].reshape(shapes[value])
+    for value in trace.values:
+        array = kept[value.name].array if value.role == "parameter" and value.name in kept else None
+        if value.producer is None and array is not None and array.shape == shapes[value.id]:
+            found[value.id] = array.astype(np.float64)
     return found
 
 
@@ -244,7 +256,7 @@ def _trace(text: Mapping[str, Any], places: list[Place]) -> Trace:
     rows = text["values"]
     trace = Trace([Value(id=i, role=_text(r[1]), name=_text(r[2])) for i, r in enumerate(rows)])
     for index, row in enumerate(text["operations"]):
-        step = _step(index, row, places, len(rows))
+        step = _step(index, row, places, len(rows), len(text["operations"]))
         trace.steps.append(step)
         for output in step.outputs:
             _check(all(i < output for i in step.inputs), f"operation {index} reads what comes later")
@@ -254,7 +266,7 @@ def _trace(text: Mapping[str, Any], places: list[Place]) -> Trace:
     return trace
 
 
-def _step(index: int, row: Any, places: list[Place], count: int) -> Step:
+def _step(index: int, row: Any, places: list[Place], count: int, steps: int) -> Step:
     (
         operation, primitive, phase, inputs, outputs, scalars, module, place, frames, forward, where, library,
         dtype, options, roles,
@@ -271,7 +283,7 @@ def _step(index: int, row: Any, places: list[Place], count: int) -> Step:
         module=_text(module),
         place=_at(places, place),
         frames=tuple(p for frame in frames if (p := _at(places, frame)) is not None),
-        forward=None if forward is None else _whole(forward, 0, index),
+        forward=None if forward is None else _whole(forward, 0, steps),
         where=_text(where),
         library=_text(library),
         compute_dtype=_text(dtype),

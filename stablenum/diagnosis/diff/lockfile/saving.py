@@ -17,7 +17,7 @@ import numpy as np
 from stablenum.diagnosis.diff.lockfile.layout import FORMAT, SUFFIX, weights_beside, write_archive
 from stablenum.diagnosis.diff.sides.call_sites import CallSite
 from stablenum.diagnosis.diff.sides.play import Program
-from stablenum.diagnosis.diff.sides.recorded import Parameter, RecordedProgram, captured, is_recorded
+from stablenum.diagnosis.diff.sides.recorded import Parameter, RecordedProgram, captured, digest_of, is_recorded
 from stablenum.diagnosis.diff.sides.recording import recorded, undisturbed
 from stablenum.diagnosis.replay.source_files import package_of
 from stablenum.diagnosis.replay.trace import Step
@@ -26,8 +26,8 @@ from stablenum.errors import bad_field, bad_type
 
 __all__ = ["recording_of", "save_program", "write_program"]
 
-# The arrays of values take at most so much in a file, and weights lie in it only if all of them take no more:
-# with operations and fingerprints of some 200 lines, a file stays below 1 MB.
+# The arrays of values take at most so much in a file for each 200 operations, and weights lie in it only if all
+# of them take no more than that: with fingerprints, a file of 200 operations stays below 1 MB.
 _VALUES, _WEIGHTS = 2**19, 2**18
 _PACKAGES = ("torch", "jax", "jaxlib", "flax", "optax", "numpy")
 
@@ -134,8 +134,15 @@ def _arrays(program: RecordedProgram) -> dict[str, Any]:
         "tolerance": np.asarray(program.tolerance, np.float64),
         "errors": np.asarray([program.errors.get(i, np.nan) for i in known], np.float64),
         "limits": np.asarray(program.limits, np.float64),
-        **{f"value_{i}": array for i, array in program.arrays.items()},
+        **{f"value_{i}": program.arrays[i] for i in sorted({*_first_of(program).values()})},
     }
+
+
+def _first_of(program: RecordedProgram) -> dict[int, int]:
+    """Return for each value whose array is kept the first one that holds the same numbers in the same order:
+    of these, one array is written."""
+    first = dict[bytes, int]()
+    return {i: first.setdefault(digest_of(program.arrays[i]), i) for i in sorted(program.arrays)}
 
 
 # --- text --------------------------------------------------------------------------------------------------
@@ -162,6 +169,7 @@ def _text(program: RecordedProgram) -> dict[str, Any]:
         "formats": forms,
         "format_of": [_place_in(forms, program.forms.get(i)) for i in range(len(trace.values))],
         "operations": [_operation(step, places) for step in trace.steps],
+        "arrays": sorted(_first_of(program).items()),
         "results": [[r.kind, r.name, r.value, r.step] for r in program.results],
         "stops": sorted(program.stops),
         "parameters": [[n, p.shape, _print(p)] for n, p in program.kept.items()],

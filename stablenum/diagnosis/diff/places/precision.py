@@ -23,6 +23,11 @@ _REMEDY = "Compute this in the format of the recording; if the change is meant, 
 _EVIDENCE = "With all operations in float64, the program agrees with its recording."
 
 
+# The recorded program itself was off by so much: another order of its sums may take it some times as far. Chosen,
+# not measured.
+_SEEN = 4.0
+
+
 class _Value(NamedTuple):
     """A value of both sides: how far the right one is off its float64 twin, and how far it may be."""
 
@@ -119,7 +124,8 @@ class Precision:
     def _limit(self, i: int, j: int) -> float:
         own = self._own_limits[j] if self._own_limits else 0.0
         unit = unit_of(self.recorded.forms.get(i, "")) or ROUNDING
-        return max(self.recorded.limits[i], own * unit / ROUNDING)
+        seen = self.recorded.errors.get(i, 0.0)
+        return max(self.recorded.limits[i], own * unit / ROUNDING, _SEEN * seen if math.isfinite(seen) else 0.0)
 
     def _cause(self, first: _Value) -> Cause:
         own = self.rounding.forms.get(first.right, "")

@@ -160,6 +160,7 @@ class Program(Protocol):
         wide: bool = True,
         weights: Mapping[str, Any] | None = None,
         noise: float = 0.0,
+        everywhere: bool = False,
         replace: Mapping[int, Any] | None = None,
         steps: int = 1,
         code: Collection[int] = (),
@@ -170,7 +171,9 @@ class Program(Protocol):
             visit: called with every value.
             wide: whether all formats are widened to float64.
             weights: arrays that take the place of parameters and buffers.
-            noise: the relative size of the noise that is put on the result of every computation.
+            noise: the relative size of the noise that is put on the result of every computation that depends
+                on a parameter or an input.
+            everywhere: whether it is also put on what is computed from constants alone.
             replace: arrays that take the place of values, by index.
             steps: how many training steps follow one another, with the same arguments.
             code: the steps of the trace that are written as code.

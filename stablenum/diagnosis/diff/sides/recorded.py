@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 from collections.abc import Collection, Hashable, Mapping
@@ -34,8 +35,11 @@ from stablenum.diagnosis.diff.sides.sides import (
 )
 from stablenum.diagnosis.replay.trace import Trace
 
-__all__ = ["Parameter", "RecordedProgram", "captured", "is_recorded", "limits_in_float32"]
+__all__ = ["Parameter", "RecordedProgram", "captured", "digest_of", "is_recorded", "limits_in_float32"]
 
+# While a program is recorded, so many times the arrays are kept of which a part is chosen in the end. Chosen, not
+# measured.
+_ROOM = 8
 # The entries of a value that are looked at, spread over it, so that the memory of a recording is bounded: 24 kB
 # for each value. Chosen, not measured.
 _MOST = 2**11
@@ -162,6 +166,7 @@ class RecordedProgram:
         wide: bool = True,
         weights: Mapping[str, Any] | None = None,
         noise: float = 0.0,
+        everywhere: bool = False,
         replace: Mapping[int, Any] | None = None,
         steps: int = 1,
         code: Collection[int] = (),
@@ -211,12 +216,14 @@ def captured(program: Program, steps: int, most_bytes: int) -> RecordedProgram:
     Args:
         program: any live one.
         steps: how many training steps follow one another.
-        most_bytes: of the values' arrays, the smallest are kept up to so many bytes together.
+        most_bytes: of the values' arrays, the smallest are kept up to so many bytes together, for each 200
+            operations.
     """
     if is_recorded(program):
         raise TypeError("program must be a live one, made by stablenum_torch.program or stablenum_jax.program.")
     narrow = _Narrow(program, steps)
-    prints, shapes, keep = list[Fingerprint](), list[tuple[int, ...]](), _Smallest(most_bytes)
+    prints, shapes = list[Fingerprint](), list[tuple[int, ...]]()
+    keep = _Smallest(_ROOM * most_bytes)
     see, wide = into(prints, shapes), dict[int, tuple[tuple[int, ...], Any]]()
 
     def visit(index: int, data: Any) -> None:
@@ -227,6 +234,7 @@ def captured(program: Program, steps: int, most_bytes: int) -> RecordedProgram:
             wide[index] = array.shape, sampled(array, _MOST)
 
     play = program.play(visit, steps=steps)
+    most_bytes = round(most_bytes * max(1.0, len(play.trace.steps) / 200))
     forms, errors = narrow.beside(play, wide)
     moved = list[Fingerprint]()
     program.play(into(moved), steps=steps, noise=NOISE)
@@ -243,7 +251,7 @@ def captured(program: Program, steps: int, most_bytes: int) -> RecordedProgram:
         forms=forms,
         errors=errors,
         limits=limits_of(play.trace, shapes, forms, far),
-        arrays=keep.arrays,
+        arrays=_chosen(play.trace, keep.arrays, most_bytes),
         kept={n: Parameter(tuple(np.shape(x)), fingerprint(x), x) for n, x in program.parameters().items()},
         state=dict(program.optimizer_state()),
         literals=program.written(steps),
@@ -315,8 +323,29 @@ def _moved(
         if known is not None and array.shape == known[0]:
             found[index] = relative_error(sampled(array, _MOST), known[1])
 
-    program.play(visit, weights=weights, steps=steps, noise=ROUNDING)
+    program.play(visit, weights=weights, steps=steps, noise=ROUNDING, everywhere=True)
     return found
+
+
+def _chosen(trace: Trace, arrays: KnownArrays, most_bytes: int) -> KnownArrays:
+    """Return the smallest of some arrays, but for parameters, which are kept for themselves. Values that hold
+    the same numbers in the same order are counted once."""
+    found, contents, used = KnownArrays(), set[bytes](), 0
+    for value in sorted(arrays, key=lambda v: (arrays[v].nbytes, v)):
+        if trace.values[value].role == "parameter" and trace.values[value].producer is None:
+            continue
+        content = digest_of(arrays[value])
+        used += 0 if content in contents else arrays[value].nbytes
+        if used > most_bytes:
+            break
+        contents.add(content)
+        found[value] = arrays[value]
+    return found
+
+
+def digest_of(array: Any) -> bytes:
+    """Return what is the same for arrays that hold the same numbers in the same order."""
+    return hashlib.sha256(f"{array.dtype.str}{array.size}".encode() + array.tobytes()).digest()
 
 
 class _Smallest:
