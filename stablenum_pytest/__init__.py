@@ -3,10 +3,10 @@
     def test_loss(numerics):
         numerics.check(stablenum_torch.program(loss, batch, model=model, optimizer=optimizer), "loss")
 
-The first run records the program in ``numerics/loss.snum`` beside the test, which belongs into version
-control; later runs compare, on any machine. Where the environment variable ``CI`` is set, nothing is recorded:
-a recording that is not there fails the test. ``--numerics-update`` records again what has changed, and shows
-it. pytest loads this module at every start: all else is imported when a test asks for it.
+The first run records the program in ``numerics/loss.snum`` beside the test; commit that file. Later runs
+compare, on any machine. Where the environment variable ``CI`` is set, nothing is recorded: a recording that
+is not there fails the test. ``--numerics-update`` records again what has changed, and shows it. pytest loads
+this module at every start: all else is imported when a test asks for it.
 """
 
 from __future__ import annotations
@@ -84,11 +84,13 @@ class Numerics:
         if not file.exists():
             if os.environ.get("CI") and not update:
                 _fail(
-                    f"There is no recording {file}, and where CI is set none is made: run the test on your own "
-                    "machine, and commit the file."
+                    f"There is no recording {file}, and where CI is set none is made: run the test on your "
+                    "own machine, and commit the file."
                 )
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._record(program, file, steps, "recorded. Commit it: the program is compared with it from now on.")
+            self._record(
+                program, file, steps, "recorded. Commit it: the program is compared with it from now on."
+            )
             return
         changed = self._changed(program, file, steps, weights, with_page=not update)
         if changed is None:
@@ -97,9 +99,7 @@ class Numerics:
             _fail(f"{changed}\n--numerics-update records again what is meant to change.")
         self._record(program, file, steps, f"recorded again. What changed:\n{changed}")
 
-    def _changed(
-        self, program: Any, file: Path, steps: int, weights: Any, *, with_page: bool
-    ) -> str | None:
+    def _changed(self, program: Any, file: Path, steps: int, weights: Any, *, with_page: bool) -> str | None:
         """Return what is not as it was recorded; None if nothing is."""
         from stablenum import diff, load_program
 
@@ -146,7 +146,9 @@ def _file_name(name: str) -> str:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say what was recorded; workers of pytest-xdist hand it on with their results."""
-    reports = (r for rows in terminalreporter.stats.values() for r in rows if getattr(r, "when", "") == "call")
+    reports = (
+        r for rows in terminalreporter.stats.values() for r in rows if getattr(r, "when", "") == "call"
+    )
     notes = [text for r in reports for key, text in r.user_properties if key == _PROPERTY]
     if notes:
         terminalreporter.section("numerics")

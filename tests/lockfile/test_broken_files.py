@@ -18,21 +18,21 @@ from hypothesis import strategies as st
 
 import stablenum
 from stablenum.diagnosis.diff.lockfile import layout
-from tests.lockfile.programs import in_torch
+from tests.lockfile.torch_program import in_torch
 
 MEMBERS = dict[str, bytes]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording as it should be."""
     path = tmp_path_factory.mktemp("whole") / "golden.snum"
     stablenum.save_program(in_torch(), path)
-    return path.read_bytes()
+    return path
 
 
-def members_of(data: bytes) -> MEMBERS:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+def members_of(path: Path) -> MEMBERS:
+    with zipfile.ZipFile(path) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
@@ -80,7 +80,7 @@ def first_operation(place: int, new: Any) -> Callable[[Any], Any]:
 BROKEN: dict[str, tuple[Callable[[MEMBERS], None], str]] = {
     "a later format": (text(format=layout.FORMAT + 1), "this version reads up to"),
     "no format": (text(format="1"), "its format is no number"),
-    "no operations": (text(operations=[]), "do not belong together"),
+    "no operations": (text(operations=[]), "is no number from 0 on below 0"),
     "an operation of the future": (text(operations=first_operation(3, [10**6])), "is no number from 0 on"),
     "a negative value": (text(operations=first_operation(3, [-1])), "is no number from 0 on"),
     "an operation in no phase": (text(operations=first_operation(2, "sideways")), "belongs to no phase"),
@@ -96,27 +96,27 @@ BROKEN: dict[str, tuple[Callable[[MEMBERS], None], str]] = {
         "a tolerance is NaN",
     ),
     "texts in place of numbers": (member("limits.npy", lambda d: array(np.array(["a"]))), "holds no numbers"),
-    "a pickle": (member("limits.npy", lambda d: array(np.array([Harm()], object))), "allow_pickle=False"),
-    "a pickle as a member": (member("limits.npy", lambda d: pickle.dumps(Harm())), "cannot be read"),
+    "a pickle": (member("limits.npy", lambda d: array(np.array([Harm()], object))), "holds no numbers"),
+    "a pickle as a member": (member("limits.npy", lambda d: pickle.dumps(Harm())), "magic string"),
     "a weight of another shape": (member("weight_0.npy", lambda d: array(np.ones(3))), "another shape"),
     "a missing member": (lambda m: m.__delitem__("errors.npy"), "errors.npy"),
     "a huge array in few bytes": (
-        member("limits.npy", lambda d: array(np.zeros(4)).replace(b"(4,)", b"(99999999999,)")),
-        "cannot be read",
+        member("limits.npy", lambda d: array(np.zeros(4)).replace(b"(4,), }       ", b"(99999999,), }")),
+        "fewer or more numbers than it says",
     ),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_recording_is_refused_in_one_sentence(
-    name: str, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     change, said = BROKEN[name]
     members = members_of(whole)
     change(members)
     path = written(tmp_path / "broken.snum", members)
-    with pytest.raises(ValueError, match="broken.snum cannot be read as a recording: ") as info:
+    with pytest.raises(ValueError, match=r"broken\.snum cannot be read as a recording: ") as info:
         stablenum.load_program(path)
     assert said in str(info.value)
     assert "\n" not in str(info.value)
@@ -125,7 +125,7 @@ def test_a_broken_recording_is_refused_in_one_sentence(
 
 
 def test_an_archive_that_unpacks_to_more_than_it_may_is_refused(
-    whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members = members_of(whole)
     members["value_999999.npy"] = bytes(2**20)
@@ -138,13 +138,11 @@ def test_an_archive_that_unpacks_to_more_than_it_may_is_refused(
 @pytest.mark.parametrize(
     "data", [b"", b"PK", b"\x89HDF\r\n", pickle.dumps(Harm()), b"{}", bytes(1000)], ids=range(6)
 )
-def test_what_is_no_archive_is_refused(
-    data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_archive_is_refused(data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "foreign.snum"
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="foreign.snum is not a recording: it is no zip archive"):
+    with pytest.raises(ValueError, match=r"foreign\.snum is not a recording: it is no zip archive"):
         stablenum.load_program(path)
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -165,13 +163,11 @@ def test_a_file_that_is_not_there_or_a_folder_is_an_error_of_the_system(tmp_path
 
 
 @hypothesis.given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-@hypothesis.settings(
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=150
-)
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=150)
 def test_a_flipped_bit_is_refused_or_changes_nothing_that_matters(
-    whole: bytes, tmp_path: Path, at: float, bit: int
+    whole: Path, tmp_path: Path, at: float, bit: int
 ) -> None:
-    data = bytearray(whole)
+    data = bytearray(whole.read_bytes())
     data[int(at * len(data))] ^= 1 << bit
     path = tmp_path / "flipped.snum"
     path.write_bytes(bytes(data))
@@ -185,18 +181,17 @@ def test_a_flipped_bit_is_refused_or_changes_nothing_that_matters(
 
 @hypothesis.given(part=st.floats(0, 1, exclude_max=True))
 @hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=50)
-def test_a_file_that_is_cut_off_is_refused(whole: bytes, tmp_path: Path, part: float) -> None:
+def test_a_file_that_is_cut_off_is_refused(whole: Path, tmp_path: Path, part: float) -> None:
     path = tmp_path / "cut.snum"
-    path.write_bytes(whole[: int(part * len(whole))])
-    with pytest.raises(ValueError, match="cut.snum"):
+    data = whole.read_bytes()
+    path.write_bytes(data[: int(part * len(data))])
+    with pytest.raises(ValueError, match=r"cut\.snum"):
         stablenum.load_program(path)
 
 
 @hypothesis.given(data=st.data())
-@hypothesis.settings(
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=100
-)
-def test_any_other_value_in_the_text_is_refused_or_read(whole: bytes, tmp_path: Path, data: Any) -> None:
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=100)
+def test_any_other_value_in_the_text_is_refused_or_read(whole: Path, tmp_path: Path, data: Any) -> None:
     """Values of the text are replaced by others; what is read can be compared, or says why not."""
     members = members_of(whole)
     found = json.loads(members[layout.TEXT])
@@ -207,9 +202,14 @@ def test_any_other_value_in_the_text_is_refused_or_read(whole: bytes, tmp_path: 
         key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
     at[key] = data.draw(
         st.one_of(
-            st.none(), st.integers(-2, 3), st.just(10**30), st.floats(allow_nan=False, allow_infinity=False),
-            st.text(max_size=3), st.lists(st.integers(-1, 2), max_size=2), st.just({}),
-        )  # fmt: skip
+            st.none(),
+            st.integers(-2, 3),
+            st.just(10**30),
+            st.floats(allow_nan=False, allow_infinity=False),
+            st.text(max_size=3),
+            st.lists(st.integers(-1, 2), max_size=2),
+            st.just({}),
+        )
     )
     members[layout.TEXT] = json.dumps(found).encode()
     path = written(tmp_path / "other.snum", members)

@@ -16,7 +16,8 @@ import stablenum
 import stablenum_torch
 from stablenum.diagnosis.diff.lockfile import saving
 from stablenum.diagnosis.diff.lockfile.saving import recording_of, write_program
-from tests.lockfile.programs import PROGRAMS, WEIGHTS, in_jax, in_torch
+from tests.lockfile.data import WEIGHTS
+from tests.lockfile.programs import PROGRAMS, in_jax, in_torch
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,12 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, program in PROGRAMS.items():
         stablenum.save_program(program(), folder / f"{name}.snum")
     return {name: folder / f"{name}.snum" for name in PROGRAMS}
+
+
+_PARTS = (
+    "operation", "primitive", "phase", "inputs", "outputs", "module", "scalars", "forward", "where",
+    "library", "roles",
+)  # fmt: skip
 
 
 # --- the file ----------------------------------------------------------------------------------------------
@@ -45,12 +52,8 @@ def test_what_is_read_is_what_was_recorded(framework: str, tmp_path: Path) -> No
                 (v.producer, v.role, v.name) for v in other.values
             ]
             for step, its in zip(one.steps, other.steps, strict=True):
-                assert (step.operation, step.primitive, step.phase, step.inputs, step.outputs, step.module) == (
-                    its.operation, its.primitive, its.phase, its.inputs, its.outputs, its.module,
-                )  # fmt: skip
-                assert (step.scalars, step.forward, step.where, step.library, step.roles) == (
-                    its.scalars, its.forward, its.where, its.library, its.roles,
-                )  # fmt: skip
+                for part in _PARTS:
+                    assert getattr(step, part) == getattr(its, part), part
                 assert (step.place and step.place.code) == (its.place and its.place.code)
         elif field.name == "arrays":
             assert one.keys() <= other.keys()
@@ -234,7 +237,9 @@ def test_as_many_steps_are_compared_as_were_recorded(framework: str, tmp_path: P
     stablenum.save_program(PROGRAMS[framework](), path, steps=3)
     three = stablenum.load_program(path)
     assert stablenum.diff(three, PROGRAMS[framework]()).ok
-    with pytest.raises(ValueError, match="steps must be 3, as many as were recorded in .*three.snum; got 1"):
+    with pytest.raises(
+        ValueError, match=r"steps must be 3, as many as were recorded in .*three\.snum; got 1"
+    ):
         stablenum.diff(three, PROGRAMS[framework](), steps=1)
 
 
@@ -315,7 +320,7 @@ def test_a_smaller_recording_takes_old_weights_away(apart: Path, monkeypatch: py
 
 def test_what_is_no_program_is_refused(golden: dict[str, Path], tmp_path: Path) -> None:
     recorded = stablenum.load_program(golden["torch"])
-    with pytest.raises(TypeError, match="program must be made by stablenum_torch.program"):
+    with pytest.raises(TypeError, match=r"program must be made by stablenum_torch\.program"):
         stablenum.save_program(recorded, tmp_path / "a.snum")
     with pytest.raises(TypeError, match="path must be a path"):
         stablenum.save_program(in_torch(), 3)  # type: ignore[arg-type]
@@ -339,6 +344,8 @@ def test_a_program_that_fails_leaves_the_old_file(golden: dict[str, Path]) -> No
 def test_assert_same_raises_with_the_first_screen(golden: dict[str, Path]) -> None:
     recorded = stablenum.load_program(golden["torch"])
     assert stablenum.assert_same(recorded, in_torch()).ok
-    with pytest.raises(AssertionError, match=r"(?s)The two programs differ.*First difference.*epsilon_value") as info:
+    with pytest.raises(
+        AssertionError, match=r"(?s)The two programs differ.*First difference.*epsilon_value"
+    ) as info:
         stablenum.assert_same(recorded, in_torch(epsilon=1e-6))
     assert info.value.report.causes[0].code == "epsilon_value"

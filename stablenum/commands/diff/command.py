@@ -34,7 +34,7 @@ def diff(
         Path,
         typer.Argument(
             metavar="PAIR.py|LEFT",
-            help="A file that defines left() and right(); with RIGHT, a recording or a file that defines program().",
+            help="Defines left() and right(); with RIGHT, a recording, or defines program().",
             show_default=False,
         ),
     ],
@@ -95,7 +95,9 @@ def diff(
         check_suffix(option, path, suffixes)
     check_folder("--repro", repro)
     if right is None and side is not None:
-        raise typer.BadParameter("needs two files, of which one defines left() or right()", param_hint="--side")
+        raise typer.BadParameter(
+            "needs two files, of which one defines left() or right()", param_hint="--side"
+        )
     if right is None and left.suffix.lower() in FILES:
         raise typer.BadParameter(f"{left} is one side: name the other one, too", param_hint="RIGHT")
     pair = load_pair(left) if right is None else load_sides(left, right, side and side.value)

@@ -109,7 +109,9 @@ def _side(module: Any, path: Path, name: str) -> Program:
     function = getattr(module, name, None)
     if not callable(function):
         others = [f"{n}()" for n in _SIDES if n != name and callable(getattr(module, n, None))]
-        has = f" It defines {' and '.join(others)}: choose with --side." if others and name == "program" else ""
+        has = (
+            f" It defines {' and '.join(others)}: choose with --side." if others and name == "program" else ""
+        )
         raise typer.BadParameter(
             f"{path} must define a function {name}() that returns a program made by stablenum_torch.program "
             f"or stablenum_jax.program.{has}",

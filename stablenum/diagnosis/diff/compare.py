@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, TypeAlias
 from stablenum.diagnosis.diff.causes.misgiven import misgiven, other_numbers
 from stablenum.diagnosis.diff.causes.stops.frozen import OneSided, one_sided
 from stablenum.diagnosis.diff.differences import Difference
+from stablenum.diagnosis.diff.named_arrays import compared_with_dump
 from stablenum.diagnosis.diff.places.arguments import other_arguments
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.doubts import doubts_of, unsure
 from stablenum.diagnosis.diff.places.locations import off_of, share_of
-from stablenum.diagnosis.diff.named_arrays import compared_with_dump
 from stablenum.diagnosis.diff.places.precision import precision_of
 from stablenum.diagnosis.diff.places.tables import with_common_tables
 from stablenum.diagnosis.diff.report.nonfinite import not_finite
@@ -163,8 +163,8 @@ def sides_of(left: Program, right: Program, weights: Weights) -> _Sides:
     if is_recorded(right) and not is_recorded(left):
         if not isinstance(weights, str):
             raise ValueError(
-                "weights must be 'match' or 'as they are' if only the right program is a recording, which takes "
-                "the left side of the report; give the recording as left."
+                "weights must be 'match' or 'as they are' if only the right program is a recording, which "
+                "takes the left side of the report; give the recording as left."
             )
         left, right, notes = right, left, (_EXCHANGED,)
     notes += tuple(
@@ -232,7 +232,8 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
     compiled = {name: None if found else compiled_errors(*pair) for name, pair in sides.items()}
     off = [None if found else off_of(r, side, compiled[name]) for name, (side, r) in sides.items()]
     astray = [n for n, e in compiled.items() if e is not None and too_far(*sides[n], e)]
-    alone, undefined = if_recorded(lambda: one_sided(comparison), []), not_finite(comparison)
+    no_one: list[OneSided] = []
+    alone, undefined = if_recorded(lambda: one_sided(comparison), no_one), not_finite(comparison)
     if undefined and not found and not alone:
         raise ProgramError(undefined)
     differing = (

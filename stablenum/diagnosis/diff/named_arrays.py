@@ -68,12 +68,10 @@ def compared_with_dump(left: Program | Dump, right: Program | Dump, steps: int) 
     Raises:
         ValueError: both sides are dumps, or nothing of the dump is in the program.
     """
-    if isinstance(left, Dump):
-        dump, program, name = left, right, "left"
-    else:
-        dump, program, name = right, left, "right"
-    if isinstance(dump, Dump) and not isinstance(program, Dump):
-        return _report(dump, _recording(program, name, steps), name)
+    if isinstance(left, Dump) and not isinstance(right, Dump):
+        return _report(left, _recording(right, "left", steps), "left")
+    if isinstance(right, Dump) and not isinstance(left, Dump):
+        return _report(right, _recording(left, "right", steps), "right")
     raise ValueError(
         "one of the two sides must be a program with its operations: named arrays alone have no lines. Use "
         "numpy.testing.assert_allclose for two sets of arrays."
@@ -94,8 +92,8 @@ def _report(dump: Dump, program: RecordedProgram, dump_at: str) -> DiffReport:
     matches = [_matched(name, array, program, side, sizes) for name, array in dump.arrays.items()]
     if all(m.value is None for m in matches):
         raise ValueError(
-            f"none of the {len(matches)} arrays of {dump.path} is near a value of the program: dump what both "
-            "compute, with the same weights and the same inputs."
+            f"none of the {len(matches)} arrays of {dump.path} is near a value of the program: dump what "
+            "both compute, with the same weights and the same inputs."
         )
     first = next((m for m in matches if m.value is not None and not m.same), None)
     found = () if first is None else (_difference(dump, side, matches, first, dump_at),)
@@ -161,9 +159,7 @@ def _gap(own: Any, array: Any, otherwise: float) -> float:
     return float(np.abs(turned[finite] - array[finite]).max(initial=0.0)) / size
 
 
-def _difference(
-    dump: Dump, side: Side, matches: Sequence[_Match], first: _Match, dump_at: str
-) -> Difference:
+def _difference(dump: Dump, side: Side, matches: Sequence[_Match], first: _Match, dump_at: str) -> Difference:
     assert first.value is not None
     here = _location(side, first.value)
     phase = "forward" if here is None else here.phase

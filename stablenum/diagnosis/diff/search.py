@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from stablenum.diagnosis.diff.places.locations import (
     location_of_optimizer,
     result_name,
 )
-from stablenum.diagnosis.diff.places.mended_places import set_right, unseen_in_loss
+from stablenum.diagnosis.diff.places.mended_places import MendedPlace, set_right, unseen_in_loss
 from stablenum.diagnosis.diff.places.missing_operations import after_call
 from stablenum.diagnosis.diff.places.patches import Pair, Patch
 from stablenum.diagnosis.diff.places.regions import leading_steps
@@ -120,7 +120,8 @@ def differences_of(comparison: Comparison) -> tuple[list[Found], Stuck | None]:
         if stop is None and patch is None:
             known = partial(_is_known, found)
             setting = partial(set_right, comparison, group, known)
-            place, pairs, patch = if_recorded(setting, (place, list[Pair](), None))
+            nothing: MendedPlace = place, [], None
+            place, pairs, patch = if_recorded(setting, nothing)
         if not any(f.holds(stop or place) for f in found):
             scene = Scene(comparison, place, group, tuple(pairs), patch)
             new = _found(scene, stop)
@@ -209,7 +210,8 @@ def _past(comparison: Comparison, group: Group, past: set[tuple[str, int]]) -> C
     values = dict[int, Any]()
     for other in comparison.groups:
         if (other.kind, other.step) == (following, group.step):
-            values.update(if_recorded(partial(comparison.given, other), {}))
+            nothing: Mapping[int, Any] = {}
+            values.update(if_recorded(partial(comparison.given, other), nothing))
             past.add((other.kind, other.step))
     going_on = partial(comparison.with_values, "right", values)
     return if_recorded(going_on, comparison) if values else comparison

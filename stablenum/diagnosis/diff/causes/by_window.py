@@ -22,6 +22,7 @@ from stablenum.diagnosis.diff.places.patches import laid_out_like
 from stablenum.diagnosis.diff.places.regions import STEPS_AHEAD
 from stablenum.diagnosis.diff.sides.equality import SAME_FORMULA
 from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
+from stablenum.diagnosis.diff.sides.recorded import is_recorded
 from stablenum.diagnosis.diff.sides.sides import Side, arrays_of
 from stablenum.diagnosis.replay.trace import Step
 
@@ -45,7 +46,9 @@ def by_window(scene: Scene) -> Iterator[Proposal]:
     mine = _outputs(scene.left, here, scene.found.region_left)
     theirs = _outputs(scene.right, there, scene.found.region_right)
     # PyTorch has the spatial axes last, as the formulas have them.
-    name = "left" if scene.left.program.framework == "torch" else "right"
+    sides = [n for n in ("left", "right") if scene.comparison.side(n).program.framework == "torch"]
+    sides = [n for n in sides if not is_recorded(scene.comparison.side(n).program)] or sides or ["right"]
+    name = sides[0]
     side, start = (scene.left, here) if name == "left" else (scene.right, there)
     prints = [{v: s.prints[v] for v in values} for s, values in ((scene.left, mine), (scene.right, theirs))]
     sizes = dict.fromkeys((*_sizes(scene.left, mine), *_sizes(scene.right, theirs)))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -47,7 +48,9 @@ def weights_beside(path: Path) -> Path:
     return path.with_name(path.name + ".weights")
 
 
-def write_archive(path: Path, arrays: Mapping[str, Any], text: Mapping[str, Any] | None, *, packed: bool) -> None:
+def write_archive(
+    path: Path, arrays: Mapping[str, Any], text: Mapping[str, Any] | None, *, packed: bool
+) -> None:
     """Write arrays, and a text as JSON, whole or not at all.
 
     Args:
@@ -113,11 +116,19 @@ class Archive:
 
     def array(self, name: str) -> Any:
         """Return an array of numbers."""
-        data = io.BytesIO(self._read(f"{name}.npy"))
-        array = np.lib.format.read_array(data, allow_pickle=False)
-        if array.dtype.kind not in "biufc" or array.dtype.hasobject:
+        whole = self._read(f"{name}.npy")
+        data = io.BytesIO(whole)
+        version = np.lib.format.read_magic(data)
+        reading = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in reading:
+            raise ValueError(f"{name} is an array of a format that is not known")
+        shape, by_columns, dtype = reading[version](data)
+        if dtype.kind not in "biufc" or dtype.hasobject:
             raise ValueError(f"{name} holds no numbers")
-        return array
+        if math.prod(shape) * dtype.itemsize != len(whole) - data.tell():
+            raise ValueError(f"{name} holds fewer or more numbers than it says")
+        flat = np.frombuffer(whole, dtype, offset=data.tell())
+        return flat.reshape(shape, order="F" if by_columns else "C").copy()
 
     def _read(self, name: str) -> bytes:
         with self._zip.open(name) as member:

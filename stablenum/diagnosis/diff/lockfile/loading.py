@@ -6,7 +6,7 @@ import hashlib
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,9 @@ def _read(archive: Archive, path: Path) -> RecordedProgram:
     if form > FORMAT:
         made = text.get("made", {})
         by = made.get("stablenum", "a later version") if isinstance(made, dict) else "a later version"
-        raise ValueError(f"it has format {form}, written by stablenum {by}; this version reads up to {FORMAT}")
+        raise ValueError(
+            f"it has format {form}, written by stablenum {by}; this version reads up to {FORMAT}"
+        )
     places = [_place(row) for row in text["places"]]
     trace = _trace(text, places)
     count = len(trace.values)
@@ -101,7 +103,9 @@ def _read(archive: Archive, path: Path) -> RecordedProgram:
     _check(len(shapes) == count, "it does not give the shape of each value")
     prints = _prints(archive, count)
     numbers = {name: _column(archive, name, count) for name in ("tolerance", "errors", "limits")}
-    _check(not np.isnan(numbers["tolerance"]).any() and (numbers["tolerance"] >= 0).all(), "a tolerance is NaN")
+    _check(
+        not np.isnan(numbers["tolerance"]).any() and (numbers["tolerance"] >= 0).all(), "a tolerance is NaN"
+    )
     _check(not np.isnan(numbers["limits"]).any(), "a limit is NaN")
     formats = [_text(x) for x in text["formats"]]
     form_of = text["format_of"]
@@ -144,9 +148,11 @@ def _prints(archive: Archive, count: int) -> list[Fingerprint]:
     rows, flags = archive.array("prints"), archive.array("flags")
     _check(rows.shape == (count, 7) and flags.shape == (count,), "it does not describe each value")
     entries = rows[:, 6]
-    _check(bool(np.isfinite(entries).all()) and bool((entries >= 0).all()), "a value has no number of entries")
+    _check(
+        bool(np.isfinite(entries).all()) and bool((entries >= 0).all()), "a value has no number of entries"
+    )
     return [
-        Fingerprint(int(row[6]), *row[:6], floating=bool(flag & 1), bad=bool(flag & 2))
+        _fingerprint(int(row[6]), row[:6], floating=bool(flag & 1), bad=bool(flag & 2))
         for row, flag in zip(rows.tolist(), flags.tolist(), strict=True)
     ]
 
@@ -164,12 +170,14 @@ def _values(
         value, first = _whole(index, 0, len(shapes)), _whole(source, 0, len(shapes))
         if first not in written:
             written[first] = archive.array(f"value_{first}")
-        _check(written[first].size == math.prod(shapes[value]), f"value {value} has another size than it says")
+        _check(
+            written[first].size == math.prod(shapes[value]), f"value {value} has another size than it says"
+        )
         found[value] = written[first].reshape(shapes[value])
-    for value in trace.values:
-        array = kept[value.name].array if value.role == "parameter" and value.name in kept else None
-        if value.producer is None and array is not None and array.shape == shapes[value.id]:
-            found[value.id] = array.astype(np.float64)
+    for known in trace.values:
+        array = kept[known.name].array if known.role == "parameter" and known.name in kept else None
+        if known.producer is None and array is not None and array.shape == shapes[known.id]:
+            found[known.id] = array.astype(np.float64)
     return found
 
 
@@ -242,7 +250,12 @@ def _shape(x: Any) -> tuple[int, ...]:
 def _print(x: Any) -> Fingerprint:
     entries, *sums, floating, bad = x
     _check(len(sums) == 6, "a parameter is not described")
-    return Fingerprint(_whole(entries, 0), *(float(s) for s in sums), floating=bool(floating), bad=bool(bad))
+    return _fingerprint(_whole(entries, 0), list(map(float, sums)), floating=bool(floating), bad=bool(bad))
+
+
+def _fingerprint(entries: int, sums: Sequence[float], *, floating: bool, bad: bool) -> Fingerprint:
+    total, absolute, squares, signed, least, greatest = sums
+    return Fingerprint(entries, total, absolute, squares, signed, least, greatest, floating, bad)
 
 
 def _place(row: Any) -> Place:

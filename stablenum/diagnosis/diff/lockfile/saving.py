@@ -17,7 +17,13 @@ import numpy as np
 from stablenum.diagnosis.diff.lockfile.layout import FORMAT, SUFFIX, weights_beside, write_archive
 from stablenum.diagnosis.diff.sides.call_sites import CallSite
 from stablenum.diagnosis.diff.sides.play import Program
-from stablenum.diagnosis.diff.sides.recorded import Parameter, RecordedProgram, captured, digest_of, is_recorded
+from stablenum.diagnosis.diff.sides.recorded import (
+    Parameter,
+    RecordedProgram,
+    captured,
+    digest_of,
+    is_recorded,
+)
 from stablenum.diagnosis.diff.sides.recording import recorded, undisturbed
 from stablenum.diagnosis.replay.source_files import package_of
 from stablenum.diagnosis.replay.trace import Step
@@ -26,8 +32,8 @@ from stablenum.errors import bad_field, bad_type
 
 __all__ = ["recording_of", "save_program", "write_program"]
 
-# The arrays of values take at most so much in a file for each 200 operations, and weights lie in it only if all
-# of them take no more than that: with fingerprints, a file of 200 operations stays below 1 MB.
+# The arrays of values take at most so much in a file for each 200 operations, and weights lie in it only if
+# they take no more than that: with fingerprints, a file of 200 operations stays below 1 MB.
 _VALUES, _WEIGHTS = 2**19, 2**18
 _PACKAGES = ("torch", "jax", "jaxlib", "flax", "optax", "numpy")
 
@@ -149,15 +155,13 @@ def _first_of(program: RecordedProgram) -> dict[int, int]:
 
 
 def _text(program: RecordedProgram) -> dict[str, Any]:
-    from stablenum import __version__
-
     places = _Places()
     trace = program.trace
     forms = sorted(set(program.forms.values()))
     return {
         "format": FORMAT,
         "made": {
-            "stablenum": __version__,
+            "stablenum": sys.modules["stablenum"].__version__,
             "python": platform.python_version(),
             "platform": f"{platform.system()} {platform.machine()}",
             **{name: version for name in _PACKAGES if (version := _version(name))},
@@ -244,7 +248,9 @@ def _file(file: str) -> str:
     package = package_of(file)
     if package:
         parts = Path(file).parts
-        at = max((i for i, part in enumerate(parts) if part in ("site-packages", "dist-packages")), default=None)
+        at = max(
+            (i for i, part in enumerate(parts) if part in ("site-packages", "dist-packages")), default=None
+        )
         if at is not None:
             return "/".join(parts[at:])
     short = os.path.relpath(file)

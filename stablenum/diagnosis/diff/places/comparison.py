@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,9 +14,9 @@ from stablenum.diagnosis.diff.places.frontier import Frontier, Start, frontiers,
 from stablenum.diagnosis.diff.places.results import Group, Pair, Update, groups_after, groups_of
 from stablenum.diagnosis.diff.sides.fingerprints import distance
 from stablenum.diagnosis.diff.sides.kinds import kind, quiet
-from stablenum.diagnosis.diff.sides.play import if_recorded
 from stablenum.diagnosis.diff.sides.matching import Matching, matched
-from stablenum.diagnosis.diff.sides.sides import MOST_NOISE, Side, again, arrays_of
+from stablenum.diagnosis.diff.sides.play import if_recorded
+from stablenum.diagnosis.diff.sides.sides import MOST_NOISE, Side, again, arrays_of, results_of
 from stablenum.diagnosis.diff.weights.weights import WeightMap
 from stablenum.diagnosis.replay.trace import Step
 
@@ -192,9 +192,8 @@ class Comparison:
         origin = self.weights.origins.get(pair.right.name)
         if pair.right.kind in ("loss", "output") or origin is None:
             return self.left.arrays[pair.left.value], theirs
-        of = (pair.left.kind, pair.left.step)
-        mine = {r.name: self.left.arrays[r.value] for r in self.left.play.results if (r.kind, r.step) == of}
-        return origin.of({n: mine[n] for n in origin.names}), theirs
+        mine, (kind, _, _, step) = results_of(self.left), pair.left
+        return origin.of({n: mine[kind, n, step] for n in origin.names}), theirs
 
     # --- updates ---
 
@@ -204,8 +203,7 @@ class Comparison:
         Entries whose gradient is 0 but for rounding, such as those of a bias of keys, are 0 here: what an
         optimizer that divides by the size of a gradient makes of them tells nothing.
         """
-        mine = {(r.kind, r.name, r.step): self.left.arrays[r.value] for r in self.left.play.results}
-        theirs = {(r.kind, r.name, r.step): self.right.arrays[r.value] for r in self.right.play.results}
+        mine, theirs = results_of(self.left), results_of(self.right)
         tolerance = {(r.kind, r.name, r.step): self.right.tolerance[r.value] for r in self.right.play.results}
         start_left, start_right = self.left.program.parameters(), dict(self.right.program.parameters())
         start_right.update(self.right.weights or {})
@@ -240,13 +238,12 @@ class Comparison:
 
     def given(self, group: Group) -> Mapping[int, Any]:
         """Return the left side's results of a group as arrays that can take the place of the right side's."""
-        mine = {r.name: self.left.arrays[r.value] for r in _of(self.left, group)}
-        found = dict[int, Any]()
+        mine, found = results_of(self.left), dict[int, Any]()
         for pair in group.pairs:
             if group.kind not in ("gradient", "updated"):
                 continue
             origin = self.weights.origins[pair.right.name]
-            found[pair.right.value] = origin.of({n: mine[n] for n in origin.names})
+            found[pair.right.value] = origin.of({n: mine[group.kind, n, group.step] for n in origin.names})
         return found
 
 
@@ -270,10 +267,6 @@ def _known(gradient: Any, tolerance: float) -> Any:
     size = np.abs(gradient)
     exact = (size == 0) | (size > tolerance * size.max(initial=0.0))
     return exact & (tolerance < MOST_NOISE)
-
-
-def _of(side: Side, group: Group) -> Iterable[Any]:
-    return (r for r in side.play.results if (r.kind, r.step) == (group.kind, group.step))
 
 
 def _end_of_line(side: Side, start: Start | None, region: Sequence[Step]) -> int | None:

@@ -20,7 +20,7 @@ from stablenum.diagnosis.diff.sides.play import if_recorded
 from stablenum.diagnosis.diff.sides.sides import MOST_ENTRIES, Side, arrays_of
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["MOST_CALLS", "set_right", "unseen_in_loss"]
+__all__ = ["MOST_CALLS", "MendedPlace", "set_right", "unseen_in_loss"]
 
 MendedPlace: TypeAlias = tuple[Frontier, list[Pair], Patch | None]
 # So many places are looked at, the most likely first. Chosen, not measured.

@@ -23,8 +23,8 @@ _REMEDY = "Compute this in the format of the recording; if the change is meant, 
 _EVIDENCE = "With all operations in float64, the program agrees with its recording."
 
 
-# The recorded program itself was off by so much: another order of its sums may take it some times as far. Chosen,
-# not measured.
+# Another order of its sums may take a program so many times as far as the recorded run was off. Chosen, not
+# measured.
 _SEEN = 4.0
 
 
@@ -67,7 +67,7 @@ class Precision:
 
     def difference(self) -> Difference | None:
         """Return the first operation that rounds too much; None if there is none."""
-        first = next((v for v in self._values() if not v.error <= v.limit), None)
+        first = next((v for v in self._values if not v.error <= v.limit), None)
         if first is None:
             return None
         right = _location(self.comparison.right, first.right)
@@ -86,14 +86,15 @@ class Precision:
         """Return how far the results are off the recording's float64 twin, and how much of it rounding
         explains; None if that is not known of any."""
         results = self._results()
-        rows = [v for v in self._values() if v.right in results]
+        rows = [v for v in self._values if v.right in results]
         if not rows:
             return None
         worst = max(rows, key=lambda v: v.share)
         return (
             f"As it is, the program is off the recording's float64 twin by at most "
-            f"{max(v.error for v in rows):.1e} in its results; nearest to its limit is {results[worst.right]}, "
-            f"by {worst.error:.1e} where rounding explains {worst.limit:.1e} on any machine."
+            f"{max(v.error for v in rows):.1e} in its results; nearest to its limit is "
+            f"{results[worst.right]}, by {worst.error:.1e} where rounding explains {worst.limit:.1e} on any "
+            "machine."
         )
 
     def _results(self) -> dict[int, str]:
@@ -104,8 +105,12 @@ class Precision:
         """Return the first result that is computed from a value on."""
         return next((name for v, name in sorted(self._results().items()) if v >= since), None)
 
-    def _values(self) -> Iterator[_Value]:
-        """Yield what both sides have, in the order of the right program."""
+    @cached_property
+    def _values(self) -> list[_Value]:
+        """What both sides have, in the order of the right program."""
+        return list(self._compared())
+
+    def _compared(self) -> Iterator[_Value]:
         found, errors = self.comparison.found.right, self.rounding.errors
         ends = {p.right.value: p.left.value for g in self.comparison.groups for p in g.pairs}
         for j in range(len(self.comparison.right.prints)):
@@ -125,7 +130,9 @@ class Precision:
         own = self._own_limits[j] if self._own_limits else 0.0
         unit = unit_of(self.recorded.forms.get(i, "")) or ROUNDING
         seen = self.recorded.errors.get(i, 0.0)
-        return max(self.recorded.limits[i], own * unit / ROUNDING, _SEEN * seen if math.isfinite(seen) else 0.0)
+        return max(
+            self.recorded.limits[i], own * unit / ROUNDING, _SEEN * seen if math.isfinite(seen) else 0.0
+        )
 
     def _cause(self, first: _Value) -> Cause:
         own = self.rounding.forms.get(first.right, "")

@@ -24,7 +24,7 @@ from stablenum.diagnosis.diff.places.regions import Start
 from stablenum.diagnosis.diff.sides.equality import SAME_ARRAY
 from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, distance
 from stablenum.diagnosis.diff.sides.play import SEED, if_recorded
-from stablenum.diagnosis.diff.sides.sides import MOST_ENTRIES, Side, arrays_of, depending
+from stablenum.diagnosis.diff.sides.sides import MOST_ENTRIES, KnownArrays, Side, arrays_of, depending
 from stablenum.diagnosis.diff.weights.layouts import layouts
 from stablenum.diagnosis.replay.trace import Value
 
@@ -78,7 +78,7 @@ def _tables(comparison: Comparison, name: str, constants: Mapping[int, Any]) -> 
         signs = {v: generator.integers(0, 2, x.shape) * 2 - 1 for v, x in constants.items()}
         given = {v: x * (1 + _UNIT * signs[v]) for v, x in constants.items()}
         moving = replace(side, replaced={**side.replaced, **given})
-        others = if_recorded(partial(arrays_of, moving, values), {})
+        others = if_recorded(partial(arrays_of, moving, values), KnownArrays())
         for v, x in others.items():
             moved[v] = max(moved[v], float(np.abs(x - found[v]).max(initial=0.0)))
     return {v: (x, moved[v]) for v, x in found.items()}

@@ -28,7 +28,9 @@ def not_finite(comparison: Comparison) -> str | None:
     """
     for pair in (p for g in comparison.groups for p in g.pairs):
         arrays = comparison.left.arrays.get(pair.left.value), comparison.right.arrays.get(pair.right.value)
-        if any(array is None for array in arrays):  # of a recorded program: its fingerprint tells of NaN alone
+        if any(
+            array is None for array in arrays
+        ):  # of a recorded program: its fingerprint tells of NaN alone
             continue
         for word, bad, first in (("NaN", _has_nan, _has_nan), ("infinite", _has_no_number, _has_infinity)):
             if all(map(bad, arrays)):

@@ -129,8 +129,8 @@ def amount(difference: Difference) -> str:
     at = f" of step {difference.step}" if difference.step > 1 else ""
     if difference.of_rounding:
         return (
-            f"in float64 they agree, but the right one rounds by {difference.error:.2g} of a value's size where "
-            f"rounding explains {difference.allowed:.1g} on any machine"
+            f"in float64 they agree, but the right one rounds by {difference.error:.2g} of a value's size, "
+            f"where rounding explains {difference.allowed:.1g} on any machine"
         )
     return (
         f"{difference.result}{at}, by {difference.error:.2g} of its size in float64, where rounding explains "

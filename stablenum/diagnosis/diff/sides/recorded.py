@@ -37,11 +37,11 @@ from stablenum.diagnosis.replay.trace import Trace
 
 __all__ = ["Parameter", "RecordedProgram", "captured", "digest_of", "is_recorded", "limits_in_float32"]
 
-# While a program is recorded, so many times the arrays are kept of which a part is chosen in the end. Chosen, not
-# measured.
-_ROOM = 8
-# The entries of a value that are looked at, spread over it, so that the memory of a recording is bounded: 24 kB
-# for each value. Chosen, not measured.
+# While a program is recorded, so many times the arrays are kept of which a part is chosen in the end.
+# Chosen, not measured.
+_ROOM = 64
+# The entries of a value that are looked at, spread over it, so that the memory of a recording is bounded:
+# 24 kB for each value. Chosen, not measured.
 _MOST = 2**11
 _NO_DIALECT = Dialect((), (), "", "", numbers=False, within="")
 
@@ -220,7 +220,9 @@ def captured(program: Program, steps: int, most_bytes: int) -> RecordedProgram:
             operations.
     """
     if is_recorded(program):
-        raise TypeError("program must be a live one, made by stablenum_torch.program or stablenum_jax.program.")
+        raise TypeError(
+            "program must be a live one, made by stablenum_torch.program or stablenum_jax.program."
+        )
     narrow = _Narrow(program, steps)
     prints, shapes = list[Fingerprint](), list[tuple[int, ...]]()
     keep = _Smallest(_ROOM * most_bytes)
@@ -251,7 +253,7 @@ def captured(program: Program, steps: int, most_bytes: int) -> RecordedProgram:
         forms=forms,
         errors=errors,
         limits=limits_of(play.trace, shapes, forms, far),
-        arrays=_chosen(play.trace, keep.arrays, most_bytes),
+        arrays=_chosen(play, keep.arrays, most_bytes),
         kept={n: Parameter(tuple(np.shape(x)), fingerprint(x), x) for n, x in program.parameters().items()},
         state=dict(program.optimizer_state()),
         literals=program.written(steps),
@@ -327,12 +329,13 @@ def _moved(
     return found
 
 
-def _chosen(trace: Trace, arrays: KnownArrays, most_bytes: int) -> KnownArrays:
-    """Return the smallest of some arrays, but for parameters, which are kept for themselves. Values that hold
-    the same numbers in the same order are counted once."""
+def _chosen(play: Play, arrays: KnownArrays, most_bytes: int) -> KnownArrays:
+    """Return the results and then the smallest of some arrays, but for parameters, which are kept for
+    themselves. Values that hold the same numbers in the same order are counted once."""
     found, contents, used = KnownArrays(), set[bytes](), 0
-    for value in sorted(arrays, key=lambda v: (arrays[v].nbytes, v)):
-        if trace.values[value].role == "parameter" and trace.values[value].producer is None:
+    values, results = play.trace.values, {r.value for r in play.results}
+    for value in sorted(arrays, key=lambda v: (v not in results, arrays[v].nbytes, v)):
+        if values[value].role == "parameter" and values[value].producer is None:
             continue
         content = digest_of(arrays[value])
         used += 0 if content in contents else arrays[value].nbytes

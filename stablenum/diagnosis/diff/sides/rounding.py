@@ -64,7 +64,9 @@ def rounding_of(side: Side) -> Rounding:
             if overflows(narrow.entries, sampled(wide, narrow.entries.size)):
                 overflowed.add(index)
 
-    return _of(side, side.program.play(compare, weights=side.weights, steps=side.steps), errors, forms, overflowed)
+    return _of(
+        side, side.program.play(compare, weights=side.weights, steps=side.steps), errors, forms, overflowed
+    )
 
 
 def _as_recorded(side: Side, recorded: Mapping[int, float]) -> Rounding:

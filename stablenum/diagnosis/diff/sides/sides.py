@@ -15,7 +15,7 @@ from stablenum.diagnosis.replay.trace import Trace, Value
 
 __all__ = [
     "MOST_ENTRIES", "MOST_NOISE", "NOISE", "KnownArrays", "Side", "again", "arrays_of", "depending",
-    "first_with", "host", "into", "measured", "tolerances",
+    "first_with", "host", "into", "measured", "results_of", "tolerances",
 ]  # fmt: skip
 
 # The size of the noise that shows how a value depends on rounding: thousands of float64's roundings.
@@ -31,11 +31,11 @@ MOST_NOISE = 1e-3
 MOST_ENTRIES = 2**22
 
 
-class KnownArrays(dict[int, Any]):
-    """Arrays by value; of a recorded program only some are known."""
+class KnownArrays(dict[Any, Any]):
+    """Arrays by value, or by what a result is; of a recorded program only some are known."""
 
-    def __missing__(self, value: int) -> Any:
-        raise NotRecordedError(f"the array of value {value} is not in the file")
+    def __missing__(self, key: Any) -> Any:
+        raise NotRecordedError(f"the array of {key} is not in the file")
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Side:
     play: Play
     prints: list[Fingerprint]
     shapes: list[tuple[int, ...]] = field(default_factory=list)
-    arrays: dict[int, Any] = field(default_factory=dict)
+    arrays: KnownArrays = field(default_factory=KnownArrays)
     tolerance: list[float] = field(default_factory=list)
     depends: list[bool] = field(default_factory=list)
     trained: list[bool] = field(default_factory=list)
@@ -127,7 +127,7 @@ def again(side: Side, values: Mapping[int, Any], *, last: int | None = None) -> 
     """
     replaced = {**side.replaced, **values}
     first, end = min(values, default=0), len(side.prints) if last is None else last
-    prints, arrays = list(side.prints), dict(side.arrays)
+    prints, arrays = list(side.prints), KnownArrays(side.arrays)
 
     def visit(index: int, data: Any) -> None:
         if index > end:
@@ -144,7 +144,7 @@ def again(side: Side, values: Mapping[int, Any], *, last: int | None = None) -> 
     return replace(side, replaced=replaced, prints=prints, arrays=arrays)
 
 
-def arrays_of(side: Side, wanted: Iterable[int], *, keep: bool = False) -> dict[int, Any]:
+def arrays_of(side: Side, wanted: Iterable[int], *, keep: bool = False) -> KnownArrays:
     """Return some values of another evaluation, which ends when all are known; ``keep`` as in
     ``Program.show``. Of a recorded program, those that its file does not hold are lacking."""
     found = KnownArrays()
@@ -199,6 +199,12 @@ def into(prints: list[Fingerprint], shapes: list[tuple[int, ...]] | None = None)
         prints[index], shapes[index] = fingerprint(array), array.shape
 
     return visit
+
+
+def results_of(side: Side) -> KnownArrays:
+    """Return the arrays of a side's results, by kind, name and training step."""
+    known = ((r, side.arrays[r.value]) for r in side.play.results if r.value in side.arrays)
+    return KnownArrays({(r.kind, r.name, r.step): array for r, array in known})
 
 
 def host(data: Any) -> Any:
