@@ -46,7 +46,7 @@ skip_watch._watch.begin = lambda: None  # type: ignore[method-assign]
 collect_ignore = [
     "forking", "pairs/blind", "pairs/eighth", "pairs/eleventh", "pairs/fifth", "pairs/fourth", "pairs/ninth",
     "pairs/second", "pairs/seventh", "pairs/sixth", "pairs/tenth", "pairs/third", "pairs/tuned",
-    "pairs/twelfth", "pairs/within", "scripts",
+    "pairs/twelfth", "pairs/within", "scripts", "lockfile/cases",
 ]  # fmt: skip
 
 

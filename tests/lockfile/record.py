@@ -1,6 +1,6 @@
 """Compare recordings of programs with changed programs, and write what is right into ``found.json``.
 
-``cases.json`` holds harmless changes and faults of the programs beside it, written by people who have not seen
+``cases/cases.json`` holds harmless changes and faults of the programs beside it, whose author had not seen
 the comparison. ``python -m tests.lockfile.record`` compares all of them, and prints the table of the page;
 with ``--table``, it only prints the table; with ``--environment NAME PYTHON``, it compares the unchanged
 programs in another virtual environment, and notes these under NAME.
@@ -139,13 +139,13 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     rows = [r for name, r in found.items() if "/" not in name]
     elsewhere = [r for name, r in found.items() if "/" in name]
     harmless, faults = ([r for r in rows if r["kind"] == kind] for kind in ("harmless", "fault"))
+    alarms = sum(r["seen"] for r in elsewhere)
     confirmed = [r for r in faults if r["confirmed"]]
     lines = [
         "| | of | |",
         "| --- | ---: | ---: |",
         f"| harmless changes that give an alarm | {len(harmless)} | {sum(r['seen'] for r in harmless)} |",
-        "| unchanged programs in another environment that give an alarm "
-        f"| {len(elsewhere)} | {sum(r['seen'] for r in elsewhere)} |",
+        f"| unchanged programs elsewhere that give an alarm | {len(elsewhere)} | {alarms} |",
         f"| faults that are seen | {len(faults)} | {sum(r['seen'] for r in faults)} |",
         f"| faults whose line is named first | {len(faults)} | {sum(r['line'] for r in faults)} |",
         f"| faults with a confirmed cause | {len(faults)} | {len(confirmed)} |",

@@ -126,6 +126,8 @@ def _matched(
     if array.dtype.kind != "f" or array.size < _LEAST_ENTRIES:
         return _Match(name)
     mark, unit = fingerprint(array), unit_of(array.dtype.name)
+    if not np.isfinite(array).all():
+        return _matched_in_part(name, array, program, sizes.get(array.size, ()))
     gaps = sorted((distance(mark, side.prints[v]), v) for v in sizes.get(array.size, ()))
     related = [(gap, v) for gap, v in gaps[:_MOST_CANDIDATES] if gap < _RELATED]
     if not related:
@@ -136,6 +138,24 @@ def _matched(
     near = [row for row in rows if row[0] <= row[2]] or [min(rows, key=itemgetter(0, 1))]
     error, value, limit = min(near, key=itemgetter(1))
     return _Match(name, value, error, limit)
+
+
+def _matched_in_part(name: str, array: Any, program: RecordedProgram, values: Sequence[int]) -> _Match:
+    """Return the value whose numbers an array has where it is finite: it differs elsewhere, unless the value
+    is not finite there, too."""
+    finite, best, least = np.isfinite(array), _Match(name), _RELATED
+    rest = np.where(finite, array, 0).astype(np.float64)
+    for value in values:
+        own = program.arrays.get(value)
+        turned = None if own is None else laid_out(np.nan_to_num(own, posinf=0, neginf=0), rest)
+        if turned is None:
+            continue
+        error = _gap(np.where(finite, turned, 0), rest, math.inf)
+        if error < least:
+            same = _gap(own, array.astype(np.float64), math.inf) < math.inf
+            best = _Match(name, value, error if same else math.inf, program.limits[value])
+            least = error
+    return best
 
 
 def _limit(program: RecordedProgram, value: int, unit: float) -> float:

@@ -118,9 +118,10 @@ class Precision:
             partners = [i for i in partners if self._tells(i)]
             if j not in errors or not partners or self.comparison.right.noise(j):
                 continue
-            i = max(partners, key=lambda i: self.recorded.limits[i])
+            limit = max(self._limit(i, j) for i in partners)
+            i = next((i for i in partners if i in self.recorded.forms), partners[0])
             over = j in self.rounding.overflowed and math.isfinite(self.recorded.errors.get(i, 0.0))
-            yield _Value(i, j, math.inf if over else errors[j], self._limit(i, j))
+            yield _Value(i, j, math.inf if over else errors[j], limit)
 
     def _tells(self, i: int) -> bool:
         """Return whether rounding alone cannot make anything of a value of the recording."""
@@ -158,6 +159,7 @@ def precision_of(comparison: Comparison, rounding: Rounding) -> Precision | None
 
 
 def _location(side: Side, value: int) -> Location | None:
-    producer = side.trace.values[value].producer
-    step = None if producer is None else side.trace.steps[producer]
+    """Return the operation that makes a value, or that reads it first if it comes from outside."""
+    producer, reads = side.trace.values[value].producer, (s for s in side.trace.steps if value in s.inputs)
+    step = next(reads, None) if producer is None else side.trace.steps[producer]
     return None if step is None else location_of(Start(step), side, step.phase)
