@@ -84,8 +84,8 @@ class Numerics:
         if not file.exists():
             if os.environ.get("CI") and not update:
                 _fail(
-                    f"There is no recording {file}, and where CI is set none is made: run the test on your "
-                    "own machine, and commit the file."
+                    f"There is no recording {_shown(file)}, and where CI is set none is made: run the test on "
+                    "your own machine, and commit the file."
                 )
             file.parent.mkdir(parents=True, exist_ok=True)
             self._record(
@@ -108,19 +108,19 @@ class Numerics:
         except ValueError as error:
             return str(error)
         if getattr(recorded, "steps", steps) != steps:
-            return f"{file} holds {recorded.steps} training steps; the test asks for {steps}."
+            return f"{_shown(file)} holds {recorded.steps} training steps; the test asks for {steps}."
         report = diff(recorded, program, weights=weights)
         if report.ok:
             return None
         page = self._page(file.stem, report) if with_page else None
-        more = "" if page is None else f"\nThe whole report: {page}"
-        return f"{file} and the program differ.\n{report}{more}"
+        more = "" if page is None else f"\nThe whole report: {_shown(page)}"
+        return f"{_shown(file)} and the program differ.\n{report}{more}"
 
     def _record(self, program: Any, file: Path, steps: int, done: str) -> None:
         from stablenum import save_program
 
         save_program(program, file, steps=steps)
-        self._request.node.user_properties.append((_PROPERTY, f"{file}: {done}"))
+        self._request.node.user_properties.append((_PROPERTY, f"{_shown(file)}: {done}"))
 
     def _page(self, name: str, report: Any) -> Path | None:
         """Write the page of a report into pytest's cache; None if there is no cache."""
@@ -135,6 +135,12 @@ class Numerics:
 def _fail(text: str) -> None:
     __tracebackhide__ = True
     pytest.fail(text, pytrace=False)
+
+
+def _shown(path: Path) -> str:
+    """Return a path from the working directory, if it lies below that."""
+    short = os.path.relpath(path)
+    return str(path) if short.startswith("..") else short
 
 
 def _file_name(name: str) -> str:

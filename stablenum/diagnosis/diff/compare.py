@@ -36,7 +36,7 @@ from stablenum.diagnosis.diff.sides.dump import Dump
 from stablenum.diagnosis.diff.sides.equality import SAME_ARRAY
 from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.sides.play import Program, if_recorded
-from stablenum.diagnosis.diff.sides.recorded import RecordedProgram, is_recorded
+from stablenum.diagnosis.diff.sides.recorded import RecordedProgram, is_recorded, shown_path
 from stablenum.diagnosis.diff.sides.recording import recorded, undisturbed
 from stablenum.diagnosis.diff.sides.rounding import rounding_of
 from stablenum.diagnosis.diff.sides.sides import measured
@@ -168,7 +168,7 @@ def sides_of(left: Program, right: Program, weights: Weights) -> _Sides:
             )
         left, right, notes = right, left, (_EXCHANGED,)
     notes += tuple(
-        _MADE.format(name, p.path or "not in a file", ", ".join(f"{k} {v}" for k, v in p.made.items()))
+        _MADE.format(name, shown_path(p.path), ", ".join(f"{k} {v}" for k, v in p.made.items()))
         for name, p in (("left", left), ("right", right))
         if isinstance(p, RecordedProgram)
     )
@@ -184,7 +184,7 @@ def _weights_note(recorded: RecordedProgram, other: Program) -> str:
     marks = {name: fingerprint(x) for name, x in other.parameters().items()}
     apart = [n for n, p in recorded.kept.items() if n in marks and distance(p.print, marks[n]) > SAME_ARRAY]
     unknown = [n for n in recorded.kept if n not in marks]
-    file = f"{recorded.path}.weights"
+    file = f"{shown_path(recorded.path)}.weights"
     if not apart and not unknown:
         return _SAME_WEIGHTS.format(file)
     return _OTHER_WEIGHTS.format(file, (apart or unknown)[0])
@@ -370,7 +370,7 @@ def _repro(comparison: Comparison, found: list[Found], alone: Sequence[OneSided]
     return reproduction(comparison, first.place, first.patch, first.difference)
 
 
-_MADE = "The {} side is a recording ({}), made with {}."
+_MADE = "The {} side is the recording {}, made with {}."
 _EXCHANGED = "The recording was given on the right; as the reference, it is the left side here."
 _SAME_WEIGHTS = (
     "{} is not there, so that the program keeps its own weights. They have the fingerprints of the recorded "

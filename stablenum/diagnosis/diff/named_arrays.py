@@ -19,9 +19,10 @@ from stablenum.diagnosis.diff.sides.bounds import unit_of
 from stablenum.diagnosis.diff.sides.dump import Dump
 from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.sides.play import Program
-from stablenum.diagnosis.diff.sides.recorded import RecordedProgram, captured
+from stablenum.diagnosis.diff.sides.recorded import RecordedProgram, captured, shown_path
 from stablenum.diagnosis.diff.sides.recording import recorded
-from stablenum.diagnosis.diff.sides.sides import Side
+from stablenum.diagnosis.diff.sides.sides import Side, again, arrays_of, measured
+from stablenum.diagnosis.diff.weights.layouts import layouts
 
 __all__ = ["compared_with_dump"]
 
@@ -69,9 +70,9 @@ def compared_with_dump(left: Program | Dump, right: Program | Dump, steps: int) 
         ValueError: both sides are dumps, or nothing of the dump is in the program.
     """
     if isinstance(left, Dump) and not isinstance(right, Dump):
-        return _report(left, _recording(right, "left", steps), "left")
+        return _report(left, right, "left", steps)
     if isinstance(right, Dump) and not isinstance(left, Dump):
-        return _report(right, _recording(left, "right", steps), "right")
+        return _report(right, left, "right", steps)
     raise ValueError(
         "one of the two sides must be a program with its operations: named arrays alone have no lines. Use "
         "numpy.testing.assert_allclose for two sets of arrays."
@@ -86,14 +87,16 @@ def _recording(program: Program, dump_at: str, steps: int) -> RecordedProgram:
     return captured(live, steps, _MOST_BYTES)
 
 
-def _report(dump: Dump, program: RecordedProgram, dump_at: str) -> DiffReport:
+def _report(dump: Dump, live: Program, dump_at: str, steps: int) -> DiffReport:
+    program = _recording(live, dump_at, steps)
     side = program.side()
     sizes = _by_size(side)
     matches = [_matched(name, array, program, side, sizes) for name, array in dump.arrays.items()]
+    matches = _with_results(dump, program, side, matches)
     if all(m.value is None for m in matches):
         raise ValueError(
-            f"none of the {len(matches)} arrays of {dump.path} is near a value of the program: dump what "
-            "both compute, with the same weights and the same inputs."
+            f"none of the {len(matches)} arrays of {shown_path(dump.path)} is near a value of the program: "
+            "dump what both compute, with the same weights and the same inputs."
         )
     first = next((m for m in matches if m.value is not None and not m.same), None)
     found = () if first is None else (_difference(dump, side, matches, first, dump_at),)
@@ -105,7 +108,7 @@ def _report(dump: Dump, program: RecordedProgram, dump_at: str) -> DiffReport:
         differences=found,
         weights={},
         matched=counts if dump_at == "left" else (counts[1], counts[0]),
-        notes=tuple(_notes(dump, side, matches)),
+        notes=tuple(_notes(side, matches, _contributions(dump, live, matches, steps))),
     )
 
 
@@ -138,6 +141,64 @@ def _matched(
     near = [row for row in rows if row[0] <= row[2]] or [min(rows, key=itemgetter(0, 1))]
     error, value, limit = min(near, key=itemgetter(1))
     return _Match(name, value, error, limit)
+
+
+def _with_results(
+    dump: Dump, program: RecordedProgram, side: Side, matches: Sequence[_Match]
+) -> list[_Match]:
+    """Return the matches, in which an array that is near to nothing belongs to the program's loss or output
+    of its size that no other array belongs to."""
+    ends = [r.value for r in side.play.results if r.kind in ("loss", "output")]
+    free = [v for v in ends if all(m.value != v for m in matches)]
+    found = list[_Match]()
+    for m in matches:
+        array = np.asarray(dump.arrays[m.name])
+        same_size = [v for v in free if math.prod(side.shapes[v]) == array.size and array.dtype.kind == "f"]
+        if m.value is None and same_size:
+            value = same_size[0]
+            free.remove(value)
+            unit = unit_of(array.dtype.name)
+            error = _gap(program.arrays.get(value), array.astype(np.float64), math.inf)
+            found.append(_Match(m.name, value, error, _limit(program, value, unit)))
+        else:
+            found.append(m)
+    return found
+
+
+def _contributions(
+    dump: Dump, live: Program, matches: Sequence[_Match], steps: int
+) -> tuple[str, Mapping[str, float]]:
+    """Return the last array that has a counterpart, and how much of its gap comes from what is computed
+    between each array and the one before it.
+
+    The array is put in the place of the program's value: what is off in the last one then comes from what
+    follows. Of a recorded program this is not known.
+    """
+    known = [m for m in matches if m.value is not None and math.isfinite(m.error)]
+    if isinstance(live, RecordedProgram) or len(known) < 2 or known[-1].same:
+        return "", {}
+    last, found = known[-1], dict[str, float]()
+    side = measured(live.fresh(), noise=False, steps=steps)
+    target = np.asarray(dump.arrays[last.name]).astype(np.float64)
+    before = last.error
+    for m in known[:-1]:
+        assert m.value is not None
+        own = arrays_of(side, [m.value])[m.value]
+        new = _laid_back(np.asarray(dump.arrays[m.name]).astype(np.float64), own)
+        if new is None:
+            continue
+        changed = again(side, {m.value: new})
+        assert last.value is not None
+        gap = _gap(arrays_of(changed, [last.value])[last.value], target, math.inf)
+        found[m.name], before = before - gap, gap
+    return last.name, {**found, last.name: before}
+
+
+def _laid_back(array: Any, own: Any) -> Any:
+    """Return an array in the layout of the value that it was found to be; None if no layout leads there."""
+    ways = layouts(tuple(own.shape), tuple(array.shape), "other")
+    turned = [array.reshape([own.shape[i] for i in w]).transpose(np.argsort(w)) for w in ways]
+    return min(turned, key=lambda x: float(np.abs(x - own).max(initial=0.0)), default=None)
 
 
 def _matched_in_part(name: str, array: Any, program: RecordedProgram, values: Sequence[int]) -> _Match:
@@ -183,7 +244,7 @@ def _difference(dump: Dump, side: Side, matches: Sequence[_Match], first: _Match
     assert first.value is not None
     here = _location(side, first.value)
     phase = "forward" if here is None else here.phase
-    array = Location(where=dump.path, operation=first.name, module="", phase=phase)
+    array = Location(where=shown_path(dump.path), operation=first.name, module="", phase=phase)
     lines = _lines_since(side, matches, first)
     return Difference(
         left=array if dump_at == "left" else here,
@@ -216,8 +277,12 @@ def _location(side: Side, value: int) -> Location | None:
     return None if step is None else location_of(Start(step), side, step.phase)
 
 
-def _notes(dump: Dump, side: Side, matches: Iterable[_Match]) -> Iterable[str]:
-    """Yield a line for each array: where its counterpart is, and how far the two are apart."""
+def _notes(
+    side: Side, matches: Iterable[_Match], contributions: tuple[str, Mapping[str, float]]
+) -> Iterable[str]:
+    """Yield a line for each array: where its counterpart is, how far the two are apart, and what is added to
+    the gap of the last one on the way to it."""
+    target, added = contributions
     lost = []
     for m in matches:
         if m.value is None:
@@ -226,6 +291,7 @@ def _notes(dump: Dump, side: Side, matches: Iterable[_Match]) -> Iterable[str]:
         at = _location(side, m.value)
         where = side.trace.values[m.value].name if at is None else f"{at.operation} ({at.where})"
         what = "the same as" if m.same else "differs from"
-        yield f"{m.name}: {what} {where}, by {m.error:.1e} where rounding explains {m.limit:.1e}."
+        more = f"; adds {added[m.name]:.1e} to the gap of {target}" if m.name in added else ""
+        yield f"{m.name}: {what} {where}, by {m.error:.1e} where rounding explains {m.limit:.1e}{more}."
     if lost:
         yield f"Not in the program, or in other parts: {', '.join(lost)}."

@@ -90,9 +90,10 @@ class Precision:
         if not rows:
             return None
         worst = max(rows, key=lambda v: v.share)
+        near = "nearest to" if worst.share <= 1 else "farthest beyond"
         return (
             f"As it is, the program is off the recording's float64 twin by at most "
-            f"{max(v.error for v in rows):.1e} in its results; nearest to its limit is "
+            f"{max(v.error for v in rows):.1e} in its results; {near} its limit is "
             f"{results[worst.right]}, by {worst.error:.1e} where rounding explains {worst.limit:.1e} on any "
             "machine."
         )

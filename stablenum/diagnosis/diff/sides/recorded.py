@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
+import os
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -35,7 +36,15 @@ from stablenum.diagnosis.diff.sides.sides import (
 )
 from stablenum.diagnosis.replay.trace import Trace
 
-__all__ = ["Parameter", "RecordedProgram", "captured", "digest_of", "is_recorded", "limits_in_float32"]
+__all__ = [
+    "Parameter",
+    "RecordedProgram",
+    "captured",
+    "digest_of",
+    "is_recorded",
+    "limits_in_float32",
+    "shown_path",
+]
 
 # While a program is recorded, so many times the arrays are kept of which a part is chosen in the end.
 # Chosen, not measured.
@@ -200,6 +209,12 @@ RecordedProgram.__module__ = "stablenum.typing"
 
 def _not_recorded(what: str) -> NoReturn:
     raise NotRecordedError(f"{what} needs a run of the program, and only its recording is here")
+
+
+def shown_path(path: str) -> str:
+    """Return a file as reports name it: from the working directory, if it lies below that."""
+    short = os.path.relpath(path) if path else "(not in a file)"
+    return path if short.startswith("..") else short
 
 
 def is_recorded(program: Any) -> bool:
