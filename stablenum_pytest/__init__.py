@@ -84,8 +84,8 @@ class Numerics:
         if not file.exists():
             if os.environ.get("CI") and not update:
                 _fail(
-                    f"There is no recording {_shown(file)}, and where CI is set none is made: run the test on "
-                    "your own machine, and commit the file."
+                    f"There is no recording {_shown(file)}, and where CI is set none is made: run the test "
+                    "on your own machine, and commit the file."
                 )
             file.parent.mkdir(parents=True, exist_ok=True)
             self._record(

@@ -225,7 +225,7 @@ def test_the_report_says_what_rounding_explains(golden: dict[str, Path]) -> None
     report = stablenum.diff(stablenum.load_program(golden["torch"]), in_torch())
     note = next(n for n in report.notes if "off the recording's float64 twin" in n)
     assert "rounding explains" in note
-    assert any("is a recording" in n and "torch" in n for n in report.notes)
+    assert any("is the recording" in n and "torch" in n for n in report.notes)
 
 
 # --- steps -------------------------------------------------------------------------------------------------

@@ -445,8 +445,10 @@ class Player(TorchDispatchMode):
         moves = any(self._depends(i) for i in inputs)
         for tensor in computed if self._noise and (moves or self.noisy_constants) else ():
             drawn = torch.randint(0, 2, tensor.shape, generator=self._generator, device="cpu")
-            sign = drawn.to(tensor) * 2 - 1
-            tensor.mul_(1 + self._noise * sign * (tensor.abs() < MASKED))
+            factor = drawn.to(tensor).mul_(2 * self._noise).add_(1 - self._noise)
+            if tensor.numel() and not tensor.abs().amax() < MASKED:
+                factor = torch.where(tensor.abs() < MASKED, factor, 1.0)
+            tensor.mul_(factor)
         ids = [self.trace.add_value() for _ in outputs]
         self._moving.update(ids if moves else ())
         for tensor, value in zip(outputs, ids):

@@ -9,6 +9,7 @@ member                  dtype      contents
 ``flags.npy``           uint8      (values,): 1 if a value holds floating-point numbers, 2 if it has a NaN
 ``tolerance.npy``       float64    (values,): how far rounding in float64 moves each value
 ``errors.npy``          float64    (values,): how far each value was off its float64 twin; NaN if not known
+``typical.npy``         float64    (values,): the same of its typical entry
 ``limits.npy``          float64    (values,): how far rounding may take it on any machine
 ``value_ID.npy``        any        the array of one value in float64; as many of the smallest as there is room
 ``weight_N.npy``        float      the N-th parameter, if the weights lie in the file

@@ -33,6 +33,7 @@ _BROKEN = (
 )  # fmt: skip
 # So many bytes of weights are read: 2^31 parameters in float32. Chosen, not measured.
 _MOST_WEIGHTS = 2**33
+_COLUMNS = ("tolerance", "errors", "typical", "limits")
 _PHASES = ("forward", "backward", "update")
 _KINDS = ("loss", "output", "gradient", "updated")
 
@@ -102,7 +103,7 @@ def _read(archive: Archive, path: Path) -> RecordedProgram:
     shapes = [_shape(shape) for shape in text["shapes"]]
     _check(len(shapes) == count, "it does not give the shape of each value")
     prints = _prints(archive, count)
-    numbers = {name: _column(archive, name, count) for name in ("tolerance", "errors", "limits")}
+    numbers = {name: _column(archive, name, count) for name in _COLUMNS}
     _check(
         not np.isnan(numbers["tolerance"]).any() and (numbers["tolerance"] >= 0).all(), "a tolerance is NaN"
     )
@@ -122,7 +123,8 @@ def _read(archive: Archive, path: Path) -> RecordedProgram:
         shapes=shapes,
         tolerance=numbers["tolerance"].tolist(),
         forms={i: formats[k] for i, k in enumerate(form_of) if _whole(k, -1, len(formats)) >= 0},
-        errors={i: e for i, e in enumerate(numbers["errors"].tolist()) if not math.isnan(e)},
+        errors=_known(numbers["errors"]),
+        typical=_known(numbers["typical"]),
         limits=numbers["limits"].tolist(),
         arrays=_values(archive, text["arrays"], shapes, trace, kept),
         kept=kept,
@@ -142,6 +144,10 @@ def _column(archive: Archive, name: str, count: int) -> Any:
     array = archive.array(name)
     _check(array.shape == (count,) and array.dtype.kind == "f", f"{name} has not one number for each value")
     return array.astype(np.float64)
+
+
+def _known(column: Any) -> dict[int, float]:
+    return {i: x for i, x in enumerate(column.tolist()) if not math.isnan(x)}
 
 
 def _prints(archive: Archive, count: int) -> list[Fingerprint]:

@@ -139,6 +139,7 @@ def _arrays(program: RecordedProgram) -> dict[str, Any]:
         "flags": np.asarray([p.floating + 2 * p.bad for p in program.prints], np.uint8),
         "tolerance": np.asarray(program.tolerance, np.float64),
         "errors": np.asarray([program.errors.get(i, np.nan) for i in known], np.float64),
+        "typical": np.asarray([program.typical.get(i, np.nan) for i in known], np.float64),
         "limits": np.asarray(program.limits, np.float64),
         **{f"value_{i}": program.arrays[i] for i in sorted({*_first_of(program).values()})},
     }

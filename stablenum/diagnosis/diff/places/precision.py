@@ -112,7 +112,7 @@ class Precision:
         return list(self._compared())
 
     def _compared(self) -> Iterator[_Value]:
-        found, errors = self.comparison.found.right, self.rounding.errors
+        found, errors = self.comparison.found.right, self.rounding.typical
         ends = {p.right.value: p.left.value for g in self.comparison.groups for p in g.pairs}
         for j in range(len(self.comparison.right.prints)):
             partners = [*found.get(j, ()), *([ends[j]] if j in ends else [])]
@@ -131,10 +131,8 @@ class Precision:
     def _limit(self, i: int, j: int) -> float:
         own = self._own_limits[j] if self._own_limits else 0.0
         unit = unit_of(self.recorded.forms.get(i, "")) or ROUNDING
-        seen = self.recorded.errors.get(i, 0.0)
-        return max(
-            self.recorded.limits[i], own * unit / ROUNDING, _SEEN * seen if math.isfinite(seen) else 0.0
-        )
+        seen = _SEEN * self.recorded.typical.get(i, 0.0)
+        return max(self.recorded.limits[i], own * unit / ROUNDING, seen)
 
     def _cause(self, first: _Value) -> Cause:
         own = self.rounding.forms.get(first.right, "")

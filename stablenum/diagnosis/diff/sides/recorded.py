@@ -24,7 +24,13 @@ from stablenum.diagnosis.diff.sides.play import (
     Result,
     Visit,
 )
-from stablenum.diagnosis.diff.sides.rounding import format_of, overflows, relative_error, sampled
+from stablenum.diagnosis.diff.sides.rounding import (
+    format_of,
+    overflows,
+    relative_error,
+    sampled,
+    typical_error,
+)
 from stablenum.diagnosis.diff.sides.sides import (
     NOISE,
     KnownArrays,
@@ -82,7 +88,8 @@ class RecordedProgram:
         prints, shapes, tolerance: of each value in float64.
         forms: the format of each value of the program as it is.
         errors: how far each value of the program as it is was off its float64 twin, relative to its size.
-        limits: how far rounding may take it, on any machine.
+        typical: the same of the typical entry of each value.
+        limits: how far rounding may take the typical entry, on any machine.
         arrays: some of the values in float64.
         kept: the parameters and buffers by name.
         state: what the optimizer keeps of earlier steps, by parameter and role.
@@ -101,6 +108,7 @@ class RecordedProgram:
     tolerance: list[float]
     forms: dict[int, str]
     errors: dict[int, float]
+    typical: dict[int, float]
     limits: list[float]
     arrays: KnownArrays
     kept: dict[str, Parameter]
@@ -252,10 +260,13 @@ def captured(program: Program, steps: int, most_bytes: int) -> RecordedProgram:
 
     play = program.play(visit, steps=steps)
     most_bytes = round(most_bytes * max(1.0, len(play.trace.steps) / 200))
-    forms, errors = narrow.beside(play, wide)
+    forms, errors, typical = narrow.beside(play, wide)
     moved = list[Fingerprint]()
-    program.play(into(moved), steps=steps, noise=NOISE)
-    far = _moved(program, steps, wide)
+    draws = [
+        _moved(program, steps, wide, noise=NOISE, see=into(moved)),
+        _moved(program, steps, wide),
+    ]
+    far = {v: max(draw.get(v, 0.0) for draw in draws) for v in {*draws[0], *draws[1]}}
     return RecordedProgram(
         framework=program.framework,
         steps=steps,
@@ -267,6 +278,7 @@ def captured(program: Program, steps: int, most_bytes: int) -> RecordedProgram:
         tolerance=tolerances(prints, moved),
         forms=forms,
         errors=errors,
+        typical=typical,
         limits=limits_of(play.trace, shapes, forms, far),
         arrays=_chosen(play, keep.arrays, most_bytes),
         kept={n: Parameter(tuple(np.shape(x)), fingerprint(x), x) for n, x in program.parameters().items()},
@@ -292,9 +304,10 @@ class _Narrow:
 
     def beside(
         self, play: Play, wide: Mapping[int, tuple[tuple[int, ...], Any]]
-    ) -> tuple[dict[int, str], dict[int, float]]:
-        """Return format and error of each value of the evaluation in float64 that has a counterpart here."""
-        forms, errors = dict[int, str](), dict[int, float]()
+    ) -> tuple[dict[int, str], dict[int, float], dict[int, float]]:
+        """Return format, error and typical error of each value of the evaluation in float64 that has a
+        counterpart here."""
+        forms, errors, typical = dict[int, str](), dict[int, float](), dict[int, float]()
         for index in range(len(play.trace.values)):
             key: Hashable = play.keys.get(index)
             if key not in self._by_key:
@@ -303,7 +316,8 @@ class _Narrow:
             forms[index] = form
             if narrow is not None and index in wide and narrow.size == wide[index][1].size:
                 errors[index] = _error(narrow, wide[index][1])
-        return forms, errors
+                typical[index] = typical_error(narrow, wide[index][1])
+        return forms, errors, typical
 
 
 def _error(narrow: Any, wide: Any) -> float:
@@ -330,17 +344,22 @@ def _moved(
     steps: int,
     wide: Mapping[int, tuple[tuple[int, ...], Any]],
     weights: Mapping[str, Any] | None = None,
+    *,
+    noise: float = ROUNDING,
+    see: Visit = lambda index, data: None,
 ) -> dict[int, float]:
-    """Return how far one rounding of float32 in each result moves a value, relative to its size."""
+    """Return how far one rounding of float32 in each result moves the typical entry of a value, relative to
+    its size; with smaller noise, how far it would if all were linear. ``see`` is shown the values, too."""
     found = dict[int, float]()
 
     def visit(index: int, data: Any) -> None:
+        see(index, data)
         known = wide.get(index)
         array = host(data)
         if known is not None and array.shape == known[0]:
-            found[index] = relative_error(sampled(array, _MOST), known[1])
+            found[index] = typical_error(sampled(array, _MOST), known[1]) * ROUNDING / noise
 
-    program.play(visit, weights=weights, steps=steps, noise=ROUNDING, everywhere=True)
+    program.play(visit, weights=weights, steps=steps, noise=noise, everywhere=noise == ROUNDING)
     return found
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from stablenum.diagnosis.diff.sides.play import Play
+from stablenum.diagnosis.diff.sides.play import MASKED, Play
 from stablenum.diagnosis.diff.sides.sides import Side, host
 from stablenum.diagnosis.replay.trace import Step
 
-__all__ = ["Rounding", "format_of", "overflows", "relative_error", "rounding_of", "sampled"]
+__all__ = ["Rounding", "format_of", "overflows", "relative_error", "rounding_of", "sampled", "typical_error"]
 
 # The entries that are kept of all values together, which take 256 MiB in float32, and the least that are kept
 # of each value. Chosen, not measured.
@@ -28,6 +28,8 @@ class Rounding:
         step: the operation of the forward pass whose result is farthest off compared with what it read.
         added: by how much.
         errors: the relative error of each value; at most 1 for what is 0 but for rounding.
+        typical: the typical relative error of the entries of each value, which other rounding moves less
+            than the largest one.
         forms: the format of each value in the program as it is, as far as it is known.
         overflowed: the values that are finite in float64 only.
     """
@@ -36,6 +38,7 @@ class Rounding:
     step: Step | None
     added: float
     errors: Mapping[int, float] = field(default_factory=dict)
+    typical: Mapping[int, float] = field(default_factory=dict)
     forms: Mapping[int, str] = field(default_factory=dict)
     overflowed: Collection[int] = ()
 
@@ -50,7 +53,8 @@ def rounding_of(side: Side) -> Rounding:
     if recorded is not None:
         return _as_recorded(side, recorded)
     samples = _samples(side, max(_LEAST, _MOST // max(len(side.trace.values), 1)))
-    keys, errors, forms, overflowed = side.play.keys, dict[int, float](), dict[int, str](), set[int]()
+    keys, errors, typical = side.play.keys, dict[int, float](), dict[int, float]()
+    forms, overflowed = dict[int, str](), set[int]()
 
     def compare(index: int, data: Any) -> None:
         narrow = samples.get(keys.get(index))
@@ -60,32 +64,27 @@ def rounding_of(side: Side) -> Rounding:
         if wide.dtype.kind == "f" and wide.shape == narrow.shape:
             error = relative_error(narrow.entries, wide)
             errors[index] = min(error, 1.0) if side.noise(index) else error
-            forms[index] = narrow.form
-            if overflows(narrow.entries, sampled(wide, narrow.entries.size)):
+            there = sampled(wide, narrow.entries.size)
+            typical[index], forms[index] = typical_error(narrow.entries, there), narrow.form
+            if overflows(narrow.entries, there):
                 overflowed.add(index)
 
-    return _of(
-        side, side.program.play(compare, weights=side.weights, steps=side.steps), errors, forms, overflowed
-    )
+    wide = side.program.play(compare, weights=side.weights, steps=side.steps)
+    return replace(_of(side, wide, errors), typical=typical, forms=forms, overflowed=overflowed)
 
 
 def _as_recorded(side: Side, recorded: Mapping[int, float]) -> Rounding:
+    known: Any = side.program
     errors = {v: min(e, 1.0) if side.noise(v) else e for v, e in recorded.items()}
-    return _of(side, side.play, errors, getattr(side.program, "forms", {}), ())
+    return replace(_of(side, side.play, errors), typical=known.typical, forms=known.forms)
 
 
-def _of(
-    side: Side,
-    wide: Play,
-    errors: Mapping[int, float],
-    forms: Mapping[int, str],
-    overflowed: Collection[int],
-) -> Rounding:
+def _of(side: Side, wide: Play, errors: Mapping[int, float]) -> Rounding:
     ends = [r.value for r in wide.results if r.kind in ("loss", "output")]
     telling = {v for v in errors if not side.noise(v)}
     step, added = _worst(wide.trace.steps, errors, telling)
     worst = max((errors.get(v, 0.0) for v in ends), default=0.0)
-    return Rounding(worst, step, added, errors, forms, overflowed)
+    return Rounding(worst, step, added, errors)
 
 
 class Sample(NamedTuple):
@@ -154,3 +153,19 @@ def relative_error(narrow: Any, wide: Any) -> float:
         return 0.0
     scale = float(np.max(np.abs(wide), where=np.isfinite(wide), initial=0.0)) or 1.0
     return float(np.abs(narrow[finite].astype(np.float64) - there[finite]).max()) / scale
+
+
+def typical_error(narrow: Any, wide: Any) -> float:
+    """Return the upper quartile of the differences of entries, relative to that of their sizes.
+
+    The largest difference would not do: an optimizer that divides each gradient by its own size makes of one
+    that is nearly zero whatever rounding has left of it. Entries that are zero or masked do not count.
+    """
+    size = np.abs(np.asarray(wide, np.complex128 if np.iscomplexobj(wide) else np.float64))
+    with np.errstate(invalid="ignore", over="ignore"):
+        gap = np.abs(narrow - wide)
+    kept = (size > 0) & (size < MASKED) & np.isfinite(gap)
+    if not kept.any():
+        return 0.0
+    at = (3 * (int(kept.sum()) - 1)) // 4
+    return float(np.partition(gap[kept], at)[at] / np.partition(size[kept], at)[at])
