@@ -83,6 +83,7 @@ def test_the_pages_have_examples():
         "install.md",
         "jax.md",
         "nan-and-cure.md",
+        "numerics.md",
         "porting.md",
         "precision.md",
         "pytorch.md",
