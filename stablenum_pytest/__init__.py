@@ -107,8 +107,9 @@ class Numerics:
             recorded = load_program(file)
         except ValueError as error:
             return str(error)
-        if getattr(recorded, "steps", steps) != steps:
-            return f"{_shown(file)} holds {recorded.steps} training steps; the test asks for {steps}."
+        held = getattr(recorded, "steps", steps)
+        if held != steps:
+            return f"{_shown(file)} holds {held} training steps; the test asks for {steps}."
         report = diff(recorded, program, weights=weights)
         if report.ok:
             return None

@@ -39,6 +39,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "methods": ("tests/methods", *EVERY),
     "silent": ("tests/silent", *EVERY),
     "unseen": ("tests/unseen", *EVERY),
+    "lockfile": ("tests/lockfile", *EVERY),
     "real-pairs": ("tests/pairs/real", *EVERY),
     "pairs-tuned": ("tests/pairs/test_pairs.py", "-k", "[tuned-", *EVERY),
     "pairs-within": ("tests/pairs/test_pairs.py", "-k", "[within-", *EVERY),

@@ -260,7 +260,7 @@ def test_the_page_of_the_command_has_every_option_and_exit_code(made_with, tmp_p
     assert "(with `--module`, the module's name)" in text
     assert "as in `--allow '*.mask'`" in text
     assert not re.search(r"--", re.sub(r"`[^`]*`|```.*?```|^\| ---.*?$", "", text, flags=re.M | re.S))
-    assert "| `--steps <int range>` | Compare this many training steps. \\[default: 1; x>=1\\] |" in text
+    assert "| `--steps <int range>` | Record this many training steps. \\[default: 1; x>=1\\] |" in text
     page = (DOCS / "command-line.md").read_text(encoding="utf-8")
     assert "{include} _build/generated/commands.md" in page
     exits = re.search(r"^## Exit codes\n(.*?)^## |\Z", page + "\n## ", re.M | re.S)[1]

@@ -162,6 +162,7 @@ def test_a_file_that_is_not_there_or_a_folder_is_an_error_of_the_system(tmp_path
         stablenum.load_program(7)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @hypothesis.given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 @hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=150)
 def test_a_flipped_bit_is_refused_or_changes_nothing_that_matters(
@@ -179,6 +180,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing_that_matters(
         assert len(getattr(read, "prints", getattr(read, "arrays", ()))) > 0
 
 
+@pytest.mark.slow
 @hypothesis.given(part=st.floats(0, 1, exclude_max=True))
 @hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=50)
 def test_a_file_that_is_cut_off_is_refused(whole: Path, tmp_path: Path, part: float) -> None:
@@ -189,6 +191,7 @@ def test_a_file_that_is_cut_off_is_refused(whole: Path, tmp_path: Path, part: fl
         stablenum.load_program(path)
 
 
+@pytest.mark.slow
 @hypothesis.given(data=st.data())
 @hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=100)
 def test_any_other_value_in_the_text_is_refused_or_read(whole: Path, tmp_path: Path, data: Any) -> None:

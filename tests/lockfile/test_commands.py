@@ -49,12 +49,14 @@ def test_a_program_is_recorded_and_compared(here: Path) -> None:
     assert not json.loads((here / "report.json").read_text())["ok"]
 
 
+@pytest.mark.slow
 def test_a_side_of_a_pair_is_recorded(here: Path) -> None:
     assert run(here, "record", "pair.py", "-o", "left.snum", "--side", "left").returncode == 0
     assert run(here, "diff", "left.snum", "same.py").returncode == 0
     assert run(here, "diff", "left.snum", "pair.py", "--side", "right").returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -80,6 +82,7 @@ def test_a_wrong_command_line_ends_with_2_and_a_sentence(
     assert not (here / "new.snum").exists()
 
 
+@pytest.mark.slow
 def test_named_arrays_are_compared_with_a_program(here: Path) -> None:
     hidden = np.tanh(X @ WEIGHTS["up"].T + WEIGHTS["up_bias"])
     np.savez(here / "engine.npz", hidden=hidden, centred=hidden - hidden.mean(-1, keepdims=True) * 1.001)

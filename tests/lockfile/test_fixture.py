@@ -94,6 +94,7 @@ def test_a_change_fails_with_the_first_screen_of_the_report(here: pytest.Pyteste
     assert page.read_text().lower().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_an_update_shows_what_changed_and_records_it(here: pytest.Pytester) -> None:
     write(here, ONE.format(""))
     here.runpytest("-q")
@@ -106,6 +107,7 @@ def test_an_update_shows_what_changed_and_records_it(here: pytest.Pytester) -> N
     here.runpytest("-q").assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_an_update_leaves_recordings_alone_that_agree(here: pytest.Pytester) -> None:
     write(here, ONE.format(""))
     here.runpytest("-q")
@@ -115,6 +117,7 @@ def test_an_update_leaves_recordings_alone_that_agree(here: pytest.Pytester) -> 
     assert file.stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_names_come_from_the_test_and_its_parameters(here: pytest.Pytester) -> None:
     write(
         here,
@@ -129,6 +132,7 @@ def test_names_come_from_the_test_and_its_parameters(here: pytest.Pytester) -> N
     here.runpytest("-q").assert_outcomes(passed=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("test", "said"),
     [
@@ -144,6 +148,7 @@ def test_a_wrong_call_says_how_to_mend_it(here: pytest.Pytester, test: str, said
     result.stdout.fnmatch_lines([f"*{said}*"])
 
 
+@pytest.mark.slow
 def test_other_steps_than_the_recorded_ones_are_a_change(here: pytest.Pytester) -> None:
     write(here, "def test_it(numerics):\n    numerics.check(program(), 'a')\n")
     here.runpytest("-q")
@@ -163,6 +168,7 @@ def test_where_ci_is_set_nothing_is_recorded(here: pytest.Pytester, monkeypatch:
     assert not (here.path / "numerics").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_recording_fails_and_can_be_recorded_again(here: pytest.Pytester) -> None:
     write(here, ONE.format(""))
     here.runpytest("-q")
@@ -174,6 +180,7 @@ def test_a_damaged_recording_fails_and_can_be_recorded_again(here: pytest.Pytest
     here.runpytest("-q").assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_recordings_lie_in_the_folder_that_is_given(here: pytest.Pytester) -> None:
     write(here, ONE.format(""))
     here.runpytest("-q", "--numerics-dir", "golden/here").assert_outcomes(passed=1)
@@ -181,6 +188,7 @@ def test_recordings_lie_in_the_folder_that_is_given(here: pytest.Pytester) -> No
     assert not (here.path / "numerics").exists()
 
 
+@pytest.mark.slow
 def test_workers_of_xdist_hand_on_what_they_recorded(here: pytest.Pytester) -> None:
     write(
         here,

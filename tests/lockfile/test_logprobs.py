@@ -42,6 +42,7 @@ def test_an_engine_that_computes_the_same_agrees(example: ModuleType, tmp_path: 
     assert report_of(example, "", tmp_path).ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "first", "most"),
     [

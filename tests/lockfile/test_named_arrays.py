@@ -33,6 +33,7 @@ def dumped(folder: Path, arrays: dict[str, Any]) -> Any:
     return stablenum.load_program(folder / "engine.npz")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [np.float32, np.float64, np.float16])
 @pytest.mark.parametrize("framework", PROGRAMS)
 def test_an_engine_that_computes_the_same_agrees(framework: str, form: Any, tmp_path: Path) -> None:
@@ -43,6 +44,7 @@ def test_an_engine_that_computes_the_same_agrees(framework: str, form: Any, tmp_
     assert len([n for n in report.notes if ": the same as " in n]) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "first", "code"),
     [({"temperature": 1.001}, "logits", "head"), ({"epsilon": 1e-3}, "normed", "gain")],
@@ -84,6 +86,7 @@ def test_what_the_program_lacks_is_said(tmp_path: Path) -> None:
     assert report.notes[-1] == "Not in the program, or in other parts: cache, tokens."
 
 
+@pytest.mark.slow
 def test_a_dump_that_has_nothing_of_the_program_is_refused(tmp_path: Path) -> None:
     dump = dumped(tmp_path, {"a": np.random.default_rng(1).normal(size=(40, 3))})
     with pytest.raises(ValueError, match=r"none of the 1 arrays of .* is near a value of the program"):
@@ -92,6 +95,7 @@ def test_a_dump_that_has_nothing_of_the_program_is_refused(tmp_path: Path) -> No
         stablenum.diff(dump, dump)
 
 
+@pytest.mark.slow
 def test_a_nan_is_a_difference(tmp_path: Path) -> None:
     arrays = forward()
     arrays["logits"][3, 2] = np.nan
@@ -99,6 +103,7 @@ def test_a_nan_is_a_difference(tmp_path: Path) -> None:
     assert not report.ok
 
 
+@pytest.mark.slow
 def test_an_unquantised_layer_stands_out(tmp_path: Path) -> None:
     """The engine rounds its weights to 8 bits, but for one layer; the trainer rounds all."""
 

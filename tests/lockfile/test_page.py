@@ -43,6 +43,7 @@ def assert_shown(block: list[str], printed: str) -> None:
         assert any(own.startswith(line) for own in lines), (line, printed)
 
 
+@pytest.mark.slow
 def test_the_first_run_and_the_planted_change_are_as_shown(folder: Path) -> None:
     first = run(folder, *TEST)
     assert first.returncode == 0
@@ -59,6 +60,7 @@ def test_the_first_run_and_the_planted_change_are_as_shown(folder: Path) -> None
     assert run(folder, *TEST).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_softmax_in_half_precision_is_as_shown(folder: Path) -> None:
     run(folder, *TEST)
     model = folder / "model.py"
@@ -67,6 +69,7 @@ def test_a_softmax_in_half_precision_is_as_shown(folder: Path) -> None:
     assert_shown(shown("lower_precision"), run(folder, *TEST).stdout)
 
 
+@pytest.mark.slow
 def test_the_gaps_of_the_log_probabilities_are_as_shown(folder: Path) -> None:
     assert run(folder, sys.executable, "logprobs.py", "rope").returncode == 0
     printed = run(folder, sys.executable, "-m", "stablenum", "diff", "engine.npz", "logprobs.py").stdout

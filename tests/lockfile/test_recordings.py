@@ -82,6 +82,7 @@ def test_equal_recordings_are_equal_files(framework: str, tmp_path: Path) -> Non
     assert (tmp_path / "a.snum").read_bytes() == (tmp_path / "b.snum").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_file_of_200_operations_is_smaller_than_a_megabyte(golden: dict[str, Path]) -> None:
     for path in golden.values():
         operations = len(stablenum.load_program(path).trace.steps)
@@ -133,6 +134,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("framework", PROGRAMS)
 def test_a_fault_is_named_with_its_line(golden: dict[str, Path], framework: str, name: str) -> None:
@@ -150,6 +152,7 @@ def test_a_cause_is_confirmed_by_a_change_of_the_live_side(golden: dict[str, Pat
     assert "on the right" in report.causes[0].evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", PROGRAMS)
 def test_another_learning_rate_is_seen_in_the_update(golden: dict[str, Path], framework: str) -> None:
     report = stablenum.diff(stablenum.load_program(golden[framework]), PROGRAMS[framework](rate=1.1e-2))
@@ -157,6 +160,7 @@ def test_another_learning_rate_is_seen_in_the_update(golden: dict[str, Path], fr
     assert report.causes[0].sentence == "the rate is 0.01 on the left and 0.011 on the right."
 
 
+@pytest.mark.slow
 def test_results_whose_arrays_are_not_in_the_file_are_compared_by_their_sums(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -187,6 +191,7 @@ def test_a_narrower_format_is_a_difference_of_rounding(
     assert "in float64 they agree" in str(report)
 
 
+@pytest.mark.slow
 def test_a_recording_in_a_narrow_format_allows_what_that_rounds(tmp_path: Path) -> None:
     stablenum.save_program(in_torch(form=torch.bfloat16), tmp_path / "narrow.snum")
     narrow = stablenum.load_program(tmp_path / "narrow.snum")
@@ -194,6 +199,7 @@ def test_a_recording_in_a_narrow_format_allows_what_that_rounds(tmp_path: Path) 
     assert stablenum.diff(narrow, in_torch()).ok  # which rounds less
 
 
+@pytest.mark.slow
 def test_an_overflow_of_the_live_program_is_a_difference(tmp_path: Path) -> None:
     x = torch.linspace(1, 9, 8)
     wide = stablenum_torch.program(lambda x: (x * 1e4).exp2().log2().sum(), x / 1e3)
@@ -210,6 +216,7 @@ HARMLESS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_harmless_changes_give_no_alarm(golden: dict[str, Path], name: str) -> None:
     before = torch.get_num_threads()
@@ -243,6 +250,7 @@ def test_as_many_steps_are_compared_as_were_recorded(framework: str, tmp_path: P
         stablenum.diff(three, PROGRAMS[framework](), steps=1)
 
 
+@pytest.mark.slow
 def test_the_first_step_that_leaves_the_bound_is_named(tmp_path: Path) -> None:
     def program(late: bool) -> Any:
         parameter = torch.nn.Parameter(torch.linspace(0.5, 1.5, 6))
@@ -273,6 +281,7 @@ def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_weights_beside_the_file_are_read(apart: Path) -> None:
     recorded = stablenum.load_program(apart)
     assert recorded.has_weights
@@ -290,6 +299,7 @@ def test_without_the_weights_the_program_keeps_its_own(apart: Path) -> None:
     assert any("have the fingerprints of the recorded ones" in note for note in report.notes)
 
 
+@pytest.mark.slow
 def test_other_weights_than_the_recorded_ones_are_named(apart: Path) -> None:
     apart.with_name("large.snum.weights").unlink()
     other = in_torch()
@@ -309,6 +319,7 @@ def test_weights_of_another_recording_are_refused(apart: Path) -> None:
         stablenum.load_program(apart)
 
 
+@pytest.mark.slow
 def test_a_smaller_recording_takes_old_weights_away(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     stablenum.save_program(in_torch(), apart)
@@ -341,6 +352,7 @@ def test_a_program_that_fails_leaves_the_old_file(golden: dict[str, Path]) -> No
     assert golden["torch"].read_bytes() == before
 
 
+@pytest.mark.slow
 def test_assert_same_raises_with_the_first_screen(golden: dict[str, Path]) -> None:
     recorded = stablenum.load_program(golden["torch"])
     assert stablenum.assert_same(recorded, in_torch()).ok
