@@ -15,7 +15,7 @@ from torch.nn import functional
 import stablenum
 import stablenum_jax
 import stablenum_torch
-from stablenum.diagnosis.diff.sides.sides import host
+from stablenum.diagnosis.diff.sides.sides import host, measured
 
 X = np.random.default_rng(3).normal(size=(6, 6)).astype(np.float32)
 Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -178,3 +178,65 @@ def test_a_side_that_stands_still_in_a_later_step_is_not_said_to_do_so_in_the_fi
 
     report = stablenum.diff(trained((0.1, 0.0)), trained((0.1, 0.1)), steps=2)
     assert all("first step" not in c.sentence for c in report.causes), str(report)
+
+
+# Functions that are opened into several operations, of a tensor whose entries share memory.
+SHARED: dict[str, Callable[[torch.Tensor, nn.Linear], torch.Tensor]] = {
+    "linear": lambda h, m: m(h),
+    "layer_norm": lambda h, m: functional.layer_norm(h, (6,), m.weight[0], m.bias),
+    "softmax": lambda h, m: torch.softmax(h * m.bias, -1) @ m.weight,
+    "gelu": lambda h, m: functional.gelu(h) @ m.weight,
+    "addmm": lambda h, m: torch.addmm(h, h, m.weight, alpha=0.5),
+    "attention": lambda h, m: functional.scaled_dot_product_attention(h[None], m.weight[None], h[None])[0],
+    "half precision": lambda h, m: m(h.bfloat16().float()),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_fault_after_a_shared_initial_state_is_seen(name: str) -> None:
+    """Noise cannot be added to a tensor whose entries share memory: what follows must not count as noise."""
+
+    def program(factor: float) -> Any:
+        torch.manual_seed(0)
+        model, start = nn.Linear(6, 6), nn.Parameter(torch.randn(6))
+        x = torch.tensor(X)
+
+        def loss() -> torch.Tensor:
+            h = SHARED[name](start.expand(6, -1), model)
+            return (h * x * factor).tanh().pow(2).sum()
+
+        return stablenum_torch.program(loss)
+
+    assert stablenum.diff(program(1.0), program(1.0)).ok
+    report = stablenum.diff(program(1.0), program(1.001))
+    assert not report.ok, str(report)
+    assert not any("Rounding in float64 alone moves" in note for note in report.notes)
+
+
+def test_values_with_noise_are_told_by_their_keys_where_their_numbers_part() -> None:
+    """As if an operation were opened in the evaluation without noise alone."""
+
+    def loss(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(m(x), (6,)).pow(2).tanh().sum()
+
+    program = in_torch(loss)
+    program.record(1)
+    tape, plain = program._tapes[1], measured(program)
+    play = type(program).play
+
+    def not_opened(self: Any, visit: Any, **options: Any) -> Any:
+        if not options.get("noise"):
+            return play(self, visit, **options)
+        before = dict(tape.opened)
+        tape.opened.update(dict.fromkeys(tape.opened, False))
+        try:
+            return play(self, visit, **options)
+        finally:
+            tape.opened.update(before)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(program), "play", not_opened)
+        parted = measured(program)
+    ends = {r.value for r in plain.play.results}
+    assert all(parted.tolerance[v] < 1e-6 for v in ends)
+    assert all(parted.tolerance[v] == pytest.approx(plain.tolerance[v], rel=20) for v in ends)

@@ -42,7 +42,7 @@ _WIDE = {
     torch.complex64: torch.complex128,
 }
 _OF_FLOAT32 = 2.0**-23  # its spacing, relative to a power of two
-_STILL = (*MOVING, "full", "cast", "copy", "where", "masked_fill")
+_STILL = (*MOVING, "full", "cast", "copy", "to", "where", "masked_fill")
 
 
 def play(

@@ -38,6 +38,7 @@ from stablenum.diagnosis.diff.sides.sides import (
     depending,
     host,
     into,
+    places_in,
     tolerances,
 )
 from stablenum.diagnosis.replay.trace import Trace
@@ -262,11 +263,9 @@ def captured(program: Program, steps: int, most_bytes: int) -> RecordedProgram:
     most_bytes = round(most_bytes * max(1.0, len(play.trace.steps) / 200))
     forms, errors, typical = narrow.beside(play, wide)
     moved = list[Fingerprint]()
-    draws = [
-        _moved(program, steps, wide, noise=NOISE, see=into(moved)),
-        _moved(program, steps, wide),
-    ]
-    far = {v: max(draw.get(v, 0.0) for draw in draws) for v in {*draws[0], *draws[1]}}
+    noisy, one = _moved(program, play, steps, wide, noise=NOISE, see=into(moved))
+    _, other = _moved(program, play, steps, wide)
+    far = {v: max(one.get(v, 0.0), other.get(v, 0.0)) for v in one.keys() & other.keys()}
     return RecordedProgram(
         framework=program.framework,
         steps=steps,
@@ -275,7 +274,7 @@ def captured(program: Program, steps: int, most_bytes: int) -> RecordedProgram:
         stops=play.stops,
         prints=prints,
         shapes=shapes,
-        tolerance=tolerances(prints, moved),
+        tolerance=tolerances(prints, moved, places_in(noisy, play)),
         forms=forms,
         errors=errors,
         typical=typical,
@@ -335,32 +334,44 @@ def limits_in_float32(side: Side) -> list[float]:
             wide[index] = array.shape, sampled(array, _MOST)
 
     side.program.play(visit, weights=side.weights, steps=side.steps)
-    far = _moved(side.program, side.steps, wide, side.weights)
+    _, far = _moved(side.program, side.play, side.steps, wide, side.weights)
     return limits_of(side.trace, side.shapes, {}, far)
 
 
 def _moved(
     program: Program,
+    play: Play,
     steps: int,
     wide: Mapping[int, tuple[tuple[int, ...], Any]],
     weights: Mapping[str, Any] | None = None,
     *,
     noise: float = ROUNDING,
     see: Visit = lambda index, data: None,
-) -> dict[int, float]:
-    """Return how far one rounding of float32 in each result moves the typical entry of a value, relative to
-    its size; with smaller noise, how far it would if all were linear. ``see`` is shown the values, too."""
-    found = dict[int, float]()
+) -> tuple[Play, dict[int, float]]:
+    """Return an evaluation with noise, and how far one rounding of float32 in each result moves the typical
+    entry of a value, relative to its size; with smaller noise, how far it would if all were linear.
+
+    Args:
+        program, play: the program, and its evaluation without noise.
+        steps, weights: as it was evaluated.
+        wide: the shape and some entries of each value without noise.
+        noise: the relative size of the noise.
+        see: is shown the values, too.
+    """
+    moved = dict[int, tuple[tuple[int, ...], Any]]()
 
     def visit(index: int, data: Any) -> None:
         see(index, data)
-        known = wide.get(index)
         array = host(data)
-        if known is not None and array.shape == known[0]:
-            found[index] = typical_error(sampled(array, _MOST), known[1]) * ROUNDING / noise
+        if array.dtype.kind in "fc":
+            moved[index] = array.shape, sampled(array, _MOST)
 
-    program.play(visit, weights=weights, steps=steps, noise=noise, everywhere=noise == ROUNDING)
-    return found
+    noisy = program.play(visit, weights=weights, steps=steps, noise=noise, everywhere=noise == ROUNDING)
+    found = dict[int, float]()
+    for value, place in enumerate(places_in(noisy, play)):
+        if value in wide and place in moved and moved[place][0] == wide[value][0]:
+            found[value] = typical_error(moved[place][1], wide[value][1]) * ROUNDING / noise
+    return noisy, found
 
 
 def _chosen(play: Play, arrays: KnownArrays, most_bytes: int) -> KnownArrays:

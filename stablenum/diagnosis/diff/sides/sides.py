@@ -15,7 +15,7 @@ from stablenum.diagnosis.replay.trace import Trace, Value
 
 __all__ = [
     "MOST_ENTRIES", "MOST_NOISE", "NOISE", "KnownArrays", "Side", "again", "arrays_of", "depending",
-    "first_with", "host", "into", "measured", "results_of", "tolerances",
+    "first_with", "host", "into", "measured", "places_in", "results_of", "tolerances",
 ]  # fmt: skip
 
 # The size of the noise that shows how a value depends on rounding: thousands of float64's roundings.
@@ -102,20 +102,39 @@ def measured(
     if noise:
         side.arrays = arrays_of(side, {r.value for r in play.results}, keep=True)
         moved: list[Fingerprint] = []
-        program.play(into(moved), weights=weights, steps=steps, noise=NOISE)
-        side.tolerance = tolerances(prints, moved)
+        noisy = program.play(into(moved), weights=weights, steps=steps, noise=NOISE)
+        side.tolerance = tolerances(prints, moved, places_in(noisy, play))
     else:
         side.tolerance = [_FLOOR * 10] * len(prints)  # not known: taken as this; chosen, not measured
     return side
 
 
-def tolerances(prints: Sequence[Fingerprint], moved: Sequence[Fingerprint]) -> list[float]:
-    """Return how far each value may move by rounding alone, given the fingerprints with noise.
+def places_in(noisy: Play, play: Play) -> Sequence[int | None]:
+    """Return which value of an evaluation with noise each value of one without it is; None if that is not
+    known.
+
+    An operation that is opened without noise, and is not with it, moves all numbers that follow: from there
+    on, values are told by their keys, and nothing is known of those that have none.
+    """
+    pairs = zip(play.trace.steps, noisy.trace.steps, strict=False)
+    parts = next((a for a, b in pairs if (a.primitive, a.outputs) != (b.primitive, b.outputs)), None)
+    count = len(play.trace.values)
+    begin = count if parts is None else min(parts.outputs, default=0)
+    by_key = {key: v for v, key in noisy.keys.items()}
+    here = {v: by_key[key] for v, key in play.keys.items() if v >= begin and key in by_key}
+    return [v if v < begin else here.get(v) for v in range(count)]
+
+
+def tolerances(
+    prints: Sequence[Fingerprint], moved: Sequence[Fingerprint], places: Sequence[int | None]
+) -> list[float]:
+    """Return how far each value may move by rounding alone, given the fingerprints with noise and where each
+    value is among them.
 
     A distance may be infinite; tolerances are numbers, far above any that counts. With noise, a loop may go
     on for longer, and all that follows is not known then.
     """
-    noisy = [*moved, *[Fingerprint(0)] * (len(prints) - len(moved))]
+    noisy = [moved[p] if p is not None and p < len(moved) else Fingerprint(0) for p in places]
     return [_FACTOR * min(distance(a, b), 1e3) + _FLOOR for a, b in zip(prints, noisy, strict=False)]
 
 
