@@ -21,6 +21,7 @@ import pytest
 __all__ = ["Numerics", "numerics"]
 
 _PROPERTY = "numerics"
+_USED = pytest.StashKey[dict[str, tuple[str, int]]]()
 # In file names of all systems.
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -55,9 +56,13 @@ class Numerics:
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._request = request
-        self._used: set[str] = set()
+        self._count = 0
         given = request.config.getoption("--numerics-dir")
-        self.folder = request.config.rootpath / given if given else Path(request.path).parent / "numerics"
+        self.folder = (
+            request.config.rootpath / Path(given).expanduser()
+            if given
+            else Path(request.path).parent / "numerics"
+        )
 
     def check(self, program: Any, name: str | None = None, *, steps: int = 1, weights: Any = "match") -> None:
         """Fail the test if a program no longer computes what was recorded.
@@ -65,7 +70,7 @@ class Numerics:
         Args:
             program: made by ``stablenum_torch.program`` or ``stablenum_jax.program``.
             name: of the recording, a file in ``folder``; characters that file names do not take become
-                "-". None for the name of the test with its parameters. Each check of a test needs its own.
+                "-". None for the name of the test with its file and its parameters. Each check needs its own.
             steps: how many training steps are recorded.
             weights: as in ``stablenum.diff``.
 
@@ -75,14 +80,11 @@ class Numerics:
             TypeError, ValueError, ProgramError: as in ``stablenum.save_program`` and ``stablenum.diff``.
         """
         __tracebackhide__ = True
-        name = _file_name(self._request.node.name if name is None else name)
-        if name in self._used:
-            raise ValueError(f"name must be another one for each check of a test; got {name!r} again.")
-        self._used.add(name)
-        file = self.folder / f"{name}.snum"
+        file = self.folder / f"{_file_name(self._own_name() if name is None else name)}.snum"
+        self._claim(file)
         update = self._request.config.getoption("--numerics-update")
         if not file.exists():
-            if os.environ.get("CI") and not update:
+            if os.environ.get("CI", "").lower() not in ("", "0", "false") and not update:
                 _fail(
                     f"There is no recording {_shown(file)}, and where CI is set none is made: run the test "
                     "on your own machine, and commit the file."
@@ -99,9 +101,26 @@ class Numerics:
             _fail(f"{changed}\n--numerics-update records again what is meant to change.")
         self._record(program, file, steps, f"recorded again. What changed:\n{changed}")
 
+    def _own_name(self) -> str:
+        """Return the name of the test, with those of its file and class."""
+        _, _, inner = self._request.node.nodeid.partition("::")
+        return f"{Path(self._request.path).stem}-{inner}"
+
+    def _claim(self, file: Path) -> None:
+        """Refuse the recording of another check."""
+        used = self._request.config.stash.setdefault(_USED, {})
+        key = os.path.normcase(file.absolute()).lower()
+        owner, number = (self._request.node.nodeid, self._count)
+        self._count += 1
+        if used.setdefault(key, (owner, number)) != (owner, number):
+            raise ValueError(
+                f"name must be another one for each check: {_shown(file)} belongs to one of "
+                f"{used[key][0]}. Characters that file names do not take are all the same there."
+            )
+
     def _changed(self, program: Any, file: Path, steps: int, weights: Any, *, with_page: bool) -> str | None:
         """Return what is not as it was recorded; None if nothing is."""
-        from stablenum import diff, load_program
+        from stablenum import ProgramError, diff, load_program
 
         try:
             recorded = load_program(file)
@@ -110,7 +129,10 @@ class Numerics:
         held = getattr(recorded, "steps", steps)
         if held != steps:
             return f"{_shown(file)} holds {held} training steps; the test asks for {steps}."
-        report = diff(recorded, program, weights=weights)
+        try:
+            report = diff(recorded, program, weights=weights)
+        except (ValueError, ProgramError) as error:
+            return f"{_shown(file)} cannot be compared with the program: {error}"
         if report.ok:
             return None
         page = self._page(file.stem, report) if with_page else None
@@ -128,8 +150,11 @@ class Numerics:
         cache = getattr(self._request.config, "cache", None)
         if cache is None:
             return None
-        page: Path = cache.mkdir("numerics") / f"{name}.html"
-        report.save(page)
+        try:
+            page: Path = cache.mkdir("numerics") / f"{name}.html"
+            report.save(page)
+        except OSError:  # a cache that cannot be written is none
+            return None
         return page
 
 

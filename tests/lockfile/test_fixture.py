@@ -128,7 +128,12 @@ def test_names_come_from_the_test_and_its_parameters(here: pytest.Pytester) -> N
     )
     here.runpytest("-q").assert_outcomes(passed=2)
     names = sorted(p.name for p in (here.path / "numerics").iterdir())
-    assert names == ["a-b-1e-05.snum", "a-b-1e-06.snum", "test_norm-1e-05.snum", "test_norm-1e-06.snum"]
+    assert names == [
+        "a-b-1e-05.snum",
+        "a-b-1e-06.snum",
+        "test_it-test_norm-1e-05.snum",
+        "test_it-test_norm-1e-06.snum",
+    ]
     here.runpytest("-q").assert_outcomes(passed=2)
 
 
@@ -136,7 +141,10 @@ def test_names_come_from_the_test_and_its_parameters(here: pytest.Pytester) -> N
 @pytest.mark.parametrize(
     ("test", "said"),
     [
-        ("numerics.check(program(), 'a'); numerics.check(program(), 'a')", "another one for each check"),
+        (
+            "numerics.check(program(), 'a'); numerics.check(program(), 'a')",
+            "name must be another one for each check",
+        ),
         ("numerics.check(program(), '///')", "name must have a letter or a digit"),
         ("numerics.check(3, 'a')", "program must be made by stablenum_torch.program"),
     ],

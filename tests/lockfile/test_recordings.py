@@ -268,6 +268,12 @@ def test_the_first_step_that_leaves_the_bound_is_named(tmp_path: Path) -> None:
     assert report.first.step == 3
 
 
+def beside(path: Path) -> Path:
+    """The weights of a recording."""
+    (found,) = path.parent.glob(f"{path.name}.*.weights")
+    return found
+
+
 # --- weights -----------------------------------------------------------------------------------------------
 
 
@@ -277,7 +283,7 @@ def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(saving, "_WEIGHTS", 16)
     path = tmp_path / "large.snum"
     stablenum.save_program(in_torch(), path)
-    assert path.with_name("large.snum.weights").exists()
+    assert beside(path).exists()
     return path
 
 
@@ -290,7 +296,7 @@ def test_weights_beside_the_file_are_read(apart: Path) -> None:
 
 
 def test_without_the_weights_the_program_keeps_its_own(apart: Path) -> None:
-    apart.with_name("large.snum.weights").unlink()
+    beside(apart).unlink()
     recorded = stablenum.load_program(apart)
     assert not recorded.has_weights
     report = stablenum.diff(recorded, in_torch())
@@ -301,7 +307,7 @@ def test_without_the_weights_the_program_keeps_its_own(apart: Path) -> None:
 
 @pytest.mark.slow
 def test_other_weights_than_the_recorded_ones_are_named(apart: Path) -> None:
-    apart.with_name("large.snum.weights").unlink()
+    beside(apart).unlink()
     other = in_torch()
     with torch.no_grad():
         other._model.head[0, 0] += 0.5
@@ -311,10 +317,10 @@ def test_other_weights_than_the_recorded_ones_are_named(apart: Path) -> None:
 
 
 def test_weights_of_another_recording_are_refused(apart: Path) -> None:
-    beside = apart.with_name("large.snum.weights")
-    data = bytearray(beside.read_bytes())
+    weights = beside(apart)
+    data = bytearray(weights.read_bytes())
     data[len(data) // 2] ^= 1
-    beside.write_bytes(bytes(data))
+    weights.write_bytes(bytes(data))
     with pytest.raises(ValueError, match="is not the file that was written with it"):
         stablenum.load_program(apart)
 
@@ -323,7 +329,7 @@ def test_weights_of_another_recording_are_refused(apart: Path) -> None:
 def test_a_smaller_recording_takes_old_weights_away(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     stablenum.save_program(in_torch(), apart)
-    assert not apart.with_name("large.snum.weights").exists()
+    assert not list(apart.parent.glob("*.weights"))
 
 
 # --- arguments ---------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ from stablenum.commands.terminal import say
 from stablenum.diagnosis.diff.sides.play import Program
 from stablenum.diagnosis.diff.sides.recording import ended
 from stablenum.diagnosis.diff.weights.given import check_form
+from stablenum.diagnosis.replay.source_files import package_of
 
 __all__ = ["FILES", "Pair", "failed", "load_pair", "load_program_of", "load_sides"]
 
@@ -60,10 +63,24 @@ def load_sides(left: Path, right: Path, side: str | None) -> Pair:
         if path.suffix.lower() in FILES:
             made.append(_recording(path, name))
             continue
+        before = set(sys.modules)
         module = _module(path, name)
         made.append(_side(module, path, side or "program"))
         weights += [_weights(module, path)] if hasattr(module, "weights") else []
+        _forget(path.resolve().parent, before)
     return Pair(*made, *weights[:1])
+
+
+def _forget(folder: Path, before: Collection[str]) -> None:
+    """Forget the modules of a folder that were imported for a program: another one may have some of these
+    names beside it."""
+    for name in [n for n in sys.modules if n not in before]:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and Path(file).resolve().is_relative_to(folder) and not package_of(file):
+            del sys.modules[name]
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    importlib.invalidate_caches()
 
 
 def load_program_of(path: Path, side: str | None) -> Program:

@@ -33,7 +33,7 @@ def record(
 
     PROGRAM.py defines program(), which returns stablenum_torch.program(...) or stablenum_jax.program(...).
     `stablenum diff FILE.snum PROGRAM.py` compares. Weights of more than 256 KiB lie beside the file, in
-    FILE.snum.weights.
+    FILE.snum.HASH.weights.
 
     Experimental: the format may change in a minor version.
 
@@ -53,7 +53,7 @@ def record(
         raise failed(str(error)) from error
     try:
         write_program(recording, output)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise failed(f"{output} was not written: {error}") from error
-    beside = "" if not Path(f"{output}.weights").exists() else f", and its weights {output}.weights"
-    say(f"{output}: {len(recording.trace.steps):,} operations, {recording.steps} training steps{beside}")
+    told = f"{recording.steps} training step{'s' * (recording.steps > 1)}"
+    say(f"{output}: {len(recording.trace.steps):,} operations, {told}")

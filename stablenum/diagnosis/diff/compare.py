@@ -184,7 +184,7 @@ def _weights_note(recorded: RecordedProgram, other: Program) -> str:
     marks = {name: fingerprint(x) for name, x in other.parameters().items()}
     apart = [n for n, p in recorded.kept.items() if n in marks and distance(p.print, marks[n]) > SAME_ARRAY]
     unknown = [n for n in recorded.kept if n not in marks]
-    file = f"{shown_path(recorded.path)}.weights"
+    file = f"{shown_path(recorded.path)}.*.weights"
     if not apart and not unknown:
         return _SAME_WEIGHTS.format(file)
     return _OTHER_WEIGHTS.format(file, (apart or unknown)[0])
@@ -199,6 +199,7 @@ def compared(
     progress: Progress = _quiet,
 ) -> Comparison:
     """Return the comparison from which the report is made."""
+    _check_updates(left, right)
     if steps is None:
         steps = next((p.steps for p in (left, right) if isinstance(p, RecordedProgram)), 1)
     for side, program in (("left", left), ("right", right)):
@@ -222,6 +223,16 @@ def compared(
         notes = (*notes, *left_out(b, arrays, only=alone if isinstance(weights, tuple) else None))
     notes = (*notes, *untied(mapped, steps))
     return with_common_tables(Comparison(a, b, mapped, notes))
+
+
+def _check_updates(left: Program, right: Program) -> None:
+    """Refuse to compare a recording of updates with a program that makes none: no change of them is seen."""
+    recorded = isinstance(left, RecordedProgram) and any(r.kind == "updated" for r in left.results)
+    if recorded and not is_recorded(right) and getattr(right, "has_optimizer", True) is False:
+        raise ValueError(
+            "the recording has the updates of an optimizer, and the program has no optimizer: give it with "
+            "program(..., optimizer=...), or record without one."
+        )
 
 
 def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, weights: Weights) -> DiffReport:

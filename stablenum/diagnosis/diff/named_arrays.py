@@ -81,6 +81,7 @@ def compared_with_dump(left: Program | Dump, right: Program | Dump, steps: int) 
 
 def _recording(program: Program, dump_at: str, steps: int) -> RecordedProgram:
     if isinstance(program, RecordedProgram):
+        program.record(steps)
         return program
     live = program.fresh()
     recorded(live, "right" if dump_at == "left" else "left", steps)

@@ -106,6 +106,11 @@ class Program:
             recorded_steps=sorted(self._traced),
         )
 
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether a step of an optimizer follows."""
+        return self._optimizer is not None
+
     def parameters(self) -> Mapping[str, Any]:
         """Return the parameters and buffers by name, as arrays of NumPy."""
         leaves = self._call().leaves

@@ -19,6 +19,7 @@ member                  dtype      contents
 
 from __future__ import annotations
 
+import glob
 import io
 import json
 import math
@@ -31,7 +32,16 @@ import numpy as np
 
 from stablenum._support.files import write_file
 
-__all__ = ["FORMAT", "MOST_BYTES", "SUFFIX", "TEXT", "Archive", "weights_beside", "write_archive"]
+__all__ = [
+    "FORMAT",
+    "MOST_BYTES",
+    "SUFFIX",
+    "TEXT",
+    "Archive",
+    "other_weights",
+    "weights_beside",
+    "write_archive",
+]
 
 # Raised whenever the layout changes; a version reads the formats up to its own.
 FORMAT = 1
@@ -40,13 +50,24 @@ TEXT = "program.json"
 # A file that would take more memory than this once it is unpacked is none of ours: the arrays of values are
 # limited when it is written. Chosen, not measured.
 MOST_BYTES = 2**28
+# So many bytes of text: that of 20,000 operations takes a third. Chosen, not measured.
+_MOST_TEXT = 2**25
+_DIGITS = 12  # of the hash, in a file's name
+_PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # All members are dated alike, so that equal recordings are equal files: the first day that zip can express.
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
-def weights_beside(path: Path) -> Path:
-    """Return where the weights of a recording lie if they are too large for it."""
-    return path.with_name(path.name + ".weights")
+def weights_beside(path: Path, digest: str) -> Path:
+    """Return where the weights of a recording lie if they are too large for it. They are named by what they
+    hold, so that a recording that is replaced has its own until the new one is whole."""
+    return path.with_name(f"{path.name}.{digest[:_DIGITS]}.weights")
+
+
+def other_weights(path: Path, digest: str) -> list[Path]:
+    """Return the weights of earlier recordings of a name."""
+    found = path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * _DIGITS}.weights")
+    return [p for p in found if p != weights_beside(path, digest)]
 
 
 def write_archive(
@@ -90,6 +111,12 @@ class Archive:
     def __init__(self, path: Path, most: int = MOST_BYTES) -> None:
         self._zip = zipfile.ZipFile(path)
         self._sizes = {info.filename: info.file_size for info in self._zip.infolist()}
+        if any(info.compress_type not in _PACKED for info in self._zip.infolist()):
+            self.close()
+            raise ValueError("it is packed in a way that recordings are not")
+        if self._sizes.get(TEXT, 0) > _MOST_TEXT:
+            self.close()
+            raise ValueError(f"its text would take more than {_MOST_TEXT >> 20} MiB of memory")
         if sum(self._sizes.values()) > most:
             self.close()
             raise ValueError(f"it would take more than {most >> 20} MiB of memory")

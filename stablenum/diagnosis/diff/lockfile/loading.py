@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from stablenum._support.outside_text import printable
 from stablenum.diagnosis.diff.lockfile.layout import FORMAT, TEXT, Archive, weights_beside
 from stablenum.diagnosis.diff.sides.call_sites import CallSite
 from stablenum.diagnosis.diff.sides.dump import Dump
@@ -28,9 +30,12 @@ __all__ = ["load_program"]
 
 # What reading a file that somebody else wrote, or that was cut off, may raise.
 _BROKEN = (
-    ArithmeticError, AttributeError, EOFError, IndexError, KeyError, NotImplementedError, RecursionError,
-    RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error,
+    ArithmeticError, AttributeError, EOFError, IndexError, KeyError, MemoryError, NotImplementedError,
+    RecursionError, RuntimeError, SyntaxError, TypeError, ValueError, tokenize.TokenError,
+    zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
+# Of what was wrong, so many letters are shown: a file may hold any text. Chosen, not measured.
+_MOST_SAID = 300
 # So many bytes of weights are read: 2^31 parameters in float32. Chosen, not measured.
 _MOST_WEIGHTS = 2**33
 _COLUMNS = ("tolerance", "errors", "typical", "limits")
@@ -77,8 +82,9 @@ def load_program(path: str | PathLike[str]) -> RecordedProgram | Dump:
         finally:
             archive.close()
     except _BROKEN as error:
-        said = str(error) or type(error).__name__
-        raise ValueError(f"{file} cannot be read as a recording: {said.rstrip('.')}.") from error
+        said = f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        said = printable(said)[:_MOST_SAID].rstrip(".")
+        raise ValueError(f"{file} cannot be read as a recording: {said}.") from error
 
 
 def _dump(archive: Archive, path: Path) -> Dump:
@@ -90,7 +96,7 @@ def _dump(archive: Archive, path: Path) -> Dump:
 def _read(archive: Archive, path: Path) -> RecordedProgram:
     text = archive.text()
     form = text["format"]
-    _check(isinstance(form, int) and form >= 1, "its format is no number")
+    _check(isinstance(form, int) and not isinstance(form, bool) and form >= 1, "its format is no number")
     if form > FORMAT:
         made = text.get("made", {})
         by = made.get("stablenum", "a later version") if isinstance(made, dict) else "a later version"
@@ -114,7 +120,7 @@ def _read(archive: Archive, path: Path) -> RecordedProgram:
     results = tuple(_result(row, count) for row in text["results"])
     kept, state = _weights(archive, text, path)
     return RecordedProgram(
-        framework=_text(text["framework"]),
+        framework=_one_of(text["framework"], ("jax", "torch")),
         steps=_whole(text["steps"], 1),
         trace=trace,
         results=results,
@@ -127,6 +133,7 @@ def _read(archive: Archive, path: Path) -> RecordedProgram:
         typical=_known(numbers["typical"]),
         limits=numbers["limits"].tolist(),
         arrays=_values(archive, text["arrays"], shapes, trace, kept),
+        sketches=_sketches(text["sketches"], results),
         kept=kept,
         state=state,
         literals=frozenset(map(_number, text["numbers"])),
@@ -135,6 +142,11 @@ def _read(archive: Archive, path: Path) -> RecordedProgram:
         made={_text(k): _text(v) for k, v in text["made"].items()},
         path=str(path),
     )
+
+
+def _sketches(row: Any, results: tuple[Result, ...]) -> dict[int, float]:
+    _check(len(row) == len(results), "it does not describe each result")
+    return {r.value: math.nan if s is None else _number(s) for r, s in zip(results, row, strict=True)}
 
 
 # --- arrays ------------------------------------------------------------------------------------------------
@@ -157,6 +169,8 @@ def _prints(archive: Archive, count: int) -> list[Fingerprint]:
     _check(
         bool(np.isfinite(entries).all()) and bool((entries >= 0).all()), "a value has no number of entries"
     )
+    sums = np.abs(rows[:, 1])
+    _check(not ((entries > 0) & (sums == 0)).any(), "a value with entries has no size")
     return [
         _fingerprint(int(row[6]), row[:6], floating=bool(flag & 1), bad=bool(flag & 2))
         for row, flag in zip(rows.tolist(), flags.tolist(), strict=True)
@@ -180,10 +194,11 @@ def _values(
             written[first].size == math.prod(shapes[value]), f"value {value} has another size than it says"
         )
         found[value] = written[first].reshape(shapes[value])
+    wide = {name: p.array.astype(np.float64) for name, p in kept.items() if p.array is not None}
     for known in trace.values:
-        array = kept[known.name].array if known.role == "parameter" and known.name in kept else None
+        array = wide.get(known.name) if known.role == "parameter" else None
         if known.producer is None and array is not None and array.shape == shapes[known.id]:
-            found[known.id] = array.astype(np.float64)
+            found[known.id] = array
     return found
 
 
@@ -195,7 +210,8 @@ def _weights(
     keys = [(_text(name), _text(role)) for name, role in text["state"]]
     sources: Archive | None = archive
     if "weights" in text:
-        sources = _beside(weights_beside(path), _text(text["weights"]))
+        digest = _text(text["weights"])
+        sources = _beside(weights_beside(path, digest), digest)
     if sources is None:
         return {name: Parameter(shape, mark) for name, shape, mark in names}, {}
     try:
@@ -213,6 +229,7 @@ def _weights(
 def _beside(path: Path, digest: str) -> Archive | None:
     if not path.exists():
         return None
+    _check(path.is_file(), f"{path.name} beside it is no file")
     with path.open("rb") as file:
         own = hashlib.file_digest(file, "sha256").hexdigest()
     _check(own == digest, f"{path} beside it is not the file that was written with it; record it again")
@@ -237,6 +254,11 @@ def _whole(x: Any, least: int, below: int | None = None) -> int:
 
 def _text(x: Any) -> str:
     _check(isinstance(x, str), f"{x!r} is no text")
+    return str(x)
+
+
+def _one_of(x: Any, known: tuple[str, ...]) -> str:
+    _check(x in known, f"{str(x)[:_MOST_SAID]!r} is none of {', '.join(known)}")
     return str(x)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from os import PathLike
@@ -14,7 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.lockfile.layout import FORMAT, SUFFIX, weights_beside, write_archive
+from stablenum.diagnosis.diff.lockfile.layout import (
+    FORMAT,
+    SUFFIX,
+    other_weights,
+    weights_beside,
+    write_archive,
+)
+from stablenum.diagnosis.diff.places.locations import result_name
 from stablenum.diagnosis.diff.sides.call_sites import CallSite
 from stablenum.diagnosis.diff.sides.play import Program
 from stablenum.diagnosis.diff.sides.recorded import (
@@ -28,14 +36,14 @@ from stablenum.diagnosis.diff.sides.recording import recorded, undisturbed
 from stablenum.diagnosis.replay.source_files import package_of
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
-from stablenum.errors import bad_field, bad_type
+from stablenum.errors import ProgramError, bad_field, bad_type
 
 __all__ = ["recording_of", "save_program", "write_program"]
 
 # The arrays of values take at most so much in a file for each 200 operations, and weights lie in it only if
 # they take no more than that: with fingerprints, a file of 200 operations stays below 1 MB.
 _VALUES, _WEIGHTS = 2**19, 2**18
-_PACKAGES = ("torch", "jax", "jaxlib", "flax", "optax", "numpy")
+_PACKAGES = {"torch": ("torch", "numpy"), "jax": ("jax", "jaxlib", "optax", "numpy")}
 
 
 def save_program(program: Any, path: str | PathLike[str], *, steps: int = 1) -> None:
@@ -45,8 +53,8 @@ def save_program(program: Any, path: str | PathLike[str], *, steps: int = 1) -> 
     holds fingerprints of every value of the forward pass, the backward pass and the update in float64, how
     far rounding may take each in the format in which the program computes, the arrays of the smallest of
     them, and the source lines; no code that could be run, and no pickle. Weights of more than 256 KiB lie
-    beside it, in PATH.weights: without that file, the program that is compared keeps its own, and the report
-    says whether they are the same. Equal recordings are equal files.
+    beside it, in PATH.HASH.weights: without that file, the program that is compared keeps its own, and the
+    report says whether they are the same. Equal recordings are equal files.
 
     Experimental: the format may change in a minor version.
 
@@ -58,7 +66,7 @@ def save_program(program: Any, path: str | PathLike[str], *, steps: int = 1) -> 
     Raises:
         TypeError: an argument has a wrong type, or ``program`` is itself a recording.
         ValueError: ``steps`` is below 1; ``path`` has another suffix.
-        ProgramError: the program fails. Its line is named, and no file is written.
+        ProgramError: the program fails, and its line is named; or a result is NaN. No file is written.
         OSError: the file cannot be written.
 
     Example:
@@ -91,7 +99,15 @@ def recording_of(program: Any, steps: int = 1) -> RecordedProgram:
         live: Program = program.fresh()  # what the other side of a comparison computes with is not recorded
         live.numbers = ()
         recorded(live, "recorded", steps)
-        return captured(live, steps, _VALUES)
+        made = captured(live, steps, _VALUES)
+        bad = next((r for r in made.results if made.prints[r.value].bad), None)
+        if bad is not None:
+            raise ProgramError(
+                f"{result_name(bad.kind, bad.name)} of the program is NaN, so that nothing could be compared "
+                "with it. Give it a batch and weights whose results are finite; `stablenum explain` finds "
+                "where a NaN comes from."
+            )
+        return made
 
     return undisturbed(body)
 
@@ -106,15 +122,19 @@ def write_program(program: RecordedProgram, path: str | PathLike[str]) -> None:
     weights = _weights(program)
     inside = sum(x.nbytes for x in weights.values()) <= _WEIGHTS
     text, arrays = _text(program), _arrays(program)
-    beside = weights_beside(target)
+    digest = ""
     if inside:
         arrays |= weights
     else:
-        write_archive(beside, weights, None, packed=False)
-        text["weights"] = hashlib.sha256(beside.read_bytes()).hexdigest()
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            whole = Path(folder) / "weights"
+            write_archive(whole, weights, None, packed=False)
+            with whole.open("rb") as file:
+                digest = text["weights"] = hashlib.file_digest(file, "sha256").hexdigest()
+            whole.replace(weights_beside(target, digest))
     write_archive(target, arrays, text, packed=True)
-    if inside and beside.exists():
-        beside.unlink()  # of an earlier recording of this name
+    for old in other_weights(target, digest):
+        old.unlink(missing_ok=True)
 
 
 def _weights(program: RecordedProgram) -> dict[str, Any]:
@@ -165,7 +185,7 @@ def _text(program: RecordedProgram) -> dict[str, Any]:
             "stablenum": sys.modules["stablenum"].__version__,
             "python": platform.python_version(),
             "platform": f"{platform.system()} {platform.machine()}",
-            **{name: version for name in _PACKAGES if (version := _version(name))},
+            **{name: _version(name) for name in _PACKAGES[program.framework]},
         },
         "framework": program.framework,
         "steps": program.steps,
@@ -176,6 +196,7 @@ def _text(program: RecordedProgram) -> dict[str, Any]:
         "operations": [_operation(step, places) for step in trace.steps],
         "arrays": sorted(_first_of(program).items()),
         "results": [[r.kind, r.name, r.value, r.step] for r in program.results],
+        "sketches": [None if np.isnan(s) else s for s in _sketches(program)],
         "stops": sorted(program.stops),
         "parameters": [[n, p.shape, _print(p)] for n, p in program.kept.items()],
         "state": [list(key) for key in program.state],
@@ -186,13 +207,15 @@ def _text(program: RecordedProgram) -> dict[str, Any]:
     }
 
 
+def _sketches(program: RecordedProgram) -> list[float]:
+    return [program.sketches[r.value] for r in program.results]
+
+
 def _version(package: str) -> str:
-    if package not in sys.modules:
-        return ""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return ""
+        return "not installed"
 
 
 def _place_in(forms: list[str], form: str | None) -> int:
@@ -254,8 +277,8 @@ def _file(file: str) -> str:
         )
         if at is not None:
             return "/".join(parts[at:])
-    short = os.path.relpath(file)
-    return file if short.startswith("..") else Path(short).as_posix()
+    short = Path(os.path.relpath(file))
+    return "/".join(short.parts[-2:]) if short.parts[0] == ".." else short.as_posix()
 
 
 def _site(site: CallSite | None, places: _Places) -> Any:

@@ -28,6 +28,12 @@ _EVIDENCE = "With all operations in float64, the program agrees with its recordi
 _SEEN = 4.0
 
 
+# A program that was written anew may round so many times as much as the recorded one: a worse formula, such
+# as a variance as the difference of two large numbers, loses thousands of times as much. Chosen, not
+# measured.
+_WORSE = 64.0
+
+
 class _Value(NamedTuple):
     """A value of both sides: how far the right one is off its float64 twin, and how far it may be."""
 
@@ -48,7 +54,7 @@ class Precision:
 
     What rounds more than the recording's formats explain is a difference. A program that was written anew may
     pass on roundings in another way, so that the limit is the larger one of both programs, each computed for
-    any order of its sums; but formats are those of the recording.
+    any order of its sums; but formats are those of the recording, and it may not be far less precise.
 
     Attributes:
         comparison: of two sides that agree in float64.
@@ -92,8 +98,8 @@ class Precision:
         worst = max(rows, key=lambda v: v.share)
         near = "nearest to" if worst.share <= 1 else "farthest beyond"
         return (
-            f"As it is, the program is off the recording's float64 twin by at most "
-            f"{max(v.error for v in rows):.1e} in its results; {near} its limit is "
+            f"As it is, the results of the program are off the recording's float64 twin by up to "
+            f"{max(v.error for v in rows):.1e} in three of four entries; {near} its limit is "
             f"{results[worst.right]}, by {worst.error:.1e} where rounding explains {worst.limit:.1e} on any "
             "machine."
         )
@@ -132,7 +138,8 @@ class Precision:
         own = self._own_limits[j] if self._own_limits else 0.0
         unit = unit_of(self.recorded.forms.get(i, "")) or ROUNDING
         seen = _SEEN * self.recorded.typical.get(i, 0.0)
-        return max(self.recorded.limits[i], own * unit / ROUNDING, seen)
+        recorded = self.recorded.limits[i]
+        return max(recorded, min(own * unit / ROUNDING, _WORSE * recorded), seen)
 
     def _cause(self, first: _Value) -> Cause:
         own = self.rounding.forms.get(first.right, "")

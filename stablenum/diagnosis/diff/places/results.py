@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stablenum.diagnosis.diff.sides.fingerprints import distance
+from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint, sketch
 from stablenum.diagnosis.diff.sides.play import Result
 from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.diff.weights.layouts import layouts
@@ -162,6 +162,7 @@ def _pairs(
         return [_output(left, right, a, b) for a, b in zip(mine, theirs, strict=True)]
     named = {r.name: r for r in mine}
     found = _sums(left, right, named, theirs, weights)
+    found += _wholes(left, right, named, theirs, weights)
     apart = {name for names in weights.shared.values() for name in names}
     for b in theirs:
         origin = weights.origins.get(b.name)
@@ -176,9 +177,53 @@ def _pairs(
         a = named[origin.names[0]]
         if len(arrays) == len(set(origin.names)) and b.value in right.arrays:
             found.append(_pair(left, right, a, b, origin.of(arrays)))
-        elif isinstance(origin, Origin) and not origin.piece.cuts:
+        elif b.value not in right.arrays and isinstance(origin, Origin) and not origin.piece.cuts:
             found.append(_by_prints(left, right, a, b))
     return found
+
+
+def _wholes(
+    left: Side, right: Side, named: Mapping[str, Result], theirs: Sequence[Result], weights: WeightMap
+) -> list[Pair]:
+    """Return the results of left parameters whose entries a recording does not hold, each beside what the
+    right ones that come from it make of it in its layout: by sums, and by a sketch of where entries lie."""
+    found = []
+    shapes = {name: left.shapes[r.value] for name, r in named.items()}
+    zeros = {name: np.broadcast_to(0.0, shape) for name, shape in shapes.items()}
+    for name, a in named.items():
+        parts = [
+            b
+            for b in theirs
+            if (origin := weights.origins.get(b.name)) is not None
+            and name in origin.names
+            and origin.invertible
+            and b.value in right.arrays
+        ]
+        if a.value in left.arrays or not parts:
+            continue
+        whole, filled = np.zeros(zeros[name].size), np.zeros(zeros[name].size, bool)
+        for b in parts:
+            source = weights.origins[b.name]
+            if not all(n in zeros for n in source.names):
+                continue
+            of, places = elements_of(source, zeros)
+            own = of == source.names.index(name)
+            np.add.at(whole, places[own], np.ravel(right.arrays[b.value])[own])
+            filled[places[own]] = True
+        if filled.all():
+            moved = sum(right.tolerance[b.value] for b in parts)
+            found.append(_by_sketch(left, a, parts[0], whole, moved))
+    return found
+
+
+def _by_sketch(left: Side, a: Result, b: Result, whole: np.ndarray, moved: float) -> Pair:
+    """Compare a result of a recording, of which sums and a sketch are known, with an array in its layout."""
+    mine, theirs = left.prints[a.value], fingerprint(whole)
+    allowed = _FACTOR * (left.tolerance[a.value] + moved)
+    known = getattr(left.program, "sketches", {}).get(a.value)
+    size = max(mine.squares, theirs.squares) ** 0.5 or 1.0
+    lies = 0.0 if known is None or known != known else abs(known - sketch(whole)) / size
+    return Pair(a, b, max(distance(mine, theirs), lies), allowed)
 
 
 def _sums(
@@ -202,6 +247,16 @@ def _sums(
 
 
 def _output(left: Side, right: Side, a: Result, b: Result) -> Pair:
+    if a.value not in left.arrays and b.value in right.arrays:
+        theirs, shape = right.arrays[b.value], left.shapes[a.value]
+        if theirs.size == np.prod(shape, dtype=int):
+            same = tuple(theirs.shape) == shape
+            ways = ((),) if same else layouts(shape, tuple(theirs.shape), "other") or ((),)
+            turned = [
+                theirs.reshape([shape[i] for i in w]).transpose(np.argsort(w)) if w else theirs for w in ways
+            ]
+            pairs = [_by_sketch(left, a, b, np.ravel(x), right.tolerance[b.value]) for x in turned]
+            return min(pairs, key=lambda p: p.error)
     if a.value not in left.arrays or b.value not in right.arrays:
         return _by_prints(left, right, a, b)
     mine, theirs = left.arrays[a.value], right.arrays[b.value]

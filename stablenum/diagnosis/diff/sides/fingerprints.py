@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stablenum.diagnosis.diff.sides.play import MASKED
+from stablenum.diagnosis.diff.sides.play import MASKED, SEED
 
-__all__ = ["Fingerprint", "distance", "fingerprint"]
+__all__ = ["Fingerprint", "distance", "fingerprint", "sketch"]
 
 # Entries this much smaller than the largest are the rounding errors of zeros: what float64 adds up to 0 from
 # a thousand terms of that size is off by up to so much.
@@ -107,3 +107,31 @@ def distance(a: Fingerprint, b: Fingerprint) -> float:
         abs(a.least - b.least) / extreme,
         abs(a.greatest - b.greatest) / extreme,
     )
+
+
+def sketch(array: Any) -> float:
+    """Return the product of an array's entries, in their order, with a fixed random vector.
+
+    Unlike a fingerprint it depends on where each entry lies. NaN if an entry is not finite.
+
+    Example:
+        >>> sketch([1.0, 2.0]) == sketch([2.0, 1.0])
+        False
+    """
+    x = np.asarray(array)
+    if np.iscomplexobj(x):
+        x = np.ascontiguousarray(x).reshape(-1).view(x.real.dtype)
+    x = x.astype(np.float64, copy=False).reshape(-1)
+    with np.errstate(all="ignore"):
+        found = float(x @ _directions(x.size))
+    return found if np.isfinite(found) else float("nan")
+
+
+def _directions(count: int) -> Any:
+    """Return the first numbers of the random vector."""
+    if len(_VECTOR[0]) < count:
+        _VECTOR[0] = np.random.default_rng(SEED).standard_normal(max(count, 2 * len(_VECTOR[0])))
+    return _VECTOR[0][:count]
+
+
+_VECTOR = [np.empty(0)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from stablenum.diagnosis.diff.sides.bounds import ROUNDING, limits_of
 from stablenum.diagnosis.diff.sides.call_sites import CallSite
-from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, fingerprint
+from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, fingerprint, sketch
 from stablenum.diagnosis.diff.sides.play import (
     Dialect,
     Moments,
@@ -92,6 +92,7 @@ class RecordedProgram:
         typical: the same of the typical entry of each value.
         limits: how far rounding may take the typical entry, on any machine.
         arrays: some of the values in float64.
+        sketches: of each result, what depends on where its entries lie.
         kept: the parameters and buffers by name.
         state: what the optimizer keeps of earlier steps, by parameter and role.
         literals: the numbers that the program computes with.
@@ -112,6 +113,7 @@ class RecordedProgram:
     typical: dict[int, float]
     limits: list[float]
     arrays: KnownArrays
+    sketches: dict[int, float]
     kept: dict[str, Parameter]
     state: dict[tuple[str, str], Any] = field(default_factory=dict)
     literals: Collection[float] = ()
@@ -252,10 +254,13 @@ def captured(program: Program, steps: int, most_bytes: int) -> RecordedProgram:
     keep = _Smallest(_ROOM * most_bytes)
     see, wide = into(prints, shapes), dict[int, tuple[tuple[int, ...], Any]]()
 
+    sketches = dict[int, float]()
+
     def visit(index: int, data: Any) -> None:
         see(index, data)
         array = host(data)
         keep.offer(index, array)
+        sketches[index] = sketch(array)
         if array.dtype.kind in "fc":
             wide[index] = array.shape, sampled(array, _MOST)
 
@@ -280,6 +285,7 @@ def captured(program: Program, steps: int, most_bytes: int) -> RecordedProgram:
         typical=typical,
         limits=limits_of(play.trace, shapes, forms, far),
         arrays=_chosen(play, keep.arrays, most_bytes),
+        sketches={r.value: sketches[r.value] for r in play.results},
         kept={n: Parameter(tuple(np.shape(x)), fingerprint(x), x) for n, x in program.parameters().items()},
         state=dict(program.optimizer_state()),
         literals=program.written(steps),
@@ -366,7 +372,15 @@ def _moved(
         if array.dtype.kind in "fc":
             moved[index] = array.shape, sampled(array, _MOST)
 
-    noisy = program.play(visit, weights=weights, steps=steps, noise=noise, everywhere=noise == ROUNDING)
+    options: dict[str, Any] = {"weights": weights, "steps": steps, "noise": noise}
+    try:
+        noisy = program.play(visit, **options, everywhere=noise == ROUNDING)
+    except Exception:  # noqa: BLE001 - a constant that became an index or a size, which may fail in any way
+        moved.clear()
+        try:
+            noisy = program.play(visit, **options)
+        except Exception:  # noqa: BLE001 - so may what depends on the data: nothing is known then
+            return play, {}
     found = dict[int, float]()
     for value, place in enumerate(places_in(noisy, play)):
         if value in wide and place in moved and moved[place][0] == wide[value][0]:
@@ -385,7 +399,8 @@ def _chosen(play: Play, arrays: KnownArrays, most_bytes: int) -> KnownArrays:
         content = digest_of(arrays[value])
         used += 0 if content in contents else arrays[value].nbytes
         if used > most_bytes:
-            break
+            used -= arrays[value].nbytes
+            continue
         contents.add(content)
         found[value] = arrays[value]
     return found

@@ -152,7 +152,8 @@ def relative_error(narrow: Any, wide: Any) -> float:
     if not finite.any():
         return 0.0
     scale = float(np.max(np.abs(wide), where=np.isfinite(wide), initial=0.0)) or 1.0
-    return float(np.abs(narrow[finite].astype(np.float64) - there[finite]).max()) / scale
+    gap = narrow[finite].astype(there.dtype if np.iscomplexobj(there) else np.float64) - there[finite]
+    return float(np.abs(gap).max()) / scale
 
 
 def typical_error(narrow: Any, wide: Any) -> float:
