@@ -17,7 +17,7 @@ import pytest
 from hypothesis import strategies as st
 
 import stablenum
-from stablenum.diagnosis.diff.lockfile import layout
+from stablenum.diagnosis.diff.lockfile import layout, saving
 from tests.lockfile.torch_program import in_torch
 
 MEMBERS = dict[str, bytes]
@@ -99,6 +99,20 @@ BROKEN: dict[str, tuple[Callable[[MEMBERS], None], str]] = {
     "a pickle": (member("limits.npy", lambda d: array(np.array([Harm()], object))), "holds no numbers"),
     "a pickle as a member": (member("limits.npy", lambda d: pickle.dumps(Harm())), "magic string"),
     "a weight of another shape": (member("weight_0.npy", lambda d: array(np.ones(3))), "another shape"),
+    "text for a framework": (text(framework="x" * 10**6), "is none of jax, torch"),
+    "an escape for a version": (
+        text(format=99, made={"stablenum": "1\n\x1b[31m"}),
+        "\\n\\x1b[31m",
+    ),
+    "no format at all": (lambda m: m.update({layout.TEXT: b"{}"}), "it lacks 'format'"),
+    "a value of no size": (
+        member("prints.npy", lambda d: array(np.load(io.BytesIO(d)) * [0, 0, 0, 0, 0, 0, 1])),
+        "has no size",
+    ),
+    "a shape that is no shape": (
+        member("limits.npy", lambda d: array(np.zeros(4)).replace(b"(4,), }  ", b"(-4,-1), ")),
+        "cannot be read",
+    ),
     "a missing member": (lambda m: m.__delitem__("errors.npy"), "errors.npy"),
     "a huge array in few bytes": (
         member("limits.npy", lambda d: array(np.zeros(4)).replace(b"(4,), }       ", b"(99999999,), }")),
@@ -122,6 +136,48 @@ def test_a_broken_recording_is_refused_in_one_sentence(
     assert "\n" not in str(info.value)
     assert len(str(info.value)) < 400
     assert [p.name for p in tmp_path.iterdir()] == ["broken.snum"]  # nothing was run or written
+
+
+def test_one_parameter_under_many_names_takes_memory_once(whole: Path, tmp_path: Path) -> None:
+    members = members_of(whole)
+    found = json.loads(members[layout.TEXT])
+    (name, shape, _), rows = found["parameters"][0], found["values"]
+    own = next(i for i, row in enumerate(rows) if row[1:] == ["parameter", name])
+    for i in [i for i, row in enumerate(rows) if row[0] is None and i != own]:
+        rows[i], found["shapes"][i] = [None, "parameter", name], shape
+        found["arrays"] = [row for row in found["arrays"] if i not in row]
+    members[layout.TEXT] = json.dumps(found).encode()
+    read = stablenum.load_program(written(tmp_path / "many.snum", members))
+    alike = [v.id for v in read.trace.values if v.name == name and v.id in read.arrays]
+    assert len(alike) > 1
+    assert len({id(read.arrays[v]) for v in alike}) == 1
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_that_is_packed_otherwise_is_refused(whole: Path, tmp_path: Path, kind: int) -> None:
+    path = tmp_path / "packed.snum"
+    with zipfile.ZipFile(path, "w", kind) as archive:
+        for name, data in members_of(whole).items():
+            archive.writestr(name, data)
+    with pytest.raises(ValueError, match="it is packed in a way that recordings are not"):
+        stablenum.load_program(path)
+
+
+def test_a_text_of_many_lists_is_refused(whole: Path, tmp_path: Path) -> None:
+    members = members_of(whole)
+    members[layout.TEXT] = b"[" + b"[]," * (layout._MOST_TEXT // 3) + b"[]]"
+    with pytest.raises(ValueError, match="its text would take more than 32 MiB of memory"):
+        stablenum.load_program(written(tmp_path / "lists.snum", members))
+
+
+def test_weights_that_are_no_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "_WEIGHTS", 16)
+    stablenum.save_program(in_torch(), tmp_path / "golden.snum")
+    (weights,) = tmp_path.glob("*.weights")
+    weights.unlink()
+    weights.symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="beside it is no file"):
+        stablenum.load_program(tmp_path / "golden.snum")
 
 
 def test_an_archive_that_unpacks_to_more_than_it_may_is_refused(

@@ -90,3 +90,18 @@ def test_named_arrays_are_compared_with_a_program(here: Path) -> None:
     assert found.returncode == 1
     assert "hidden: the same as tanh" in found.stdout
     assert "centred: differs from" in found.stdout
+
+
+@pytest.mark.slow
+def test_two_folders_may_have_modules_of_one_name(here: Path) -> None:
+    program = "import torch\nimport stablenum_torch\nfrom model import act\n\n\n"
+    program += "def program():\n    return stablenum_torch.program(act, torch.linspace(-2, 2, 9))\n"
+    for name, function in (("old", "tanh"), ("new", "sin")):
+        (here / name).mkdir()
+        (here / name / "model.py").write_text(f"from torch import {function} as act\n")
+        (here / name / "prog.py").write_text(program)
+    assert run(here, "diff", "old/prog.py", "old/prog.py").returncode == 0
+    found = run(here, "diff", "old/prog.py", "new/prog.py")
+    assert found.returncode == 1, found.stdout
+    assert "tanh" in found.stdout
+    assert "sin" in found.stdout

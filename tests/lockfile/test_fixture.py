@@ -219,3 +219,51 @@ def test_the_plugin_imports_nothing_until_a_test_asks_for_it(tmp_path: Path) -> 
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # others import NumPy
     found = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.slow
+def test_an_update_records_a_program_that_cannot_be_compared_any_more(here: pytest.Pytester) -> None:
+    two = "def test_it(numerics):\n    numerics.check(stablenum_torch.program(lambda: {}), 'a')\n"
+    write(here, two.format("torch.arange(6.0)"))
+    here.runpytest("-q")
+    write(here, two.format("(torch.arange(6.0), torch.arange(3.0))"))
+    failed = here.runpytest("-q")
+    failed.assert_outcomes(failed=1)
+    failed.stdout.fnmatch_lines(["*a.snum cannot be compared with the program: *no results in common*"])
+    here.runpytest("-q", "--numerics-update").assert_outcomes(passed=1)
+    here.runpytest("-q").assert_outcomes(passed=1)
+
+
+@pytest.mark.slow
+def test_tests_of_one_name_have_recordings_of_their_own(here: pytest.Pytester) -> None:
+    both = "class Test{}:\n    def test_x(self, numerics):\n        numerics.check(program({}))\n\n\n"
+    here.makepyfile(
+        test_one=f"{TEST}\n\n{both.format('A', '1e-5')}{both.format('B', '1e-6')}",
+        test_two=f"{TEST}\n\n{both.format('A', '1e-4')}",
+    )
+    here.runpytest("-q").assert_outcomes(passed=3)
+    here.runpytest("-q").assert_outcomes(passed=3)
+    names = sorted(p.name for p in (here.path / "numerics").iterdir())
+    assert names == ["test_one-TestA-test_x.snum", "test_one-TestB-test_x.snum", "test_two-TestA-test_x.snum"]
+
+
+@pytest.mark.slow
+def test_names_that_become_one_file_are_refused(here: pytest.Pytester) -> None:
+    write(
+        here,
+        "@pytest.mark.parametrize('sign', ['<', '>'])\n"
+        "def test_it(numerics, sign):\n    numerics.check(program())\n",
+    )
+    result = here.runpytest("-q", "-p", "no:xdist")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*belongs to one of *test_it*"])
+
+
+@pytest.mark.slow
+def test_without_a_cache_the_report_is_shown_alone(here: pytest.Pytester) -> None:
+    write(here, ONE.format(""))
+    here.runpytest("-q")
+    write(here, ONE.format("epsilon=1e-6"))
+    failed = here.runpytest("-q", "-p", "no:cacheprovider")
+    failed.stdout.fnmatch_lines(["*why (confirmed, epsilon_value)*"])
+    failed.stdout.no_fnmatch_line("*The whole report*")

@@ -367,3 +367,85 @@ def test_assert_same_raises_with_the_first_screen(golden: dict[str, Path]) -> No
     ) as info:
         stablenum.assert_same(recorded, in_torch(epsilon=1e-6))
     assert info.value.report.causes[0].code == "epsilon_value"
+
+
+# --- what strangers found ----------------------------------------------------------------------------------
+
+# Constants that noise would make into other indices or sizes.
+INDICES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "an index": lambda t: t[(torch.arange(17) * 0.5).ceil().long()].tanh(),
+    "a size": lambda t: (t[:, (torch.arange(9) / 8) <= 0.5] @ torch.ones(5, 4)).tanh(),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_constants_that_become_indices_or_sizes_stand_still(name: str, tmp_path: Path) -> None:
+    table = torch.randn(9, 9, generator=torch.Generator().manual_seed(1))
+    stablenum.save_program(stablenum_torch.program(INDICES[name], table), tmp_path / "golden.snum")
+    golden = stablenum.load_program(tmp_path / "golden.snum")
+    assert stablenum.diff(golden, stablenum_torch.program(INDICES[name], table)).ok
+    assert not stablenum.diff(golden, stablenum_torch.program(lambda t: INDICES[name](t) * 1.01, table)).ok
+
+
+# Formulas that are equal in exact arithmetic, the second of which loses digits.
+WORSE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "log1p": (lambda h: torch.log1p(h.exp() * 1e-4), lambda h: torch.log(1 + h.exp() * 1e-4)),
+    "variance": (
+        lambda h: (h + 1000).var(-1, correction=0),
+        lambda h: (h + 1000).pow(2).mean(-1) - (h + 1000).mean(-1).pow(2),
+    ),
+    "cancellation": (lambda h: h * 1.5, lambda h: (h * 1.5 + 4096) - 4096),
+}
+
+
+@pytest.mark.parametrize("name", WORSE)
+def test_a_formula_that_loses_digits_is_a_difference_of_rounding(name: str, tmp_path: Path) -> None:
+    h = torch.randn(16, 32, generator=torch.Generator().manual_seed(2))
+    good, bad = WORSE[name]
+    stablenum.save_program(stablenum_torch.program(good, h), tmp_path / "golden.snum")
+    report = stablenum.diff(stablenum.load_program(tmp_path / "golden.snum"), stablenum_torch.program(bad, h))
+    assert not report.ok
+    assert report.first.of_rounding
+
+
+def test_a_program_whose_result_is_nan_is_not_recorded(tmp_path: Path) -> None:
+    program = stablenum_torch.program(lambda x: torch.log(x).sum(), torch.tensor([-1.0, 1.0]))
+    with pytest.raises(stablenum.ProgramError, match="is NaN, so that nothing could be compared"):
+        stablenum.save_program(program, tmp_path / "nan.snum")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_program_without_the_recorded_optimizer_is_refused(golden: dict[str, Path]) -> None:
+    recorded, program = stablenum.load_program(golden["torch"]), in_torch()
+    program._optimizer = None
+    with pytest.raises(ValueError, match="has the updates of an optimizer, and the program has no optimizer"):
+        stablenum.diff(recorded, program)
+
+
+def test_a_disk_that_is_full_leaves_the_old_recording_with_its_weights(
+    apart: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = saving.write_archive
+
+    def full(path: Path, *args: Any, **kwargs: Any) -> None:
+        if path == apart:
+            raise OSError(28, "No space left on device")
+        write(path, *args, **kwargs)
+
+    monkeypatch.setattr(saving, "write_archive", full)
+    with pytest.raises(OSError, match="No space left"):
+        stablenum.save_program(in_torch(epsilon=0.1), apart)
+    assert stablenum.diff(stablenum.load_program(apart), in_torch()).ok
+
+
+def test_complex_values_are_recorded_without_a_warning(tmp_path: Path) -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(3))
+    program = stablenum_torch.program(lambda x: torch.fft.rfft(x).abs().log1p(), x)
+    stablenum.save_program(program, tmp_path / "golden.snum")
+    assert stablenum.diff(stablenum.load_program(tmp_path / "golden.snum"), program).ok
+
+
+def test_other_packages_that_are_imported_do_not_change_the_file(golden: dict[str, Path]) -> None:
+    assert set(stablenum.load_program(golden["torch"]).made) == {
+        "stablenum", "python", "platform", "torch", "numpy",
+    }  # fmt: skip

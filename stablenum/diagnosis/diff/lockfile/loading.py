@@ -258,7 +258,7 @@ def _text(x: Any) -> str:
 
 
 def _one_of(x: Any, known: tuple[str, ...]) -> str:
-    _check(x in known, f"{str(x)[:_MOST_SAID]!r} is none of {', '.join(known)}")
+    _check(x in known, f"{str(x)[:40]!r} is none of {', '.join(known)}")
     return str(x)
 
 
