@@ -68,8 +68,12 @@ def engine(fault=""):
     arrays, x = {}, weights["embedding"][PROMPT]
     for layer in range(2):
         qkv = (x @ weights[f"{layer}.qkv"].T).reshape(LENGTH, 3, HEADS, -1).transpose(1, 2, 0, 3)
-        q, k = (np.concatenate([a[..., :half] * cos - a[..., half:] * sin,
-                                a[..., :half] * sin + a[..., half:] * cos], -1) for a in qkv[:2])
+        q, k = (
+            np.concatenate(
+                [a[..., :half] * cos - a[..., half:] * sin, a[..., :half] * sin + a[..., half:] * cos], -1
+            )
+            for a in qkv[:2]
+        )
         scores = q @ k.swapaxes(-1, -2) / np.sqrt(np.float32(WIDTH // HEADS))
         scores = np.where(np.tri(LENGTH, dtype=bool), scores, -np.inf)
         weight = np.exp(scores - scores.max(-1, keepdims=True))
