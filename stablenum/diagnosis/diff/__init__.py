@@ -8,5 +8,6 @@ with its own or with given weights. Everything else is here:
 - ``places`` finds the first operation that differs, and what happens when its value is replaced;
 - ``causes`` finds the reason by trying;
 - ``report`` says it;
+- ``lockfile`` keeps a program's numbers in a file, ``recordings`` and ``named_arrays`` compare with one;
 - ``compare`` is the entry, ``search`` goes from one difference to the next, and ``differences`` holds them.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from stablenum.diagnosis.diff.causes.misgiven import misgiven, other_numbers
 from stablenum.diagnosis.diff.causes.stops.frozen import OneSided, one_sided
@@ -17,6 +17,7 @@ from stablenum.diagnosis.diff.places.doubts import doubts_of, unsure
 from stablenum.diagnosis.diff.places.locations import off_of, share_of
 from stablenum.diagnosis.diff.places.precision import precision_of
 from stablenum.diagnosis.diff.places.tables import with_common_tables
+from stablenum.diagnosis.diff.recordings import check_updates, sides_of
 from stablenum.diagnosis.diff.report.nonfinite import not_finite
 from stablenum.diagnosis.diff.report.omissions import (
     beside_the_loss,
@@ -33,10 +34,8 @@ from stablenum.diagnosis.diff.report.rows import rows_of
 from stablenum.diagnosis.diff.search import Found, Stuck, differences_of, untold
 from stablenum.diagnosis.diff.sides.compiled import compiled_errors, too_far
 from stablenum.diagnosis.diff.sides.dump import Dump
-from stablenum.diagnosis.diff.sides.equality import SAME_ARRAY
-from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.sides.play import Program, if_recorded
-from stablenum.diagnosis.diff.sides.recorded import RecordedProgram, is_recorded, shown_path
+from stablenum.diagnosis.diff.sides.recorded import RecordedProgram
 from stablenum.diagnosis.diff.sides.recording import recorded, undisturbed
 from stablenum.diagnosis.diff.sides.rounding import rounding_of
 from stablenum.diagnosis.diff.sides.sides import measured
@@ -143,53 +142,6 @@ def reported(
     return undisturbed(body)
 
 
-class _Sides(NamedTuple):
-    """The sides as they are compared, with the map of the weights, and what is said of it."""
-
-    left: Program
-    right: Program
-    weights: Weights
-    notes: tuple[str, ...] = ()
-
-
-def sides_of(left: Program, right: Program, weights: Weights) -> _Sides:
-    """Return the sides with a recording on the left; one whose weights are not at hand, or that is compared
-    with another one, leaves both sides their own.
-
-    Raises:
-        ValueError: weights that are given by name belong to the sides as they were.
-    """
-    notes: tuple[str, ...] = ()
-    if is_recorded(right) and not is_recorded(left):
-        if not isinstance(weights, str):
-            raise ValueError(
-                "weights must be 'match' or 'as they are' if only the right program is a recording, which "
-                "takes the left side of the report; give the recording as left."
-            )
-        left, right, notes = right, left, (_EXCHANGED,)
-    notes += tuple(
-        _MADE.format(name, shown_path(p.path), ", ".join(f"{k} {v}" for k, v in p.made.items()))
-        for name, p in (("left", left), ("right", right))
-        if isinstance(p, RecordedProgram)
-    )
-    if isinstance(left, RecordedProgram) and not left.has_weights:
-        return _Sides(left, right, "as they are", (*notes, _weights_note(left, right)))
-    if isinstance(left, RecordedProgram) and is_recorded(right):
-        return _Sides(left, right, "as they are", notes)
-    return _Sides(left, right, weights, notes)
-
-
-def _weights_note(recorded: RecordedProgram, other: Program) -> str:
-    """Return what is known of the weights of a program that keeps its own."""
-    marks = {name: fingerprint(x) for name, x in other.parameters().items()}
-    apart = [n for n, p in recorded.kept.items() if n in marks and distance(p.print, marks[n]) > SAME_ARRAY]
-    unknown = [n for n in recorded.kept if n not in marks]
-    file = f"{shown_path(recorded.path)}.*.weights"
-    if not apart and not unknown:
-        return _SAME_WEIGHTS.format(file)
-    return _OTHER_WEIGHTS.format(file, (apart or unknown)[0])
-
-
 def compared(
     left: Program,
     right: Program,
@@ -199,7 +151,7 @@ def compared(
     progress: Progress = _quiet,
 ) -> Comparison:
     """Return the comparison from which the report is made."""
-    _check_updates(left, right)
+    check_updates(left, right)
     if steps is None:
         steps = next((p.steps for p in (left, right) if isinstance(p, RecordedProgram)), 1)
     for side, program in (("left", left), ("right", right)):
@@ -223,16 +175,6 @@ def compared(
         notes = (*notes, *left_out(b, arrays, only=alone if isinstance(weights, tuple) else None))
     notes = (*notes, *untied(mapped, steps))
     return with_common_tables(Comparison(a, b, mapped, notes))
-
-
-def _check_updates(left: Program, right: Program) -> None:
-    """Refuse to compare a recording of updates with a program that makes none: no change of them is seen."""
-    recorded = isinstance(left, RecordedProgram) and any(r.kind == "updated" for r in left.results)
-    if recorded and not is_recorded(right) and getattr(right, "has_optimizer", True) is False:
-        raise ValueError(
-            "the recording has the updates of an optimizer, and the program has no optimizer: give it with "
-            "program(..., optimizer=...), or record without one."
-        )
 
 
 def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, weights: Weights) -> DiffReport:
@@ -381,16 +323,6 @@ def _repro(comparison: Comparison, found: list[Found], alone: Sequence[OneSided]
     return reproduction(comparison, first.place, first.patch, first.difference)
 
 
-_MADE = "The {} side is the recording {}, made with {}."
-_EXCHANGED = "The recording was given on the right; as the reference, it is the left side here."
-_SAME_WEIGHTS = (
-    "{} is not there, so that the program keeps its own weights. They have the fingerprints of the recorded "
-    "ones."
-)
-_OTHER_WEIGHTS = (
-    "{} is not there, so that the program keeps its own weights, and these are other numbers than the "
-    "recorded ones, first in {}: put the file beside the recording, or begin with the same weights."
-)
 _PHASES = ("forward", "backward", "update")
 # Of a layer, which a program has many of.
 _SETTINGS = {

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from stablenum.diagnosis.diff.differences import Difference, Location
-from stablenum.diagnosis.diff.places.frontier import Start
-from stablenum.diagnosis.diff.places.locations import lines_of, location_of
+from stablenum.diagnosis.diff.places.locations import lines_of, location_of_value
 from stablenum.diagnosis.diff.places.patches import laid_out
 from stablenum.diagnosis.diff.report.report import DiffReport
 from stablenum.diagnosis.diff.sides.bounds import unit_of
+from stablenum.diagnosis.diff.sides.capturing import captured
 from stablenum.diagnosis.diff.sides.dump import Dump
 from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint
 from stablenum.diagnosis.diff.sides.play import Program
-from stablenum.diagnosis.diff.sides.recorded import RecordedProgram, captured, shown_path
+from stablenum.diagnosis.diff.sides.recorded import RecordedProgram, shown_path
 from stablenum.diagnosis.diff.sides.recording import recorded
 from stablenum.diagnosis.diff.sides.sides import Side, again, arrays_of, measured
 from stablenum.diagnosis.diff.weights.layouts import layouts
@@ -243,7 +243,7 @@ def _gap(own: Any, array: Any, otherwise: float) -> float:
 
 def _difference(dump: Dump, side: Side, matches: Sequence[_Match], first: _Match, dump_at: str) -> Difference:
     assert first.value is not None
-    here = _location(side, first.value)
+    here = location_of_value(side, first.value)
     phase = "forward" if here is None else here.phase
     array = Location(where=shown_path(dump.path), operation=first.name, module="", phase=phase)
     lines = _lines_since(side, matches, first)
@@ -272,12 +272,6 @@ def _step_of(side: Side, value: int | None) -> int:
     return -1 if producer is None else producer
 
 
-def _location(side: Side, value: int) -> Location | None:
-    producer = side.trace.values[value].producer
-    step = None if producer is None else side.trace.steps[producer]
-    return None if step is None else location_of(Start(step), side, step.phase)
-
-
 def _notes(
     side: Side, matches: Iterable[_Match], contributions: tuple[str, Mapping[str, float]]
 ) -> Iterable[str]:
@@ -289,7 +283,7 @@ def _notes(
         if m.value is None:
             lost.append(m.name)
             continue
-        at = _location(side, m.value)
+        at = location_of_value(side, m.value)
         where = side.trace.values[m.value].name if at is None else f"{at.operation} ({at.where})"
         what = "the same as" if m.same else "differs from"
         more = f"; adds {added[m.name]:.1e} to the gap of {target}" if m.name in added else ""

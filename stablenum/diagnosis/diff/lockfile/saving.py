@@ -24,14 +24,9 @@ from stablenum.diagnosis.diff.lockfile.layout import (
 )
 from stablenum.diagnosis.diff.places.locations import result_name
 from stablenum.diagnosis.diff.sides.call_sites import CallSite
+from stablenum.diagnosis.diff.sides.capturing import captured, digest_of
 from stablenum.diagnosis.diff.sides.play import Program
-from stablenum.diagnosis.diff.sides.recorded import (
-    Parameter,
-    RecordedProgram,
-    captured,
-    digest_of,
-    is_recorded,
-)
+from stablenum.diagnosis.diff.sides.recorded import Parameter, RecordedProgram, is_recorded
 from stablenum.diagnosis.diff.sides.recording import recorded, undisturbed
 from stablenum.diagnosis.replay.source_files import package_of
 from stablenum.diagnosis.replay.trace import Step

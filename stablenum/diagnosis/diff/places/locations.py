@@ -16,7 +16,10 @@ from stablenum.diagnosis.replay.source_files import package_of
 from stablenum.diagnosis.replay.trace import Step
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["lines_of", "location_of", "location_of_optimizer", "off_of", "result_name", "share_of"]
+__all__ = [
+    "lines_of", "location_of", "location_of_optimizer", "location_of_value", "off_of", "result_name",
+    "share_of",
+]  # fmt: skip
 
 
 def location_of(start: Start | None, side: Side, phase: str) -> Location | None:
@@ -38,6 +41,13 @@ def location_of(start: Start | None, side: Side, phase: str) -> Location | None:
         row=step.index,
         called_at="" if place is None else _called_at(step, place),
     )
+
+
+def location_of_value(side: Side, value: int) -> Location | None:
+    """Return the operation that makes a value, or that reads it first if it comes from outside."""
+    producer, reads = side.trace.values[value].producer, (s for s in side.trace.steps if value in s.inputs)
+    step = next(reads, None) if producer is None else side.trace.steps[producer]
+    return None if step is None else location_of(Start(step), side, step.phase)
 
 
 def lines_of(places: Iterable[Place]) -> tuple[str, ...]:

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from stablenum.diagnosis.diff.differences import Cause, Difference, Location
+from stablenum.diagnosis.diff.differences import Cause, Difference
 from stablenum.diagnosis.diff.places.comparison import Comparison
-from stablenum.diagnosis.diff.places.frontier import Start
-from stablenum.diagnosis.diff.places.locations import location_of, result_name
+from stablenum.diagnosis.diff.places.locations import location_of_value, result_name
 from stablenum.diagnosis.diff.sides.bounds import ROUNDING, unit_of
-from stablenum.diagnosis.diff.sides.recorded import RecordedProgram, is_recorded, limits_in_float32
+from stablenum.diagnosis.diff.sides.capturing import limits_in_float32
+from stablenum.diagnosis.diff.sides.recorded import RecordedProgram, is_recorded
 from stablenum.diagnosis.diff.sides.rounding import Rounding
-from stablenum.diagnosis.diff.sides.sides import Side
 
 __all__ = ["Precision", "precision_of"]
 
@@ -76,9 +75,9 @@ class Precision:
         first = next((v for v in self._values if not v.error <= v.limit), None)
         if first is None:
             return None
-        right = _location(self.comparison.right, first.right)
+        right = location_of_value(self.comparison.right, first.right)
         return Difference(
-            left=_location(self.comparison.left, first.left),
+            left=location_of_value(self.comparison.left, first.left),
             right=right,
             result=self._result(first.right) or "a value",
             step=1,
@@ -162,10 +161,3 @@ def precision_of(comparison: Comparison, rounding: Rounding) -> Precision | None
     """Return how precisely the right side computes; None if the left one is no recording."""
     recorded = comparison.left.program
     return Precision(comparison, recorded, rounding) if isinstance(recorded, RecordedProgram) else None
-
-
-def _location(side: Side, value: int) -> Location | None:
-    """Return the operation that makes a value, or that reads it first if it comes from outside."""
-    producer, reads = side.trace.values[value].producer, (s for s in side.trace.steps if value in s.inputs)
-    step = next(reads, None) if producer is None else side.trace.steps[producer]
-    return None if step is None else location_of(Start(step), side, step.phase)
