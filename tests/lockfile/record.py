@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -119,13 +119,13 @@ def _is_right(location: Any, lines: str | list[str], text: str) -> bool:
     return said.isdigit() and text.splitlines()[int(said) - 1].strip() in wanted
 
 
-def in_environment(python: str, base: str, folder: Path, threads: int) -> Row:
-    """What the command says of an unchanged program in another environment."""
+def in_environment(python: str, base: str, folder: Path, variables: Mapping[str, str]) -> Row:
+    """What the command says of an unchanged program in another environment, with these variables set."""
     recorded(base, folder)
     found = subprocess.run(
         [python, "-m", "stablenum", "diff", folder / f"{base}.snum", CASES / base],
         cwd=HERE.parents[1],
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         check=False,
@@ -158,7 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--environment", nargs=2, metavar=("NAME", "PYTHON"))
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--set", nargs="*", default=(), metavar="NAME=VALUE", help="variables there")
     parser.add_argument(
         "--only", choices=("torch", "jax"), help="with --environment: programs of one framework"
     )
@@ -167,9 +167,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if options.environment:
             name, python = options.environment
+            variables = dict(x.split("=", 1) for x in options.set)
             for base in bases():
                 if f"stablenum_{options.only or ''}" in (CASES / base).read_text(encoding="utf-8"):
-                    row = in_environment(python, base, Path(folder), options.threads)
+                    row = in_environment(python, base, Path(folder), variables)
                     _note(found, f"{name}/{base}", row)
         elif not options.table:
             for name, case in cases().items():

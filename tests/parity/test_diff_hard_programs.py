@@ -240,3 +240,24 @@ def test_values_with_noise_are_told_by_their_keys_where_their_numbers_part() -> 
     ends = {r.value for r in plain.play.results}
     assert all(parted.tolerance[v] < 1e-6 for v in ends)
     assert all(parted.tolerance[v] == pytest.approx(plain.tolerance[v], rel=20) for v in ends)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("right", [0.05, 0.2, 0.0])
+def test_another_label_smoothing_ends_in_a_report(right: float, bias: bool) -> None:
+    """With other targets the loss is computed by other operations, so that values have other numbers."""
+    y = torch.tensor([0, 3, 1, 4, 2, 0])
+
+    def program(smoothing: float) -> Any:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 5, bias=bias)
+        return stablenum_torch.program(
+            lambda x, y: functional.cross_entropy(model(x), y, label_smoothing=smoothing),
+            torch.tensor(X),
+            y,
+            model=model,
+        )
+
+    report = stablenum.diff(program(0.1), program(right))
+    assert not report.ok
+    assert "cross_entropy" in report.first.right.code

@@ -172,8 +172,8 @@ def _contributions(
     """Return the last array that has a counterpart, and how much of its gap comes from what is computed
     between each array and the one before it.
 
-    The array is put in the place of the program's value: what is off in the last one then comes from what
-    follows. Of a recorded program this is not known.
+    The arrays up to there are put in the places of the program's values: what is off in the last one then
+    comes from what follows. Of a recorded program this is not known.
     """
     known = [m for m in matches if m.value is not None and math.isfinite(m.error)]
     if isinstance(live, RecordedProgram) or len(known) < 2 or known[-1].same:
@@ -181,14 +181,15 @@ def _contributions(
     last, found = known[-1], dict[str, float]()
     side = measured(live.fresh(), noise=False, steps=steps)
     target = np.asarray(dump.arrays[last.name]).astype(np.float64)
-    before = last.error
+    before, values = last.error, dict[int, Any]()
     for m in known[:-1]:
         assert m.value is not None
         own = arrays_of(side, [m.value])[m.value]
         new = _laid_back(np.asarray(dump.arrays[m.name]).astype(np.float64), own)
         if new is None:
             continue
-        changed = again(side, {m.value: new})
+        values[m.value] = new
+        changed = again(side, values)
         assert last.value is not None
         gap = _gap(arrays_of(changed, [last.value])[last.value], target, math.inf)
         found[m.name], before = before - gap, gap
@@ -278,15 +279,12 @@ def _notes(
     """Yield a line for each array: where its counterpart is, how far the two are apart, and what is added to
     the gap of the last one on the way to it."""
     target, added = contributions
-    lost = []
     for m in matches:
         if m.value is None:
-            lost.append(m.name)
+            yield f"{m.name}: no value of the program is near to it. It is wrong, or in other parts there."
             continue
         at = location_of_value(side, m.value)
         where = side.trace.values[m.value].name if at is None else f"{at.operation} ({at.where})"
         what = "the same as" if m.same else "differs from"
         more = f"; adds {added[m.name]:.1e} to the gap of {target}" if m.name in added else ""
         yield f"{m.name}: {what} {where}, by {m.error:.1e} where rounding explains {m.limit:.1e}{more}."
-    if lost:
-        yield f"Not in the program, or in other parts: {', '.join(lost)}."

@@ -70,8 +70,8 @@ def load_program(path: str | PathLike[str]) -> RecordedProgram | Dump:
         pass
     if not zipfile.is_zipfile(file):
         raise ValueError(
-            f"{file} is not a recording: it is no zip archive. Write one with stablenum.save_program, or "
-            "named arrays with numpy.savez."
+            f"{file} is not a recording: it is no zip archive, or its end is missing. Write one with "
+            "stablenum.save_program, or named arrays with numpy.savez."
         )
     try:
         archive = Archive(file)

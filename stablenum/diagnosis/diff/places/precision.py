@@ -15,6 +15,7 @@ from stablenum.diagnosis.diff.sides.bounds import ROUNDING, unit_of
 from stablenum.diagnosis.diff.sides.capturing import limits_in_float32
 from stablenum.diagnosis.diff.sides.recorded import RecordedProgram, is_recorded
 from stablenum.diagnosis.diff.sides.rounding import Rounding
+from stablenum.diagnosis.diff.sides.sides import MOST_NOISE
 
 __all__ = ["Precision", "precision_of"]
 
@@ -91,7 +92,8 @@ class Precision:
         """Return how far the results are off the recording's float64 twin, and how much of it rounding
         explains; None if that is not known of any."""
         results = self._results()
-        rows = [v for v in self._values if v.right in results]
+        # What rounding moves far, such as a gradient that is 0 but for it, says nothing of the program.
+        rows = [v for v in self._values if v.right in results and v.limit < MOST_NOISE]
         if not rows:
             return None
         worst = max(rows, key=lambda v: v.share)
@@ -125,9 +127,18 @@ class Precision:
             if j not in errors or not partners or self.comparison.right.noise(j):
                 continue
             limit = max(self._limit(i, j) for i in partners)
-            i = next((i for i in partners if i in self.recorded.forms), partners[0])
+            i = max(
+                partners, key=lambda i: (self._line(i) == self._line(j, "right"), i in self.recorded.forms, i)
+            )
             over = j in self.rounding.overflowed and math.isfinite(self.recorded.errors.get(i, 0.0))
             yield _Value(i, j, math.inf if over else errors[j], limit)
+
+    def _line(self, value: int, side: str = "left") -> str:
+        """Return the line that makes a value."""
+        trace = self.comparison.side(side).trace
+        producer = trace.values[value].producer
+        place = None if producer is None else trace.steps[producer].place
+        return "" if place is None else f"{place.function}: {place.code}"
 
     def _tells(self, i: int) -> bool:
         """Return whether rounding alone cannot make anything of a value of the recording."""

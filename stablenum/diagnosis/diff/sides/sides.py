@@ -151,10 +151,14 @@ def again(side: Side, values: Mapping[int, Any], *, last: int | None = None) -> 
     def visit(index: int, data: Any) -> None:
         if index > end:
             raise _Enough
-        if index >= first:
-            prints[index] = fingerprint(host(data))
-            if index in arrays:
-                arrays[index] = host(data).copy()
+        if index < first:
+            return
+        array = host(data)
+        if index >= len(prints) or array.shape != side.shapes[index]:
+            raise ReplacedError(f"value {index} is another one with these values")
+        prints[index] = fingerprint(array)
+        if index in arrays:
+            arrays[index] = array.copy()
 
     try:
         _show(side, visit, replaced, since=first, keep=last is None)
