@@ -164,9 +164,10 @@ def _fail(text: str) -> None:
 
 
 def _shown(path: Path) -> str:
-    """Return a path from the working directory, if it lies below that."""
-    short = os.path.relpath(path)
-    return str(path) if short.startswith("..") else short
+    """Return a path as reports name it."""
+    from stablenum.diagnosis.diff.sides.recorded import shown_path
+
+    return shown_path(str(path))
 
 
 def _file_name(name: str) -> str:

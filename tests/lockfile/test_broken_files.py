@@ -215,7 +215,7 @@ def test_a_file_that_is_not_there_or_a_folder_is_an_error_of_the_system(tmp_path
     with pytest.raises(IsADirectoryError):
         stablenum.load_program(tmp_path)
     with pytest.raises(TypeError, match="path must be a path"):
-        stablenum.load_program(7)  # type: ignore[arg-type]
+        stablenum.load_program(7)
 
 
 @pytest.mark.slow

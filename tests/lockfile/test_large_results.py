@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 
@@ -102,4 +103,25 @@ def test_a_weight_that_the_other_side_has_in_parts_is_compared(
     params = {name: jnp.asarray(part) for name, part in zip("qkv", np.split(QKV, 3), strict=True)}
     recorded = golden(stablenum_torch.program(whole, torch.tensor(X)))
     report = stablenum.diff(recorded, stablenum_jax.program(parts, params, jnp.asarray(X)))
+    assert report.ok is not fault, str(report)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_weight_that_two_others_share_is_compared_by_the_sum_of_its_gradients(
+    fault: bool, golden: Callable[[Any], Any]
+) -> None:
+    w = torch.nn.Parameter(torch.tensor(W))
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    recorded = golden(
+        stablenum_torch.program(
+            lambda x: torch.tanh(x @ w @ w.T).pow(2).sum(), torch.tensor(X), optimizer=optimizer
+        )
+    )
+
+    def apart(p: Any, x: Any) -> Any:
+        return jnp.square(jnp.tanh(x @ p["a"] @ (doubled(p["b"]) if fault else p["b"]).T)).sum()
+
+    params = {"a": jnp.asarray(W), "b": jnp.asarray(W)}
+    other = stablenum_jax.program(apart, params, jnp.asarray(X), optimizer=optax.sgd(0.1))
+    report = stablenum.diff(recorded, other, weights={"a": "w", "b": "w"})
     assert report.ok is not fault, str(report)

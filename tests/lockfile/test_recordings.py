@@ -340,7 +340,7 @@ def test_what_is_no_program_is_refused(golden: dict[str, Path], tmp_path: Path) 
     with pytest.raises(TypeError, match=r"program must be made by stablenum_torch\.program"):
         stablenum.save_program(recorded, tmp_path / "a.snum")
     with pytest.raises(TypeError, match="path must be a path"):
-        stablenum.save_program(in_torch(), 3)  # type: ignore[arg-type]
+        stablenum.save_program(in_torch(), 3)
     with pytest.raises(ValueError, match=r"path must end in .snum; got '.*a.txt'"):
         stablenum.save_program(in_torch(), tmp_path / "a.txt")
     with pytest.raises(ValueError, match="steps must be at least 1"):

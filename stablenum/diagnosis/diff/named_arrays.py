@@ -22,7 +22,7 @@ from stablenum.diagnosis.diff.sides.play import Program
 from stablenum.diagnosis.diff.sides.recorded import RecordedProgram, shown_path
 from stablenum.diagnosis.diff.sides.recording import recorded
 from stablenum.diagnosis.diff.sides.sides import Side, again, arrays_of, measured
-from stablenum.diagnosis.diff.weights.layouts import layouts
+from stablenum.diagnosis.diff.weights.layouts import laid_back, layouts
 
 __all__ = ["compared_with_dump"]
 
@@ -199,7 +199,7 @@ def _contributions(
 def _laid_back(array: Any, own: Any) -> Any:
     """Return an array in the layout of the value that it was found to be; None if no layout leads there."""
     ways = layouts(tuple(own.shape), tuple(array.shape), "other")
-    turned = [array.reshape([own.shape[i] for i in w]).transpose(np.argsort(w)) for w in ways]
+    turned = [laid_back(array, own.shape, w) for w in ways]
     return min(turned, key=lambda x: float(np.abs(x - own).max(initial=0.0)), default=None)
 
 

@@ -116,7 +116,8 @@ def write_program(program: RecordedProgram, path: str | PathLike[str]) -> None:
         raise ValueError(f"path must end in {SUFFIX}; got {str(path)!r}.")
     weights = _weights(program)
     inside = sum(x.nbytes for x in weights.values()) <= _WEIGHTS
-    text, arrays = _text(program), _arrays(program)
+    first = _first_of(program)
+    text, arrays = _text(program, first), _arrays(program, first)
     digest = ""
     if inside:
         arrays |= weights
@@ -145,7 +146,7 @@ def _narrow(array: Any) -> Any:
     return short if np.array_equal(short, array, equal_nan=True) else array
 
 
-def _arrays(program: RecordedProgram) -> dict[str, Any]:
+def _arrays(program: RecordedProgram, first: Mapping[int, int]) -> dict[str, Any]:
     prints = [p[1:7] for p in program.prints]
     counts = [p.entries for p in program.prints]
     known = range(len(program.prints))
@@ -156,7 +157,7 @@ def _arrays(program: RecordedProgram) -> dict[str, Any]:
         "errors": np.asarray([program.errors.get(i, np.nan) for i in known], np.float64),
         "typical": np.asarray([program.typical.get(i, np.nan) for i in known], np.float64),
         "limits": np.asarray(program.limits, np.float64),
-        **{f"value_{i}": program.arrays[i] for i in sorted({*_first_of(program).values()})},
+        **{f"value_{i}": program.arrays[i] for i in sorted({*first.values()})},
     }
 
 
@@ -170,7 +171,7 @@ def _first_of(program: RecordedProgram) -> dict[int, int]:
 # --- text --------------------------------------------------------------------------------------------------
 
 
-def _text(program: RecordedProgram) -> dict[str, Any]:
+def _text(program: RecordedProgram, first: Mapping[int, int]) -> dict[str, Any]:
     places = _Places()
     trace = program.trace
     forms = sorted(set(program.forms.values()))
@@ -189,7 +190,7 @@ def _text(program: RecordedProgram) -> dict[str, Any]:
         "formats": forms,
         "format_of": [_place_in(forms, program.forms.get(i)) for i in range(len(trace.values))],
         "operations": [_operation(step, places) for step in trace.steps],
-        "arrays": sorted(_first_of(program).items()),
+        "arrays": sorted(first.items()),
         "results": [[r.kind, r.name, r.value, r.step] for r in program.results],
         "sketches": [None if np.isnan(s) else s for s in _sketches(program)],
         "stops": sorted(program.stops),

@@ -28,7 +28,7 @@ _EVIDENCE = "With all operations in float64, the program agrees with its recordi
 _SEEN = 4.0
 
 
-# A program that was written anew may round so many times as much as the recorded one: a worse formula, such
+# A rewritten program may round so many times as much as the recorded one: a worse formula, such
 # as a variance as the difference of two large numbers, loses thousands of times as much. Chosen, not
 # measured.
 _WORSE = 64.0
@@ -52,7 +52,7 @@ class _Value(NamedTuple):
 class Precision:
     """How precisely the right program computes what a recording on the left has computed.
 
-    What rounds more than the recording's formats explain is a difference. A program that was written anew may
+    What rounds more than the recording's formats explain is a difference. A rewritten program may
     pass on roundings in another way, so that the limit is the larger one of both programs, each computed for
     any order of its sums; but formats are those of the recording, and it may not be far less precise.
 

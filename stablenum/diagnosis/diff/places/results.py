@@ -11,7 +11,7 @@ import numpy as np
 from stablenum.diagnosis.diff.sides.fingerprints import distance, fingerprint, sketch
 from stablenum.diagnosis.diff.sides.play import Result
 from stablenum.diagnosis.diff.sides.sides import Side
-from stablenum.diagnosis.diff.weights.layouts import layouts
+from stablenum.diagnosis.diff.weights.layouts import laid_back, layouts
 from stablenum.diagnosis.diff.weights.origins import Origin, elements_of
 from stablenum.diagnosis.diff.weights.weights import WeightMap
 
@@ -186,11 +186,12 @@ def _wholes(
     left: Side, right: Side, named: Mapping[str, Result], theirs: Sequence[Result], weights: WeightMap
 ) -> list[Pair]:
     """Return the results of left parameters whose entries a recording does not hold, each beside what the
-    right ones that come from it make of it in its layout: by sums, and by a sketch of where entries lie."""
+    right ones that come from it make of it in its layout: by sums, and by a sketch of where entries lie.
+    Updates of right parameters that share a left one do not add up to its own."""
     found = []
-    shapes = {name: left.shapes[r.value] for name, r in named.items()}
-    zeros = {name: np.broadcast_to(0.0, shape) for name, shape in shapes.items()}
     for name, a in named.items():
+        if a.value in left.arrays or (a.kind == "updated" and name in weights.shared):
+            continue
         parts = [
             b
             for b in theirs
@@ -198,22 +199,35 @@ def _wholes(
             and name in origin.names
             and origin.invertible
             and b.value in right.arrays
+            and all(n in named for n in origin.names)
         ]
-        if a.value in left.arrays or not parts:
-            continue
-        whole, filled = np.zeros(zeros[name].size), np.zeros(zeros[name].size, bool)
-        for b in parts:
-            source = weights.origins[b.name]
-            if not all(n in zeros for n in source.names):
-                continue
-            of, places = elements_of(source, zeros)
-            own = of == source.names.index(name)
-            np.add.at(whole, places[own], np.ravel(right.arrays[b.value])[own])
-            filled[places[own]] = True
-        if filled.all():
+        whole, filled = _assembled(left, right, named, name, parts, weights)
+        if parts and filled.all():
             moved = sum(right.tolerance[b.value] for b in parts)
             found.append(_by_sketch(left, a, parts[0], whole, moved))
     return found
+
+
+def _assembled(
+    left: Side,
+    right: Side,
+    named: Mapping[str, Result],
+    name: str,
+    parts: Sequence[Result],
+    weights: WeightMap,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sum of right results in the layout of the left parameter that they come from, and which of
+    its entries they give."""
+    whole = np.zeros(int(np.prod(left.shapes[named[name].value], dtype=int)))
+    filled = np.zeros(whole.size, bool)
+    for b in parts:
+        source = weights.origins[b.name]
+        shapes = {n: np.broadcast_to(0.0, left.shapes[named[n].value]) for n in source.names}
+        of, places = elements_of(source, shapes)
+        own = of == source.names.index(name)
+        np.add.at(whole, places[own], np.ravel(right.arrays[b.value])[own])
+        filled[places[own]] = True
+    return whole, filled
 
 
 def _by_sketch(left: Side, a: Result, b: Result, whole: np.ndarray, moved: float) -> Pair:
@@ -235,12 +249,7 @@ def _sums(
     for name, parts in weights.shared.items():
         if name in named and named[name].value in left.arrays and any(part in given for part in parts):
             a, results = named[name], [given[part] for part in parts if part in given]
-            whole = np.zeros(np.size(left.arrays[a.value]))
-            for b in results:
-                source = weights.origins[b.name]
-                of, places = elements_of(source, {n: left.arrays[named[n].value] for n in source.names})
-                own = of == source.names.index(name)
-                np.add.at(whole, places[own], np.ravel(right.arrays[b.value])[own])
+            whole, _ = _assembled(left, right, named, name, results, weights)
             allowed = sum(right.tolerance[b.value] for b in results)
             found.append(_pair(left, right, a, results[0], left.arrays[a.value], whole, allowed))
     return found
@@ -251,10 +260,8 @@ def _output(left: Side, right: Side, a: Result, b: Result) -> Pair:
         theirs, shape = right.arrays[b.value], left.shapes[a.value]
         if theirs.size == np.prod(shape, dtype=int):
             same = tuple(theirs.shape) == shape
-            ways = ((),) if same else layouts(shape, tuple(theirs.shape), "other") or ((),)
-            turned = [
-                theirs.reshape([shape[i] for i in w]).transpose(np.argsort(w)) if w else theirs for w in ways
-            ]
+            ways = () if same else layouts(shape, tuple(theirs.shape), "other")
+            turned = [laid_back(theirs, shape, w) for w in ways] or [theirs]
             pairs = [_by_sketch(left, a, b, np.ravel(x), right.tolerance[b.value]) for x in turned]
             return min(pairs, key=lambda p: p.error)
     if a.value not in left.arrays or b.value not in right.arrays:

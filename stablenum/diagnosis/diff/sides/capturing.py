@@ -13,7 +13,7 @@ import numpy as np
 from stablenum.diagnosis.diff.sides.bounds import ROUNDING, limits_of
 from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, fingerprint, sketch
 from stablenum.diagnosis.diff.sides.play import Play, Program, Visit
-from stablenum.diagnosis.diff.sides.recorded import Parameter, RecordedProgram, is_recorded
+from stablenum.diagnosis.diff.sides.recorded import Parameter, RecordedProgram
 from stablenum.diagnosis.diff.sides.rounding import (
     format_of,
     overflows,
@@ -53,24 +53,18 @@ def captured(program: Program, steps: int, most_bytes: int) -> RecordedProgram:
         most_bytes: of the values' arrays, the smallest are kept up to so many bytes together, for each 200
             operations.
     """
-    if is_recorded(program):
-        raise TypeError(
-            "program must be a live one, made by stablenum_torch.program or stablenum_jax.program."
-        )
     narrow = _Narrow(program, steps)
     prints, shapes = list[Fingerprint](), list[tuple[int, ...]]()
     keep = _Smallest(_ROOM * most_bytes)
-    see, wide = into(prints, shapes), dict[int, tuple[tuple[int, ...], Any]]()
-
-    sketches = dict[int, float]()
+    wide, sketches = _Samples(), dict[int, float]()
+    see, sample = into(prints, shapes), _into_samples(wide)
 
     def visit(index: int, data: Any) -> None:
         see(index, data)
+        sample(index, data)
         array = host(data)
         keep.offer(index, array)
         sketches[index] = sketch(array)
-        if array.dtype.kind in "fc":
-            wide[index] = array.shape, sampled(array, _MOST)
 
     play = program.play(visit, steps=steps)
     most_bytes = round(most_bytes * max(1.0, len(play.trace.steps) / 200))
@@ -102,6 +96,21 @@ def captured(program: Program, steps: int, most_bytes: int) -> RecordedProgram:
     )
 
 
+class _Samples(dict[int, tuple[tuple[int, ...], Any]]):
+    """Value -> its shape and some of its entries, of those that hold floating-point numbers."""
+
+
+def _into_samples(found: _Samples) -> Visit:
+    """Return a visitor that keeps some entries of each value."""
+
+    def visit(index: int, data: Any) -> None:
+        array = host(data)
+        if array.dtype.kind in "fc":
+            found[index] = array.shape, sampled(array, _MOST)
+
+    return visit
+
+
 class _Narrow:
     """The program as it is: format and some entries of each value, by the value's key."""
 
@@ -115,9 +124,7 @@ class _Narrow:
         played = program.play(visit, wide=False, steps=steps)
         self._by_key = {key: seen[index] for index, key in played.keys.items() if index in seen}
 
-    def beside(
-        self, play: Play, wide: Mapping[int, tuple[tuple[int, ...], Any]]
-    ) -> tuple[dict[int, str], dict[int, float], dict[int, float]]:
+    def beside(self, play: Play, wide: _Samples) -> tuple[dict[int, str], dict[int, float], dict[int, float]]:
         """Return format, error and typical error of each value of the evaluation in float64 that has a
         counterpart here."""
         forms, errors, typical = dict[int, str](), dict[int, float](), dict[int, float]()
@@ -140,14 +147,8 @@ def _error(narrow: Any, wide: Any) -> float:
 
 def limits_in_float32(side: Side) -> list[float]:
     """Return how far rounding may take each value of a live side that computes in float32 throughout."""
-    wide = dict[int, tuple[tuple[int, ...], Any]]()
-
-    def visit(index: int, data: Any) -> None:
-        array = host(data)
-        if array.dtype.kind in "fc":
-            wide[index] = array.shape, sampled(array, _MOST)
-
-    side.program.play(visit, weights=side.weights, steps=side.steps)
+    wide = _Samples()
+    side.program.play(_into_samples(wide), weights=side.weights, steps=side.steps)
     _, far = _moved(side.program, side.play, side.steps, wide, side.weights)
     return limits_of(side.trace, side.shapes, {}, far)
 
@@ -156,7 +157,7 @@ def _moved(
     program: Program,
     play: Play,
     steps: int,
-    wide: Mapping[int, tuple[tuple[int, ...], Any]],
+    wide: _Samples,
     weights: Mapping[str, Any] | None = None,
     *,
     noise: float = ROUNDING,
@@ -172,13 +173,12 @@ def _moved(
         noise: the relative size of the noise.
         see: is shown the values, too.
     """
-    moved = dict[int, tuple[tuple[int, ...], Any]]()
+    moved = _Samples()
+    sample = _into_samples(moved)
 
     def visit(index: int, data: Any) -> None:
         see(index, data)
-        array = host(data)
-        if array.dtype.kind in "fc":
-            moved[index] = array.shape, sampled(array, _MOST)
+        sample(index, data)
 
     options: dict[str, Any] = {"weights": weights, "steps": steps, "noise": noise}
     try:
@@ -191,7 +191,7 @@ def _moved(
             return play, {}
     found = dict[int, float]()
     for value, place in enumerate(places_in(noisy, play)):
-        if value in wide and place in moved and moved[place][0] == wide[value][0]:
+        if place is not None and value in wide and place in moved and moved[place][0] == wide[value][0]:
             found[value] = typical_error(moved[place][1], wide[value][1]) * ROUNDING / noise
     return noisy, found
 

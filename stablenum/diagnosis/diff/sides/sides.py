@@ -114,7 +114,7 @@ def places_in(noisy: Play, play: Play) -> Sequence[int | None]:
     known.
 
     An operation that is opened without noise, and is not with it, moves all numbers that follow: from there
-    on, values are told by their keys, and nothing is known of those that have none.
+    on, values are identified by their keys, and nothing is known of those that have none.
     """
     pairs = zip(play.trace.steps, noisy.trace.steps, strict=False)
     parts = next((a for a, b in pairs if (a.primitive, a.outputs) != (b.primitive, b.outputs)), None)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
-__all__ = ["MOST_AXES", "layouts"]
+import numpy as np
+
+__all__ = ["MOST_AXES", "laid_back", "layouts"]
 
 # All orders of an array's axes are tried if it has no more than these: 24 orders. Images, kernels and the
 # heads of attention have four axes.
@@ -34,6 +37,16 @@ def layouts(given: tuple[int, ...], wanted: tuple[int, ...], kind: str) -> tuple
     found = [p for p in itertools.permutations(range(len(given))) if _regroups([given[i] for i in p], wanted)]
     usual = _usual(len(given), kind)
     return tuple(sorted(found, key=lambda p: (p not in usual, usual.index(p) if p in usual else 0)))
+
+
+def laid_back(array: Any, shape: Sequence[int], way: Sequence[int]) -> Any:
+    """Return the array of a shape from which a permutation of the axes and a reshape make another one.
+
+    Example:
+        >>> laid_back(np.arange(6).reshape(3, 2).T, (3, 2), (1, 0)).tolist()
+        [[0, 1], [2, 3], [4, 5]]
+    """
+    return array.reshape([shape[axis] for axis in way]).transpose(np.argsort(way))
 
 
 def _usual(axes: int, kind: str) -> list[tuple[int, ...]]:
