@@ -11,7 +11,8 @@ import numpy as np
 from jax.extend.core import Literal
 
 from stablenum.diagnosis.diff.sides.exact_constants import LARGEST_WRITTEN
-from stablenum.diagnosis.diff.sides.play import MASKED, SEED, Play, ReplacedError, Result, Visit
+from stablenum.diagnosis.diff.sides.noise import Noise
+from stablenum.diagnosis.diff.sides.play import Play, ReplacedError, Result, Visit
 from stablenum.diagnosis.replay.operations import EXACT, MOVING
 from stablenum.diagnosis.replay.trace import Step
 from stablenum_jax._diagnosis.diff.axis_roles import roles_of
@@ -68,7 +69,7 @@ def play(
     player = Player(
         numbers=numbers,
         wide=wide,
-        noise=noise,
+        noise=Noise(noise),
         noisy_constants=everywhere,
         visit=visit,
         replacing=replace,
@@ -129,7 +130,7 @@ class Player(Interpreter):
 
     numbers: Collection[float] = ()
     wide: bool = True
-    noise: float = 0.0
+    noise: Noise = field(default_factory=lambda: Noise(0.0))
     noisy_constants: bool = False
     visit: Visit = lambda index, data: None
     replacing: Mapping[int, Any] = field(default_factory=dict)
@@ -137,7 +138,6 @@ class Player(Interpreter):
     moving: set[int] = field(default_factory=set)
     writing: frozenset[int] = frozenset()
     code: dict[int, str] = field(default_factory=dict)
-    generator: Any = field(default_factory=lambda: np.random.default_rng(SEED))
 
     # --- values ---
 
@@ -269,9 +269,9 @@ class Player(Interpreter):
     def _noisy(self, data: Any) -> Any:
         if not (self.moved and is_float(data)):
             return data
-        sign = self.generator.integers(0, 2, np.shape(data)) * 2 - 1
-        data = np.asarray(data)
-        return (data * (1 + self.noise * sign * (np.abs(data) < MASKED))).astype(data.dtype)
+        moved = np.array(data, order="C")
+        self.noise.add_to(moved)
+        return moved
 
     def _depends(self, cell: Cell) -> bool:
         """Return whether a value depends on a parameter or an input: constants are given no noise."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from stablenum.diagnosis.diff.sides.equality import SAME_ENTRIES
 from stablenum.diagnosis.diff.sides.exact_constants import exact_constants
-from stablenum.diagnosis.diff.sides.play import MASKED, SEED, Play, ReplacedError, Result, Visit
+from stablenum.diagnosis.diff.sides.noise import Noise
+from stablenum.diagnosis.diff.sides.play import Play, ReplacedError, Result, Visit
+from stablenum.diagnosis.diff.sides.sides import host
 from stablenum.diagnosis.replay.operations import EXACT, MOVING
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_torch._diagnosis.diff.axis_roles import roles_of
@@ -67,7 +69,9 @@ def play(
 @contextmanager
 def evaluating(dtype: torch.dtype) -> Iterator[None]:
     """Evaluate without gradients; what is made lies on the host, and in a format where none is named."""
-    with torch.no_grad(), _default(dtype), torch.device("cpu"):
+    elsewhere = torch.get_default_device().type != "cpu"
+    # Within such a context, each look at a tensor takes 2 us longer.
+    with torch.no_grad(), _default(dtype), torch.device("cpu") if elsewhere else nullcontext():
         yield
 
 
@@ -113,7 +117,7 @@ class Player(TorchDispatchMode):
         self.wanted: frozenset[int] = frozenset()
         self.noisy_constants = False
         self._tape, self._wide, self._weights = tape, wide, weights
-        self._noise, self._visit, self._replace = noise, visit, replace
+        self._noise, self._visit, self._replace = Noise(noise), visit, replace
         self._names: dict[int, tuple[str, str]] = {}
         nothing: Any = _Nothing()
         self._values = TensorValues(self.trace, nothing, self._names, with_outliers=False)
@@ -125,7 +129,6 @@ class Player(TorchDispatchMode):
         self._steps: dict[int, int] = {}  # recorded step -> the step here
         self._moving: set[int] = set()
         self._rounds_on_host = False  # numbers of the program may come from one that was read as float32
-        self._generator = torch.Generator("cpu").manual_seed(SEED)
 
     def run(self) -> None:
         """Play all entries."""
@@ -272,8 +275,7 @@ class Player(TorchDispatchMode):
         if isinstance(tree, torch.dtype):
             return tree if narrow else self._dtype(tree)
         if isinstance(tree, float) and self._noise and self._rounds_on_host and not _is_short(tree):
-            drawn = torch.randint(0, 2, (), generator=self._generator, device="cpu")
-            return tree * (1 + _OF_FLOAT32 * (2 * float(drawn) - 1))
+            return tree * (1 + _OF_FLOAT32 * self._noise.sign())
         if isinstance(tree, tuple | list):
             return type(tree)(self._given(x, narrow=narrow) for x in tree)
         if isinstance(tree, dict):
@@ -337,7 +339,8 @@ class Player(TorchDispatchMode):
     def _show(self, value: int, tensor: Tensor) -> None:
         if value >= self._seen:
             self._seen = value + 1
-            with _disable_current_modes():  # a look at a conjugated view makes calls of its own
+            # A look at a conjugated view makes calls of its own.
+            with _disable_current_modes() if tensor.is_conj() or tensor.is_neg() else nullcontext():
                 self._visit(value, tensor)
 
     def _depends(self, value: int) -> bool:
@@ -444,11 +447,7 @@ class Player(TorchDispatchMode):
         computed = [t for t in outputs if t.is_floating_point()] if computes else []
         moves = any(self._depends(i) for i in inputs)
         for tensor in computed if self._noise and (moves or self.noisy_constants) else ():
-            drawn = torch.randint(0, 2, tensor.shape, generator=self._generator, device="cpu")
-            factor = drawn.to(tensor).mul_(2 * self._noise).add_(1 - self._noise)
-            if tensor.numel() and not tensor.abs().amax() < MASKED:
-                factor = torch.where(tensor.abs() < MASKED, factor, 1.0)
-            tensor.mul_(factor)
+            self._add_noise(tensor)
         ids = [self.trace.add_value() for _ in outputs]
         self._moving.update(ids if moves else ())
         for tensor, value in zip(outputs, ids):
@@ -458,6 +457,12 @@ class Player(TorchDispatchMode):
         self._add_step(operation, name, inputs, ids, call)
         for tensor, value in zip(outputs, ids):
             self._show(value, tensor)
+
+    def _add_noise(self, tensor: Tensor) -> None:
+        moved = host(tensor.contiguous())
+        self._noise.add_to(moved)
+        if moved.ctypes.data != tensor.data_ptr():
+            tensor.copy_(_as_tensor(moved))
 
     def _add_step(
         self,

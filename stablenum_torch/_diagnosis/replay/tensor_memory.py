@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -111,9 +112,10 @@ def is_freed(tensor: Tensor) -> bool:
 
 def _dense(tensor: Tensor) -> Tensor:
     """Return the tensor, or for a sparse tensor the tensor of its values."""
-    if tensor.is_sparse:
-        return tensor._values()
-    return tensor.values() if str(tensor.layout).startswith("torch.sparse") else tensor
+    layout = tensor.layout
+    if layout is torch.strided or not str(layout).startswith("torch.sparse"):
+        return tensor
+    return tensor._values() if tensor.is_sparse else tensor.values()
 
 
 def _address(tensor: Tensor) -> int:

@@ -228,7 +228,8 @@ class _Smallest:
 
     def offer(self, index: int, array: Any) -> None:
         """Keep a copy of an array, and forget larger ones if there is no room."""
-        if array.nbytes > self._most:
+        largest = -self._heap[0][0] if self._heap else 0
+        if self._bytes + array.nbytes > self._most and array.nbytes >= min(largest, self._most):
             return
         self.arrays[index] = array.copy()
         heapq.heappush(self._heap, (-array.nbytes, -index))

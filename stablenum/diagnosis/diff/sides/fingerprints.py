@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from stablenum.diagnosis.diff.sides.noise import BLOCK
 from stablenum.diagnosis.diff.sides.play import MASKED, SEED
 
 __all__ = ["Fingerprint", "distance", "fingerprint", "sketch"]
@@ -60,29 +62,42 @@ def fingerprint(array: Any) -> Fingerprint:
     """
     x = np.asarray(array)
     floating = x.dtype.kind not in "iub"
-    if np.iscomplexobj(x):
-        x = np.ascontiguousarray(x).reshape(-1).view(x.real.dtype)
-    x = x.astype(np.float64, copy=False).reshape(-1)
-    size = np.abs(x)
-    most = float(size.max()) if x.size else 0.0
-    bad = floating and most != most
-    if not (most < MASKED and size.min(initial=most) > _NOTHING * most):
-        kept = size < MASKED
-        kept &= size > _NOTHING * np.max(size, where=kept, initial=0.0)
-        x, size = x[kept], size[kept]
-    if not x.size:
+    x = _real(x).ravel("K")  # their order does not matter, so that a transposed array is not copied
+    least, greatest = _extremes(x)
+    bad = floating and least != least
+    if not max(-least, greatest) < MASKED:
+        x = x[np.abs(x) < MASKED]
+        least, greatest = _extremes(x)
+    nothing = _NOTHING * max(-least, greatest)
+    entries, total, absolute, squares, signed = 0, 0.0, 0.0, 0.0, 0.0
+    for begin in range(0, x.size, BLOCK):
+        part = x[begin : begin + BLOCK]
+        size = np.abs(part)
+        if not size.min() > nothing:
+            kept = size > nothing
+            part, size = part[kept], size[kept]
+        entries += part.size
+        total += float(part.sum())
+        absolute += float(size.sum())
+        squares += float(part @ part)
+        signed += float(part @ size)
+    if not entries:
         return Fingerprint(0, floating=floating, bad=bad)
     return Fingerprint(
-        int(x.size),
-        float(x.sum()),
-        float(size.sum()),
-        float((x * x).sum()),
-        float((x * size).sum()),
-        min(float(x.min()), 0.0),
-        max(float(x.max()), 0.0),
-        floating,
-        bad,
+        entries, total, absolute, squares, signed, min(least, 0.0), max(greatest, 0.0), floating, bad
     )
+
+
+def _extremes(x: Any) -> tuple[float, float]:
+    """Return the least and the greatest entry, both NaN if one is; 0 if there are none."""
+    return (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
+
+
+def _real(x: Any) -> Any:
+    """Return the entries of an array in float64, of complex numbers both parts."""
+    if np.iscomplexobj(x):
+        x = np.ascontiguousarray(x).reshape(-1).view(x.real.dtype)
+    return x.astype(np.float64, copy=False)
 
 
 def distance(a: Fingerprint, b: Fingerprint) -> float:
@@ -118,13 +133,12 @@ def sketch(array: Any) -> float:
         >>> sketch([1.0, 2.0]) == sketch([2.0, 1.0])
         False
     """
-    x = np.asarray(array)
-    if np.iscomplexobj(x):
-        x = np.ascontiguousarray(x).reshape(-1).view(x.real.dtype)
-    x = x.astype(np.float64, copy=False).reshape(-1)
+    x = _real(np.asarray(array)).reshape(-1)
+    directions = _directions(x.size)
+    blocks = (slice(begin, begin + BLOCK) for begin in range(0, x.size, BLOCK))
     with np.errstate(all="ignore"):
-        found = float(x @ _directions(x.size))
-    return found if np.isfinite(found) else float("nan")
+        found = sum(float(x[b] @ directions[b]) for b in blocks)
+    return found if math.isfinite(found) else math.nan
 
 
 def _directions(count: int) -> Any:

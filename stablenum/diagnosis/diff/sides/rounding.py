@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,8 +126,17 @@ def _samples(side: Side, most: int) -> dict[Hashable, Sample]:
 
 def sampled(array: Any, most: int) -> Any:
     """Return a copy of all entries, or of so many that are spread over the array."""
-    flat = array.reshape(-1)
-    return flat.copy() if flat.size <= most else flat[np.linspace(0, flat.size - 1, most, dtype=np.int64)]
+    if array.size <= most:
+        return array.reshape(-1).copy()
+    spread = _spread(array.size, most)
+    # An array that does not lie in one piece would be copied as a whole by reshape.
+    return array.reshape(-1)[spread] if array.flags.c_contiguous else array.flat[spread]
+
+
+@lru_cache(maxsize=256)
+def _spread(size: int, most: int) -> Any:
+    """Return indices of entries that are spread over an array."""
+    return np.linspace(0, size - 1, most, dtype=np.int64)
 
 
 def _worst(
