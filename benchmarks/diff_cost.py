@@ -2,7 +2,8 @@
 
 The programs are a transformer in PyTorch and its port to JAX, in float32 on the CPU. Each figure comes from
 processes of their own: one runs the plain steps of both sides (forward, backward, AdamW; JAX jitted and
-compiled before), one compares the two where they agree, and one where each block has another GELU.
+compiled before), one compares the two where they agree, one records the first and compares the file with the
+second, and one compares programs of which each block has another GELU.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from benchmarks.steps.keeping import Kept
 
 __all__ = ["KINDS", "row_of", "run"]
 
-KINDS = ("steps", "alike", "differing")
+KINDS = ("steps", "alike", "recorded", "differing")
 # The programs that differ are compared at the smallest size only: each layer is a difference of its own.
-_SIZES = {"1M": KINDS, "10M": KINDS[:2], "100M": KINDS[:2]}
+_SIZES = {"1M": KINDS, "10M": KINDS[:3], "100M": KINDS[:2]}
 _PROCESSES = 3
 _PATIENCE_S = 1800
 
@@ -57,6 +58,8 @@ def row_of(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, Any
                 "peak_mb": _peak(rounds, kind),
                 "operations": rounds[0][kind]["operations"],
             }
+        if kind == "recorded" and kind in rounds[0]:
+            row[kind]["record_seconds"] = round(statistics.fmean(r[kind]["record"] for r in rounds), 1)
     return row
 
 

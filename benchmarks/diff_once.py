@@ -1,4 +1,4 @@
-"""``python -m benchmarks.diff_once SIZE steps|alike|differing``: the process that ``diff_cost`` starts."""
+"""``python -m benchmarks.diff_once SIZE KIND``: the process that ``diff_cost`` starts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import json
 import resource
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -98,11 +100,28 @@ def _diff(size: models.Size, *, differing: bool) -> dict[str, float]:
     return {"diff": took, "operations": sum(map(len, (report.left_rows, report.right_rows)))}
 
 
+def _recorded(size: models.Size) -> dict[str, float]:
+    """Record the left program, and compare the file with the right one."""
+    left, right = _programs(size, approximate=False)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "left.snum"
+        record = _seconds(lambda: stablenum.save_program(left, file))
+        start = time.perf_counter()
+        report = stablenum.diff(stablenum.load_program(file), right)
+        took = time.perf_counter() - start
+    if not report.ok:
+        raise BenchmarkError(f"the transformers should agree:\n{report}")
+    return {"record": record, "diff": took, "operations": len(report.left_rows)}
+
+
 def main() -> None:
     """Measure and print one line of JSON."""
     name, what = sys.argv[1:]
     size = models.SIZES[name]
-    found = _steps(size) if what == "steps" else _diff(size, differing=what == "differing")
+    if what in ("steps", "recorded"):
+        found = {"steps": _steps, "recorded": _recorded}[what](size)
+    else:
+        found = _diff(size, differing=what == "differing")
     found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps(found))
 

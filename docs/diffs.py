@@ -57,13 +57,19 @@ def write_diff_cost(results: Path, directory: Path) -> None:
     for size, row in report["sizes"].items():
         steps = row["steps"]
         body.append([size, "plain steps", "", f"{steps['seconds']:.2f}", "1", str(steps["peak_mb"])])
-        for kind in ("alike", "differing"):
+        for kind in ("alike", "recorded", "differing"):
             if kind in row:
                 body.append(["", _KINDS[kind], *_cost(row[kind])])
+            if kind == "recorded" and kind in row:
+                body[-1][1] = body[-1][1].format(row[kind]["record_seconds"])
     (directory / "diff-cost.md").write_text(with_software(table(head, body), report), "utf-8")
 
 
-_KINDS = {"alike": "programs that agree", "differing": "a difference in each layer"}
+_KINDS = {
+    "alike": "programs that agree",
+    "recorded": "the first from a file, recorded in {} s",
+    "differing": "a difference in each layer",
+}
 
 
 def _cost(row: dict[str, Any]) -> list[str]:

@@ -88,8 +88,14 @@ def test_the_table_of_the_cost(diffs: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=re.escape("python -m benchmarks diff`")):
         diffs.write_diff_cost(tmp_path / "diff.json", tmp_path)
     steps = {"torch": 0.3, "jax": 0.2, "peak_mb": 600.4}
+    cost = {"peak_mb": 900.0, "operations": 3909}
     rounds = [
-        {"steps": steps, "alike": {"diff": 10.0 + i, "peak_mb": 900.0, "operations": 3909}} for i in (0, 1)
+        {
+            "steps": steps,
+            "alike": cost | {"diff": 10.0 + i},
+            "recorded": cost | {"diff": 5.0, "record": 2.0 + i},
+        }
+        for i in (0, 1)
     ]
     report = {
         "machine": {"cpu_count": 2, "architecture": "x86_64"},
@@ -102,3 +108,4 @@ def test_the_table_of_the_cost(diffs: ModuleType, tmp_path: Path) -> None:
     text = (tmp_path / "diff-cost.md").read_text(encoding="utf-8")
     assert "| 1M | plain steps |  | 0.50 | 1 | 600 |" in text
     assert "|  | programs that agree | 3,909 | 10 | 21 ± 13 | 900 |" in text
+    assert "|  | the first from a file, recorded in 2.5 s | 3,909 | 5 | 10 ± 0 | 900 |" in text
