@@ -72,6 +72,9 @@ def norms_on_host(grads: Sequence[Tensor | None]) -> np.ndarray:
     A norm is not finite if and only if an element is not: NaN if there is a NaN, else inf. The norm of a
     finite gradient saturates at the largest float32.
     """
+    found = _norms_of_small(grads)
+    if found is not None:
+        return found
     places = [i for i, g in enumerate(grads) if g is not None and g.numel()]
     values = [dense_values(grads[i]) for i in places]
     found = _norms_of_small(values)
@@ -84,14 +87,17 @@ def norms_on_host(grads: Sequence[Tensor | None]) -> np.ndarray:
     return norms
 
 
-def _norms_of_small(values: list[Tensor]) -> np.ndarray | None:
-    """Return (n,) float32 norms if all tensors are small and no square overflowed or flushed; else None."""
+def _norms_of_small(values: Sequence[Tensor | None]) -> np.ndarray | None:
+    """Return (n,) float32 norms if all are small dense tensors and no square overflowed or flushed; else
+    None."""
     for v in values:
-        if v.dtype != torch.float32 or v.numel() > _SMALL:
+        if v is None or v.dtype is not torch.float32 or v.layout is not torch.strided:
+            return None
+        if not 0 < v.numel() <= _SMALL:
             return None
     if not values:
         return None
-    norms = torch.stack(torch._foreach_norm(values, 2)).numpy()
+    norms: np.ndarray = torch.stack(torch._foreach_norm(values, 2)).numpy()
     return norms if SUSPICIOUSLY_SMALL**2 <= norms @ norms < math.inf else None
 
 
