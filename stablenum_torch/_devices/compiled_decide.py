@@ -2,8 +2,9 @@
 
 A decision takes about a hundred operations on a few numbers. Launching them one by one on a GPU takes up to a
 millisecond; inductor turns them into about five kernels. Each function is compiled at its first call, which
-takes a few seconds; later runs load the compiled code from torch's cache on disk. Where compiling is
-impossible (no Triton, no C compiler), the operations run one by one, with a warning.
+takes a few seconds; later runs load the compiled code from torch's cache on disk. Where that is impossible
+because torch's private interfaces have changed, ``torch.compile`` is asked; where nothing can be compiled (no
+Triton, no C compiler), the operations run one by one. Either way a warning says so.
 
 torch's own switches apply: ``torch.compiler.set_stance("force_eager")`` and ``TORCHDYNAMO_DISABLE=1``.
 """
@@ -11,6 +12,8 @@ torch's own switches apply: ``torch.compiler.set_stance("force_eager")`` and ``T
 from __future__ import annotations
 
 import functools
+import os
+import sys
 import types
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, TypeVar
@@ -20,6 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from stablenum._support.user_warnings import warn
+from stablenum_torch._devices.traced import Traced
 from stablenum_torch._devices.waits import capturing
 
 __all__ = ["NotCompiledWarning", "fewer_kernels"]
@@ -39,7 +43,8 @@ _NUMERICS = {
 
 
 class NotCompiledWarning(UserWarning):
-    """The decision of a guarded step could not be compiled and runs operation by operation."""
+    """The decision of a guarded step is not compiled in the fastest way: ``torch.compile`` compiles it, or it
+    runs operation by operation. The message says which, why, and what it costs."""
 
 
 def fewer_kernels(
@@ -87,22 +92,52 @@ class _Compiled:
     def __call__(self, *args: Any) -> Any:
         # Nothing can be compiled while a CUDA graph is being captured. Under a dispatch mode, such as
         # FlopCounterMode, torch refuses to compile, or runs the function uncompiled from then on.
-        if self._failed or is_in_torch_dispatch_mode() or (not self._tried and capturing()):
+        if self._failed or is_in_torch_dispatch_mode() or (not self._tried and capturing()) or _turned_off():
             return self._eager(*args)
         try:
-            if self._fast is None:
-                self._fast = torch.compile(
-                    _with_separate_code(self._eager), fullgraph=True, dynamic=False, **_backend()
-                )
-            result = self._fast(*args)
+            result = self._compiled(*args)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001  (compilers fail in many ways)
             result = self._eager(*args)  # raises if the arguments are wrong
             self._failed = True
-            _warn(error)
+            _warn(_FAILED, error)
         self._tried = True
         return result
+
+    def _compiled(self, *args: Any) -> Any:
+        """Call the compiled function; ``torch.compile`` makes it if it cannot be traced on its own."""
+        if self._fast is None and _BACKEND == "inductor":
+            self._fast = Traced(self._eager, _known_options())
+        if isinstance(self._fast, Traced):
+            try:
+                return self._fast(*args)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001  (another version of torch)
+                result = self._by_dynamo()(*args)
+                _warn(_SLOWER, error)
+                return result
+        return self._by_dynamo()(*args)
+
+    def _by_dynamo(self) -> Callable[..., Any]:
+        if self._fast is None or isinstance(self._fast, Traced):
+            backend = {"options": _known_options()} if _BACKEND == "inductor" else {"backend": _BACKEND}
+            self._fast = torch.compile(
+                _with_separate_code(self._eager), fullgraph=True, dynamic=False, **backend
+            )
+        return self._fast
+
+
+def _turned_off() -> bool:
+    """Return whether one of torch's own switches forbids to compile."""
+    config = sys.modules.get(
+        "torch._dynamo.config"
+    )  # where it is not imported, it has yet to read the switch
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1" if config is None else config.disable:
+        return True
+    stance = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
+    return getattr(stance, "stance", "") == "force_eager"
 
 
 def _with_separate_code(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,24 +150,29 @@ def _with_separate_code(function: Callable[..., Any]) -> Callable[..., Any]:
     return types.FunctionType(call.__code__.replace(), call.__globals__, "decide", None, call.__closure__)
 
 
-def _backend() -> dict[str, Any]:
-    if _BACKEND != "inductor":
-        return {"backend": _BACKEND}
+def _known_options() -> dict[str, Any]:
+    """Return the options of inductor that this version of torch has."""
     from torch._inductor import list_options
 
     known = set(list_options())
-    return {"options": {name: value for name, value in _NUMERICS.items() if name in known}}
+    return {name: value for name, value in _NUMERICS.items() if name in known}
 
 
-def _warn(error: Exception) -> None:
+_FAILED = (
+    "the guard's decision could not be compiled and runs operation by operation, which costs up to a "
+    "millisecond per step on a GPU; training is not affected. Reason: {reason}. "
+    "Compiling needs Triton and a C compiler. TORCHDYNAMO_DISABLE=1 turns compiling off."
+)
+_SLOWER = (
+    "the guard's decision is compiled by torch.compile, which costs about 50 us more per step than the way "
+    "that this version of torch does not allow; training is not affected. Reason: {reason}."
+)
+
+
+def _warn(text: str, error: Exception) -> None:
     if _Compiled.warned:
         return
     _Compiled.warned = True
     cause = getattr(error, "inner_exception", error)  # torch's wrapper explains little
     reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-    warn(
-        "the guard's decision could not be compiled and runs operation by operation, which costs up to a "
-        f"millisecond per step on a GPU; training is not affected. Reason: {reason}. "
-        "Compiling needs Triton and a C compiler. TORCHDYNAMO_DISABLE=1 turns compiling off.",
-        NotCompiledWarning,
-    )
+    warn(text.format(reason=reason), NotCompiledWarning)

@@ -18,6 +18,7 @@ import stablenum_torch as st
 import stablenum_torch._devices.compiled_decide as compiled
 import stablenum_torch._step.observe as observe
 from stablenum.arrays import leaves
+from stablenum_torch._devices.traced import Traced
 from stablenum_torch._step.guard import on_device_path
 from tests.torch.conftest import RULES, named, parameters, set_gradients, snapshot
 
@@ -120,6 +121,46 @@ def test_a_decision_is_one_generated_function_and_two_copies(monkeypatch: pytest
     assert opt.last["step"] == 1
 
 
+def test_a_decision_is_compiled_without_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each kind of arguments: here a loss that is there, in two formats, or not."""
+    switch(monkeypatch, True)
+    torch._dynamo.utils.counters.clear()
+    compilations: list[int] = []
+    honest = Traced._compiled
+
+    def counted(self: Traced, *args: Any) -> Any:
+        compilations.append(1)
+        return honest(self, *args)
+
+    monkeypatch.setattr(Traced, "_compiled", counted)
+    params, opt = make({"clip": 1.0})
+    for i, dtype in enumerate((None, torch.float32, torch.float64) * 2):
+        set_gradients(params, i, 8.0)
+        if dtype is not None:
+            opt.scale(torch.tensor(1.0, dtype=dtype))
+        opt.step()
+    assert len(compilations) == 3
+    assert graphs() == 0
+    assert opt.last["applied"]
+
+
+def test_torch_compile_is_asked_where_the_private_interfaces_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch(monkeypatch, True)
+    torch._dynamo.utils.counters.clear()
+
+    def other_version(*_: object) -> None:
+        raise ImportError("cannot import name 'compile_fx_inner'")
+
+    monkeypatch.setattr(Traced, "_compiled", other_version)
+    with pytest.warns(st.NotCompiledWarning, match=r"50 us more.*cannot import name") as messages:
+        _, opt = train(FOLD)
+    assert len(messages) == 1
+    assert graphs() == 1
+    switch(monkeypatch, False)
+    _, wanted = train(FOLD)
+    assert [row["reason"] for row in opt.history()] == [row["reason"] for row in wanted.history()]
+
+
 def graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
@@ -210,7 +251,7 @@ def test_torchs_own_switch_disables_compiling(monkeypatch: pytest.MonkeyPatch) -
 
 def test_torch_has_every_inductor_option_that_is_set() -> None:
     """Options unknown to torch are left out silently."""
-    assert compiled._backend() == {"options": compiled._NUMERICS}
+    assert compiled._known_options() == compiled._NUMERICS
 
 
 def test_a_rule_for_units_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

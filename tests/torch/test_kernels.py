@@ -75,7 +75,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 # --- the kernel's decisions are the core's ------------------------------------------------------------------
 
 
-class InTheKernelsOrder(type(scalars)):  # type: ignore[misc]
+class InTheKernelsOrder(type(scalars)):  # type: ignore[misc]  # its class is private
     """The core's arithmetic with sums in the order of a kernel: of a block that is filled up with zeros."""
 
     @staticmethod
