@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from flax import linen
 from torch import nn
 
 import stablenum
@@ -278,6 +279,30 @@ def jax_layers(w: Any, v: Any, x: Any) -> Any:
 def test_a_mask_that_differs_in_several_layers_is_confirmed() -> None:
     cause = first_of(torch_layers, jax_layers).causes[0]
     assert (cause.code, cause.confirmed) == ("mask_missing", True), cause
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "code"),
+    [
+        (nn.MaxPool2d(3, 2, padding=1), lambda x: linen.max_pool(x, (3, 3), (2, 2), "SAME"), "padding"),
+        (nn.AvgPool2d(3, 2, padding=1), lambda x: linen.avg_pool(x, (3, 3), (2, 2), "SAME"), "padding"),
+        (
+            nn.AvgPool2d(3, 1, padding=1, count_include_pad=False),
+            lambda x: linen.avg_pool(x, (3, 3), (1, 1), "SAME"),
+            "pooling_count",
+        ),
+        (nn.MaxPool2d(2, 2), lambda x: linen.avg_pool(x, (2, 2), (2, 2)), "other_function"),
+    ],
+    ids=["padding of a maximum", "padding of a mean", "count of a mean", "maximum or mean"],
+)
+def test_pooling_is_named_by_the_setting_that_differs(left: nn.Module, right: Any, code: str) -> None:
+    image = np.random.default_rng(0).normal(size=(2, 3, 8, 8)).astype(np.float32)
+    first = stablenum.diff(
+        stablenum_torch.program(lambda x: left(x).permute(0, 2, 3, 1), torch.tensor(image)),
+        stablenum_jax.program(lambda p, x: right(jnp.moveaxis(x, 1, -1)), {}, image),
+    ).first
+    assert first is not None
+    assert (first.causes[0].code, first.causes[0].confirmed) == (code, True)
 
 
 def test_a_padding_that_is_the_same_on_both_sides_is_said_so() -> None:

@@ -346,7 +346,7 @@ POOLS = {
         *functions(
             nn.AvgPool2d(3, 2, padding=1), last(lambda x: linen.avg_pool(x, (3, 3), (2, 2), "SAME")), IMAGE
         ),
-        "pooling_count",
+        "padding",
         "padding=1 adds a row on both sides; 'SAME' with stride 2 and an even size adds one at the end alone",
     ),
     "AvgPool2d without counting the padding, linen": Pair(
@@ -386,7 +386,7 @@ POOLS = {
         *functions(
             nn.MaxPool2d(3, 2, padding=1), last(lambda x: linen.max_pool(x, (3, 3), (2, 2), "SAME")), IMAGE
         ),
-        "pooling_count",
+        "padding",
         "padding=1 adds a row on both sides; 'SAME' with stride 2 and an even size adds one at the end alone",
     ),
 }

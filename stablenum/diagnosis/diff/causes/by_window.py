@@ -95,13 +95,14 @@ def _uneven(fit: _Fit) -> bool:
 
 
 def _code_of(code: str, left: Variant, right: Variant) -> str:
-    """Return the code for two convolutions that do not differ in what is put beside the entries."""
-    if code != "padding":
-        return code
+    """Return the code for two functions of a family by the settings in which they differ."""
     unlike = {key for key, _ in {*left.setting} ^ {*right.setting}}
+    if code == "resize_mode" or (left.family == right.family and "padding counted" in unlike):
+        return code
     if unlike == {"kernel flipped"}:
         return "flipped_kernel"
-    return code if unlike & {"padding", "filled with"} else "other_function"
+    pools = code == "pooling_count" and left.family != right.family
+    return "padding" if unlike & {"padding", "filled with"} and not pools else "other_function"
 
 
 def _sizes(side: Side, values: Iterable[int]) -> Iterator[tuple[int, ...]]:
