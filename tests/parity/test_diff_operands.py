@@ -324,3 +324,23 @@ def test_a_padding_that_is_the_same_on_both_sides_is_said_so() -> None:
     assert (report.causes[0].code, report.causes[0].confirmed) == ("padding", True)
     assert "computes convolution (padding (1, 1), stride 2)" in report.causes[0].sentence
     assert "right one convolution (padding (0, 1), stride 2)" in report.causes[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("of_torch", "of_jax", "code", "said"),
+    [
+        (lambda h: h.mean(0), lambda h: jnp.sum(h, 0), "reduction", "only the left program divides"),
+        (lambda h: h.sum(0), lambda h: jnp.mean(h, 0), "reduction", "only the right program divides"),
+        (lambda h: h.sum(0), lambda h: 0.7 * jnp.sum(h, 0), "scale", "1.42857"),
+    ],
+    ids=["mean on the left", "mean on the right", "another factor"],
+)
+def test_a_factor_that_is_the_number_of_entries_is_a_sum_against_a_mean(
+    of_torch: Any, of_jax: Any, code: str, said: str
+) -> None:
+    first = first_of(
+        lambda w, v, x: torch.tanh(of_torch(x @ w)[:4] @ v).square().sum(),
+        lambda w, v, x: jnp.sum(jnp.tanh(of_jax(x @ w)[:4] @ v) ** 2),
+    )
+    assert (first.causes[0].code, first.causes[0].confirmed) == (code, True)
+    assert said in first.causes[0].sentence

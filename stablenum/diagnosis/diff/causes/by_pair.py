@@ -25,6 +25,7 @@ __all__ = ["by_loss", "by_pair"]
 # Of the pairs of values near a difference, of which there may be 24 x 24, so many are looked at. Chosen, not
 # measured.
 _MOST_PAIRS = 300
+_SUMS = ("sum", "mean", "reduce_sum")
 
 
 def by_pair(scene: Scene) -> Iterator[Proposal]:
@@ -37,7 +38,13 @@ def by_pair(scene: Scene) -> Iterator[Proposal]:
     alike = {p.right: r.made for p, r in reasons if r.code == reason.code and r.made is not None}
     if scene.group.kind == "gradient" and reason.code in ("mask_missing", "ignored_labels"):
         reason = reason._replace(code="stopped_gradient", sentence="only one side passes this gradient on.")
-    number = _follows_number(scene, pair, _factor(pair)) if reason.code == "scale" else ""
+    number = ""
+    if reason.code == "scale":
+        mean = _only_one_divides(scene, pair, _factor(pair))
+        if mean:
+            reason = reason._replace(code="reduction", sentence=mean)
+        else:
+            number = _follows_number(scene, pair, _factor(pair))
     if number:
         sentence = f"the two sides multiply by different numbers: {number}."
         yield Proposal(reason.code, sentence, measured=reason.evidence)
@@ -134,6 +141,29 @@ def _follows(group: Group, loss: Group) -> bool:
 # A factor is compared with the ratios of so many numbers, of which there are 10 000: the more, the likelier
 # one is near by accident. Chosen, not measured.
 _MOST_NUMBERS = 100
+
+
+def _only_one_divides(scene: Scene, pair: Pair, factor: float) -> str:
+    """Return that one side takes the sum and the other the mean of the same number of entries; "" if not."""
+    terms = _terms(scene.left, pair.left)
+    if terms < 2 or terms != _terms(scene.right, pair.right):
+        return ""
+    for name, divided in (("left", 1 / terms), ("right", terms)):
+        if abs(factor / divided - 1) < SAME_MULTIPLE:
+            return f"only the {name} program divides the sum of {terms} entries by their number."
+    return ""
+
+
+def _terms(side: Side, value: int) -> int:
+    """Return how many entries a value is the sum or the mean of; 0 if it is neither."""
+    producer = side.trace.values[value].producer
+    step = None if producer is None else side.trace.steps[producer]
+    if step is not None and kind(step) in ("mul", "div"):  # a mean in JAX is a sum that is divided
+        producer = side.trace.values[step.inputs[0]].producer
+        step = None if producer is None else side.trace.steps[producer]
+    if step is None or kind(step) not in _SUMS:
+        return 0
+    return size(side, step.inputs[0]) // max(size(side, step.outputs[0]), 1)
 
 
 def _follows_number(scene: Scene, pair: Pair, factor: float) -> str:
