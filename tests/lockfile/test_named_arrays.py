@@ -99,6 +99,14 @@ def test_a_dump_that_has_nothing_of_the_program_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("weights", [{"head": "head"}, ("match", {"head": "head"}), lambda left: left])
+def test_weights_are_refused_with_named_arrays(weights: Any, tmp_path: Path) -> None:
+    dump = dumped(tmp_path, forward())
+    for sides in ((dump, in_torch()), (in_torch(), dump)):
+        with pytest.raises(ValueError, match="weights must be left out with a recording of named arrays"):
+            stablenum.diff(*sides, weights=weights)
+
+
 def test_a_nan_is_a_difference(tmp_path: Path) -> None:
     arrays = forward()
     arrays["logits"][3, 2] = np.nan

@@ -101,7 +101,7 @@ def diff(left: Any, right: Any, *, weights: Weights = "match", steps: int | None
         TypeError: an argument has a wrong type.
         ValueError: parameters that do not correspond; a function given as ``weights`` that fails; results
             that do not correspond; ``steps`` below 1, or not those of a recording; names given as ``weights``
-            with a recording on the right alone.
+            with a recording on the right alone, or with one of named arrays.
         ProgramError: one of the programs fails. Its line is named, and all objects are as they were. Or
             nothing differs, but a result is NaN or infinite in both programs.
     """
@@ -131,6 +131,10 @@ def reported(
 
     def body() -> DiffReport:
         if isinstance(left, Dump) or isinstance(right, Dump):
+            if not isinstance(weights, str):
+                raise bad_field(
+                    "weights", "left out with a recording of named arrays, which has no parameters", weights
+                )
             return compared_with_dump(left, right, 1 if steps is None else steps)
         sides = sides_of(left, right, weights)
         comparison = compared(sides.left, sides.right, sides.weights, steps, progress=progress)
