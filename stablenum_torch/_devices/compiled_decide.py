@@ -79,10 +79,10 @@ class _Compiled:
     """A pure function of tensors: compiled, or run operation by operation after compiling has failed.
 
     Attributes:
-        warned: whether the warning, one per process, has been given.
+        warned: the warnings that have been given, each once per process.
     """
 
-    warned: ClassVar[bool] = False
+    warned: ClassVar[set[str]] = set()
 
     def __init__(self, function: Callable[..., Any], *settings: Hashable) -> None:
         self._eager = functools.partial(function, *settings)
@@ -96,7 +96,7 @@ class _Compiled:
             return self._eager(*args)
         try:
             result = self._compiled(*args)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, NotCompiledWarning):  # a warning is an error if the user says so
             raise
         except Exception as error:  # noqa: BLE001  (compilers fail in many ways)
             result = self._eager(*args)  # raises if the arguments are wrong
@@ -107,37 +107,33 @@ class _Compiled:
 
     def _compiled(self, *args: Any) -> Any:
         """Call the compiled function; ``torch.compile`` makes it if it cannot be traced on its own."""
-        if self._fast is None and _BACKEND == "inductor":
-            self._fast = Traced(self._eager, _known_options())
-        if isinstance(self._fast, Traced):
-            try:
-                return self._fast(*args)
-            except torch.OutOfMemoryError:
+        if self._fast is None:
+            inductor = _BACKEND == "inductor"
+            self._fast = Traced(self._eager, _known_options()) if inductor else self._by_dynamo()
+        try:
+            return self._fast(*args)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # another version of torch
+            if not isinstance(self._fast, Traced):
                 raise
-            except Exception as error:  # noqa: BLE001  (another version of torch)
-                result = self._by_dynamo()(*args)
-                _warn(_SLOWER, error)
-                return result
-        return self._by_dynamo()(*args)
+            other = self._by_dynamo()
+            result = other(*args)
+            self._fast = other
+            _warn(_SLOWER, error)
+            return result
 
     def _by_dynamo(self) -> Callable[..., Any]:
-        if self._fast is None or isinstance(self._fast, Traced):
-            backend = {"options": _known_options()} if _BACKEND == "inductor" else {"backend": _BACKEND}
-            self._fast = torch.compile(
-                _with_separate_code(self._eager), fullgraph=True, dynamic=False, **backend
-            )
-        return self._fast
+        backend = {"options": _known_options()} if _BACKEND == "inductor" else {"backend": _BACKEND}
+        return torch.compile(_with_separate_code(self._eager), fullgraph=True, dynamic=False, **backend)
 
 
 def _turned_off() -> bool:
     """Return whether one of torch's own switches forbids to compile."""
-    config = sys.modules.get(
-        "torch._dynamo.config"
-    )  # where it is not imported, it has yet to read the switch
-    if os.environ.get("TORCHDYNAMO_DISABLE") == "1" if config is None else config.disable:
+    if "1" in (os.environ.get("TORCHDYNAMO_DISABLE"), os.environ.get("TORCH_COMPILE_DISABLE")):
         return True
     stance = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
-    return getattr(stance, "stance", "") == "force_eager"
+    return getattr(stance, "stance", "default") != "default"
 
 
 def _with_separate_code(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,9 +166,9 @@ _SLOWER = (
 
 
 def _warn(text: str, error: Exception) -> None:
-    if _Compiled.warned:
+    if text in _Compiled.warned:
         return
-    _Compiled.warned = True
+    _Compiled.warned.add(text)
     cause = getattr(error, "inner_exception", error)  # torch's wrapper explains little
     reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
     warn(text.format(reason=reason), NotCompiledWarning)

@@ -3,11 +3,12 @@
 Code that ``torch.compile`` has made is found again in every call by looking at all that the function read:
 settings, nested tuples, each tensor. For a decision this takes 30 us, and the wrapper around the compiled
 graph another 20 (measured with ten tensors on a CPU). A decision depends on nothing but the formats and
-shapes of its tensors and on which of them are missing, so that these are all that is looked at here.
+places of its tensors and on which of them are missing, so that these are all that is looked at here.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ from torch import Tensor
 from stablenum.arrays import leaves, map_leaves
 
 __all__ = ["Traced"]
+
+# torch traces and compiles one function at a time.
+_COMPILING = threading.Lock()
 
 
 class _Code(NamedTuple):
@@ -38,7 +42,8 @@ class Traced:
     this are private to torch; an error of theirs is raised by that call.
 
     Args:
-        function: no branch in it may depend on a number in a tensor.
+        function: no branch in it may depend on a number in a tensor. Settings of torch, such as the default
+            format, are those of the first call.
         options: inductor's, for the code that is generated.
     """
 
@@ -48,11 +53,13 @@ class Traced:
 
     def __call__(self, *args: Any) -> Any:
         flat = leaves(args)
-        kind = tuple([None if x is None else (x.dtype, x.shape) for x in flat])
+        kind = tuple([None if x is None else (x.dtype, x.shape, x.stride(), x.device) for x in flat])
         given = [x for x in flat if x is not None]
         code = self._known.get(kind)
         if code is None:
-            code = self._known[kind] = self._compiled(args, given)
+            with _COMPILING:
+                code = self._known.get(kind) or self._compiled(args, given)
+                self._known[kind] = code
         return _filled(code.result, code.call(given))
 
     def _compiled(self, args: tuple[Any, ...], given: list[Tensor]) -> _Code:
@@ -72,7 +79,7 @@ class Traced:
             return [x for x in leaves(result) if x is not None]
 
         pure = functionalize(flat, remove="mutations")
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(given[0].device.type, enabled=False):
             table = select_decomp_table()
             graph = make_fx(pure, decomposition_table=table, tracing_mode="fake")(*given)
             fake = FakeTensorMode(allow_non_fake_inputs=True)

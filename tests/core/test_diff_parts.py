@@ -60,6 +60,9 @@ def test_copies_of_a_round_number_tell_nothing() -> None:
     assert fingerprint(np.zeros(5)).simple
     assert fingerprint(np.full(5, 1 / 7)).simple
     assert not fingerprint(np.full(5, 0.123456789)).simple
+    for n in (100, 8192, 8193, 100_000):  # sums of many copies are rounded more
+        for round_number in (0.1, 1 / 3, 0.9, -7.0):
+            assert fingerprint(np.full(n, round_number)).simple, (n, round_number)
 
 
 # --- constants ---------------------------------------------------------------------------------------------

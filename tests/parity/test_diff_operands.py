@@ -291,9 +291,14 @@ def test_a_mask_that_differs_in_several_layers_is_confirmed() -> None:
             lambda x: linen.avg_pool(x, (3, 3), (1, 1), "SAME"),
             "pooling_count",
         ),
+        (
+            nn.AvgPool2d(2, 2),
+            lambda x: linen.avg_pool(x, (2, 2), (2, 2), ((1, 0), (1, 0)), count_include_pad=False),
+            "padding",
+        ),
         (nn.MaxPool2d(2, 2), lambda x: linen.avg_pool(x, (2, 2), (2, 2)), "other_function"),
     ],
-    ids=["padding of a maximum", "padding of a mean", "count of a mean", "maximum or mean"],
+    ids=["padding of a maximum", "padding of a mean", "count of a mean", "none", "maximum or mean"],
 )
 def test_pooling_is_named_by_the_setting_that_differs(left: nn.Module, right: Any, code: str) -> None:
     image = np.random.default_rng(0).normal(size=(2, 3, 8, 8)).astype(np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ OTHERS = {
 
 @pytest.fixture(autouse=True)
 def on_the_device_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(compiled._Compiled, "warned", False)
+    monkeypatch.setattr(compiled._Compiled, "warned", set())
     compiled._compiled.cache_clear()
     torch._dynamo.reset()
     with on_device_path(), warnings.catch_warnings():
@@ -159,6 +160,49 @@ def test_torch_compile_is_asked_where_the_private_interfaces_differ(monkeypatch:
     switch(monkeypatch, False)
     _, wanted = train(FOLD)
     assert [row["reason"] for row in opt.history()] == [row["reason"] for row in wanted.history()]
+
+
+def test_a_warning_that_is_an_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch(monkeypatch, True)
+
+    def other_version(*_: object) -> None:
+        raise ImportError("cannot import name 'compile_fx_inner'")
+
+    monkeypatch.setattr(Traced, "_compiled", other_version)
+    params, opt = make(FOLD)
+    set_gradients(params, 0, 8.0)
+    opt.scale(torch.tensor(1.0))
+    with pytest.raises(st.NotCompiledWarning, match="50 us more"):  # the fixture makes an error of it
+        opt.step()
+
+
+@pytest.mark.parametrize("variable", ["TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"])
+def test_a_variable_of_torch_turns_tracing_off(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    switch(monkeypatch, True)
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(Traced, "__call__", lambda *_: pytest.fail("this was compiled"))
+    params, opt = make(FOLD)
+    set_gradients(params, 0, 8.0)
+    opt.scale(torch.tensor(1.0))
+    opt.step()
+    assert opt.last["step"] == 0
+
+
+@pytest.mark.slow
+def test_threads_trace_one_after_the_other() -> None:
+    """torch's tracing is not made for several threads at once."""
+    functions = [Traced(lambda x, n=n: (x + n,), {}) for n in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda f: f(torch.ones(3)), functions))
+    assert [x[0].tolist() for x in found] == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
+
+
+@pytest.mark.slow
+def test_tensors_that_lie_otherwise_in_memory_are_traced_anew() -> None:
+    twice = Traced(lambda x: (2 * x,), {})
+    values = torch.arange(6.0).reshape(2, 3)
+    for x in (values, values.t().contiguous().t(), torch.ones(3).expand(2, 3)):
+        assert torch.equal(twice(x)[0], 2 * x)
 
 
 def graphs() -> int:

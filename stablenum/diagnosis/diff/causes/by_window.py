@@ -97,12 +97,15 @@ def _uneven(fit: _Fit) -> bool:
 def _code_of(code: str, left: Variant, right: Variant) -> str:
     """Return the code for two functions of a family by the settings in which they differ."""
     unlike = {key for key, _ in {*left.setting} ^ {*right.setting}}
-    if code == "resize_mode" or (left.family == right.family and "padding counted" in unlike):
+    if code == "resize_mode":
         return code
     if unlike == {"kernel flipped"}:
         return "flipped_kernel"
-    pools = code == "pooling_count" and left.family != right.family
-    return "padding" if unlike & {"padding", "filled with"} and not pools else "other_function"
+    if code == "pooling_count" and left.family != right.family:
+        return "other_function"
+    if unlike & {"padding", "filled with"}:
+        return "padding"
+    return "pooling_count" if "padding counted" in unlike else "other_function"
 
 
 def _sizes(side: Side, values: Iterable[int]) -> Iterator[tuple[int, ...]]:

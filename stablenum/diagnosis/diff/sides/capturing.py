@@ -229,7 +229,7 @@ class _Smallest:
     def offer(self, index: int, array: Any) -> None:
         """Keep a copy of an array, and forget larger ones if there is no room."""
         largest = -self._heap[0][0] if self._heap else 0
-        if self._bytes + array.nbytes > self._most and array.nbytes >= min(largest, self._most):
+        if self._bytes + array.nbytes > self._most and array.nbytes >= largest:
             return
         self.arrays[index] = array.copy()
         heapq.heappush(self._heap, (-array.nbytes, -index))

@@ -69,7 +69,7 @@ def fingerprint(array: Any) -> Fingerprint:
         x = x[np.abs(x) < MASKED]
         least, greatest = _extremes(x)
     nothing = _NOTHING * max(-least, greatest)
-    entries, total, absolute, squares, signed = 0, 0.0, 0.0, 0.0, 0.0
+    entries, sums = 0, []
     for begin in range(0, x.size, BLOCK):
         part = x[begin : begin + BLOCK]
         size = np.abs(part)
@@ -77,12 +77,11 @@ def fingerprint(array: Any) -> Fingerprint:
             kept = size > nothing
             part, size = part[kept], size[kept]
         entries += part.size
-        total += float(part.sum())
-        absolute += float(size.sum())
-        squares += float(part @ part)
-        signed += float(part @ size)
+        # These sums are taken in pairs, unlike a dot product's: copies of one number must be known as such.
+        sums.append((part.sum(), size.sum(), (part * part).sum(), (part * size).sum()))
     if not entries:
         return Fingerprint(0, floating=floating, bad=bad)
+    total, absolute, squares, signed = (math.fsum(map(float, column)) for column in zip(*sums, strict=True))
     return Fingerprint(
         entries, total, absolute, squares, signed, min(least, 0.0), max(greatest, 0.0), floating, bad
     )
@@ -137,7 +136,7 @@ def sketch(array: Any) -> float:
     directions = _directions(x.size)
     blocks = (slice(begin, begin + BLOCK) for begin in range(0, x.size, BLOCK))
     with np.errstate(all="ignore"):
-        found = sum(float(x[b] @ directions[b]) for b in blocks)
+        found = sum((float(x[b] @ directions[b]) for b in blocks), 0.0)
     return found if math.isfinite(found) else math.nan
 
 

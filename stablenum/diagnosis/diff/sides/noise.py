@@ -15,6 +15,7 @@ __all__ = ["BLOCK", "Noise"]
 BLOCK = 2**13
 
 
+_MASKED = np.float64(MASKED)  # which a narrow format does not hold
 # The eight bits of each byte.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
 
@@ -57,6 +58,6 @@ class Noise:
             part = flat[begin : begin + BLOCK]
             factors = self._factors.take(drawn[begin // 8 : (begin + BLOCK) // 8], axis=0).reshape(-1)
             factors = factors[: part.size]
-            if not np.abs(part).max() < MASKED:
-                factors[~(np.abs(part) < MASKED)] = 1.0
+            if not np.abs(part).max() < _MASKED:
+                factors[~(np.abs(part) < _MASKED)] = 1.0
             part[...] = part * factors

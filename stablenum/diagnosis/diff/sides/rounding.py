@@ -18,6 +18,8 @@ __all__ = ["Rounding", "format_of", "overflows", "relative_error", "rounding_of"
 # The entries that are kept of all values together, which take 256 MiB in float32, and the least that are kept
 # of each value. Chosen, not measured.
 _MOST, _LEAST = 2**26, 2**10
+# Indices of so many entries are kept for later arrays of the same size: 32 KiB each.
+_KEPT = 2**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def sampled(array: Any, most: int) -> Any:
     """Return a copy of all entries, or of so many that are spread over the array."""
     if array.size <= most:
         return array.reshape(-1).copy()
-    spread = _spread(array.size, most)
+    spread = (_spread if most <= _KEPT else _spread.__wrapped__)(array.size, most)
     # An array that does not lie in one piece would be copied as a whole by reshape.
     return array.reshape(-1)[spread] if array.flags.c_contiguous else array.flat[spread]
 

@@ -124,8 +124,11 @@ def pools_of(x: Any, size: tuple[int, ...]) -> Iterator[Variant]:
             over = tuple(range(-spatial, 0))
             total = _windows(padded, window, stride).sum(axis=over)
             inside = _windows(_padded(np.ones_like(x), (low, high)), window, stride).sum(axis=over)
-            yield Variant("average pooling", (*at, ("padding counted", True)), total / width**spatial)
-            yield Variant("average pooling", (*at, ("padding counted", False)), total / inside)
+            if low == high == 0:
+                yield Variant("average pooling", at, total / width**spatial)
+            else:
+                yield Variant("average pooling", (*at, ("padding counted", True)), total / width**spatial)
+                yield Variant("average pooling", (*at, ("padding counted", False)), total / inside)
             inside_only = np.where(_padded(np.ones_like(x), (low, high)) > 0, padded, -np.inf)
             most = _windows(inside_only, window, stride).max(axis=over)
             yield Variant("maximum pooling", at, most)
