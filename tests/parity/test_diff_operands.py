@@ -284,21 +284,41 @@ def test_a_mask_that_differs_in_several_layers_is_confirmed() -> None:
 @pytest.mark.parametrize(
     ("left", "right", "code"),
     [
-        (nn.MaxPool2d(3, 2, padding=1), lambda x: linen.max_pool(x, (3, 3), (2, 2), "SAME"), "padding"),
-        (nn.AvgPool2d(3, 2, padding=1), lambda x: linen.avg_pool(x, (3, 3), (2, 2), "SAME"), "padding"),
-        (
+        pytest.param(
+            nn.MaxPool2d(3, 2, padding=1),
+            lambda x: linen.max_pool(x, (3, 3), (2, 2), "SAME"),
+            "padding",
+            id="padding of a maximum",
+        ),
+        pytest.param(
+            nn.AvgPool2d(3, 2, padding=1),
+            lambda x: linen.avg_pool(x, (3, 3), (2, 2), "SAME"),
+            "padding",
+            id="padding of a mean",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             nn.AvgPool2d(3, 1, padding=1, count_include_pad=False),
             lambda x: linen.avg_pool(x, (3, 3), (1, 1), "SAME"),
             "pooling_count",
+            id="count of a mean",
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             nn.AvgPool2d(2, 2),
             lambda x: linen.avg_pool(x, (2, 2), (2, 2), ((1, 0), (1, 0)), count_include_pad=False),
             "padding",
+            id="padding on one side only",
+            marks=pytest.mark.slow,
         ),
-        (nn.MaxPool2d(2, 2), lambda x: linen.avg_pool(x, (2, 2), (2, 2)), "other_function"),
+        pytest.param(
+            nn.MaxPool2d(2, 2),
+            lambda x: linen.avg_pool(x, (2, 2), (2, 2)),
+            "other_function",
+            id="maximum or mean",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["padding of a maximum", "padding of a mean", "count of a mean", "none", "maximum or mean"],
 )
 def test_pooling_is_named_by_the_setting_that_differs(left: nn.Module, right: Any, code: str) -> None:
     image = np.random.default_rng(0).normal(size=(2, 3, 8, 8)).astype(np.float32)
@@ -335,8 +355,20 @@ def test_a_padding_that_is_the_same_on_both_sides_is_said_so() -> None:
     ("of_torch", "of_jax", "code", "said"),
     [
         (lambda h: h.mean(0), lambda h: jnp.sum(h, 0), "reduction", "only the left program divides"),
-        (lambda h: h.sum(0), lambda h: jnp.mean(h, 0), "reduction", "only the right program divides"),
-        (lambda h: h.sum(0), lambda h: 0.7 * jnp.sum(h, 0), "scale", "1.42857"),
+        pytest.param(
+            lambda h: h.sum(0),
+            lambda h: jnp.mean(h, 0),
+            "reduction",
+            "only the right program divides",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda h: h.sum(0),
+            lambda h: 0.7 * jnp.sum(h, 0),
+            "scale",
+            "1.42857",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["mean on the left", "mean on the right", "another factor"],
 )

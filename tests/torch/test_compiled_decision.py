@@ -122,6 +122,7 @@ def test_a_decision_is_one_generated_function_and_two_copies(monkeypatch: pytest
     assert opt.last["step"] == 1
 
 
+@pytest.mark.slow
 def test_a_decision_is_compiled_without_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each kind of arguments: here a loss that is there, in two formats, or not."""
     switch(monkeypatch, True)
@@ -145,6 +146,7 @@ def test_a_decision_is_compiled_without_dynamo(monkeypatch: pytest.MonkeyPatch) 
     assert opt.last["applied"]
 
 
+@pytest.mark.slow
 def test_torch_compile_is_asked_where_the_private_interfaces_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     switch(monkeypatch, True)
     torch._dynamo.utils.counters.clear()
