@@ -59,15 +59,13 @@ def write_diff_cost(results: Path, directory: Path) -> None:
         body.append([size, "plain steps", "", f"{steps['seconds']:.2f}", "1", str(steps["peak_mb"])])
         for kind in ("alike", "recorded", "differing"):
             if kind in row:
-                body.append(["", _KINDS[kind], *_cost(row[kind])])
-            if kind == "recorded" and kind in row:
-                body[-1][1] = body[-1][1].format(row[kind]["record_seconds"])
+                body.append(["", _KINDS[kind].format(**row[kind]), *_cost(row[kind])])
     (directory / "diff-cost.md").write_text(with_software(table(head, body), report), "utf-8")
 
 
 _KINDS = {
     "alike": "programs that agree",
-    "recorded": "the first from a file, recorded in {} s",
+    "recorded": "the first from a file, recorded in {record_seconds} s",
     "differing": "a difference in each layer",
 }
 

@@ -98,7 +98,6 @@ def test_a_dump_that_has_nothing_of_the_program_is_refused(tmp_path: Path) -> No
         stablenum.diff(dump, dump)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("weights", [{"head": "head"}, ("match", {"head": "head"}), lambda left: left])
 def test_weights_are_refused_with_named_arrays(weights: Any, tmp_path: Path) -> None:
     dump = dumped(tmp_path, forward())
@@ -107,6 +106,7 @@ def test_weights_are_refused_with_named_arrays(weights: Any, tmp_path: Path) -> 
             stablenum.diff(*sides, weights=weights)
 
 
+@pytest.mark.slow
 def test_a_nan_is_a_difference(tmp_path: Path) -> None:
     arrays = forward()
     arrays["logits"][3, 2] = np.nan

@@ -459,6 +459,7 @@ class Player(TorchDispatchMode):
             self._show(value, tensor)
 
     def _add_noise(self, tensor: Tensor) -> None:
+        """Add noise to a tensor: in its own memory if NumPy can look at that."""
         moved = host(tensor.contiguous())
         self._noise.add_to(moved)
         if moved.ctypes.data != tensor.data_ptr():

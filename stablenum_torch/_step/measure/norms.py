@@ -13,6 +13,7 @@ any device.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -77,7 +78,8 @@ def norms_on_host(grads: Sequence[Tensor | None]) -> np.ndarray:
         return found
     places = [i for i, g in enumerate(grads) if g is not None and g.numel()]
     values = [dense_values(grads[i]) for i in places]
-    found = _norms_of_small(values)
+    same = len(values) == len(grads) and all(map(operator.is_, values, grads))
+    found = None if same else _norms_of_small(values)
     if found is None:
         found = _norms_of_any(values)
     if len(found) == len(grads):

@@ -11,7 +11,7 @@ import numpy as np
 from stablenum.diagnosis.diff.causes.by_value import DROPS, Reason, Values, factor_of, reason_of
 from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial
 from stablenum.diagnosis.diff.causes.scene import Scene
-from stablenum.diagnosis.diff.places.flow import size
+from stablenum.diagnosis.diff.places.flow import maker, size
 from stablenum.diagnosis.diff.places.patches import Pair
 from stablenum.diagnosis.diff.places.regions import STEPS_AHEAD
 from stablenum.diagnosis.diff.places.results import Group
@@ -156,11 +156,9 @@ def _only_one_divides(scene: Scene, pair: Pair, factor: float) -> str:
 
 def _terms(side: Side, value: int) -> int:
     """Return how many entries a value is the sum or the mean of; 0 if it is neither."""
-    producer = side.trace.values[value].producer
-    step = None if producer is None else side.trace.steps[producer]
+    step = maker(side, value)
     if step is not None and kind(step) in ("mul", "div"):  # a mean in JAX is a sum that is divided
-        producer = side.trace.values[step.inputs[0]].producer
-        step = None if producer is None else side.trace.steps[producer]
+        step = maker(side, step.inputs[0])
     if step is None or kind(step) not in _SUMS:
         return 0
     return size(side, step.inputs[0]) // max(size(side, step.outputs[0]), 1)

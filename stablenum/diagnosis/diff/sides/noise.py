@@ -14,7 +14,6 @@ __all__ = ["BLOCK", "Noise"]
 # float64: five times as fast as array by array at a million entries.
 BLOCK = 2**13
 
-
 _MASKED = np.float64(MASKED)  # which a narrow format does not hold
 # The eight bits of each byte.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)

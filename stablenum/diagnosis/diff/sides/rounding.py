@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +17,6 @@ __all__ = ["Rounding", "format_of", "overflows", "relative_error", "rounding_of"
 # The entries that are kept of all values together, which take 256 MiB in float32, and the least that are kept
 # of each value. Chosen, not measured.
 _MOST, _LEAST = 2**26, 2**10
-# Indices of so many entries are kept for later arrays of the same size: 32 KiB each.
-_KEPT = 2**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +127,9 @@ def sampled(array: Any, most: int) -> Any:
     """Return a copy of all entries, or of so many that are spread over the array."""
     if array.size <= most:
         return array.reshape(-1).copy()
-    spread = (_spread if most <= _KEPT else _spread.__wrapped__)(array.size, most)
+    spread = np.arange(most) * (array.size - 1) // max(most - 1, 1)
     # An array that does not lie in one piece would be copied as a whole by reshape.
     return array.reshape(-1)[spread] if array.flags.c_contiguous else array.flat[spread]
-
-
-@lru_cache(maxsize=256)
-def _spread(size: int, most: int) -> Any:
-    """Return indices of entries that are spread over an array."""
-    return np.linspace(0, size - 1, most, dtype=np.int64)
 
 
 def _worst(
