@@ -14,6 +14,7 @@ import typer
 from stablenum._support.files import is_special, write_file
 
 __all__ = [
+    "MENDED",
     "SCRIPT_FAILED",
     "check_file",
     "check_folder",
@@ -25,6 +26,8 @@ __all__ = [
 
 # The exit code if the user's script fails and nothing was found; 1 says that something was, 2 is for usage.
 SCRIPT_FAILED = 3
+# The exit code if something was found, and a change of the source that mends it is proven.
+MENDED = 4
 
 
 def check_there(path: Path, argument: str, what: str = "file") -> os.stat_result:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json as json_module
+import time
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
-from stablenum.commands.outputs import check_folder, check_suffix, check_target
+from stablenum.commands.outputs import MENDED, check_folder, check_suffix, check_target
 from stablenum.commands.reports import about, write_reports
 from stablenum.commands.terminal import Terminal, say
 from stablenum.errors import ProgramError
 
 if TYPE_CHECKING:
+    from stablenum.commands.diff.fixing import Fixed
+    from stablenum.commands.diff.pair import Pair
     from stablenum.diagnosis.diff.report.report import DiffReport
 
 __all__ = ["Side", "diff"]
@@ -54,8 +59,25 @@ def diff(
     ] = None,
     side: Annotated[
         Side | None,
-        typer.Option(help="With RIGHT: call left() or right() instead of program().", show_default=False),
+        typer.Option(
+            help="With RIGHT: call left() or right() instead of program(). With one file and --fix: the side "
+            "to change, by default the right one.",
+            show_default=False,
+        ),
     ] = None,
+    fix: Annotated[
+        bool,
+        typer.Option(
+            "--fix",
+            help="Look for a change of one side's source with which they agree, and show it as a patch.",
+        ),
+    ] = False,
+    write: Annotated[
+        bool,
+        typer.Option(
+            "--write", help="With --fix: write the change if it is proven; a copy is kept beside it."
+        ),
+    ] = False,
     json: Annotated[
         Path | None, typer.Option(help="Write the report as strict JSON.", show_default=False)
     ] = None,
@@ -80,9 +102,15 @@ def diff(
     given the parameters of the left one; which is which is found out, unless a file defines weights, which
     may be all that stablenum.diff takes as weights.
 
+    With --fix, small changes of the source are tried at the lines that differ, first those that the causes
+    suggest. What makes the programs agree is tried again in another process, at other weights and for more
+    steps, too; only then is it said to be proven. Nothing is written without --write, and only files in the
+    folder of the program are changed.
+
     Experimental: the names of causes and the JSON may change in a minor version.
 
-    The exit code is 0 if the programs agree, 1 if they differ, and 2 if they cannot be compared.
+    The exit code is 0 if the programs agree, 1 if they differ, 2 if they cannot be compared, and 4 if they
+    differ and --fix has found a change that is proven.
     """
     # They import NumPy, and the help is shown without it.
     from stablenum.commands.diff.pair import FILES, failed, load_pair, load_sides
@@ -90,20 +118,29 @@ def diff(
     from stablenum.diagnosis.diff.compare import reported
     from stablenum.diagnosis.diff.weights.weights import UnmappedError
 
+    if write and not fix:
+        raise typer.BadParameter("needs --fix, whose change it writes", param_hint="--write")
+
     for option, path, suffixes in (("--json", json, (".json",)), ("--html", html, (".html", ".htm"))):
         check_target(option, path)
         check_suffix(option, path, suffixes)
     check_folder("--repro", repro)
-    if right is None and side is not None:
+    if right is None and side is not None and not fix:
         raise typer.BadParameter(
-            "needs two files, of which one defines left() or right()", param_hint="--side"
+            "needs --fix, or two files, of which one defines left() or right()", param_hint="--side"
         )
     if right is None and left.suffix.lower() in FILES:
         raise typer.BadParameter(f"{left} is one side: name the other one, too", param_hint="RIGHT")
+    begun = time.monotonic()
     pair = load_pair(left) if right is None else load_sides(left, right, side and side.value)
+    changes = None
     try:
-        with shown(Terminal(stderr=True)) as progress:
-            report = reported(pair.left, pair.right, pair.weights, steps, progress=progress)
+        if fix:
+            changed = side.value if side is not None and right is None else "right"
+            report, changes = _fixed(pair, steps, changed, begun)
+        else:
+            with shown(Terminal(stderr=True)) as progress:
+                report = reported(pair.left, pair.right, pair.weights, steps, progress=progress)
     except (ProgramError, ValueError) as error:
         more = _WEIGHTS if isinstance(error, UnmappedError) else ""
         raise failed(f"{error}{more}") from error
@@ -112,7 +149,53 @@ def diff(
     if repro is not None:
         _reproduce(report, repro)
     Terminal().print(report, soft_wrap=True)
-    raise typer.Exit(0 if report.ok else 1)
+    mended = changes is not None and _tell(changes, write=write)
+    raise typer.Exit(0 if report.ok else MENDED if mended else 1)
+
+
+def _fixed(pair: Pair, steps: int | None, side: str, begun: float) -> tuple[DiffReport, Fixed | None]:
+    """Compare two programs, and look for a change of one if they differ."""
+    from stablenum.commands.diff.fixing import check_fixable, fixed
+    from stablenum.commands.diff.progress import shown
+    from stablenum.diagnosis.diff.compare import examined
+
+    check_fixable(pair, side)
+    with shown(Terminal(stderr=True)) as progress:
+        found = examined(pair.left, pair.right, pair.weights, steps, progress=progress)
+    if found[0].ok:
+        return found[0], None
+    with Terminal(stderr=True).status("looking for a change") as status:
+        took = time.monotonic() - begun
+        changes = fixed(
+            pair, found, steps, side=side, took=took, say=lambda text: status.update(escape(text))
+        )
+    return replace(found[0], fixes=changes.fixes), changes
+
+
+def _tell(changes: Fixed, *, write: bool) -> bool:
+    """Say what has come of the changes, write them if that is asked for, and return whether the programs
+    agree with what is proven."""
+    from stablenum.diagnosis.edits.edit import StaleEditError
+    from stablenum.diagnosis.edits.files import write_changes
+
+    proven = any(f.proven for f in changes.fixes)
+    if not proven:
+        say(f"No change is proven: {changes.tried}.", err=True)
+    elif not write:
+        say("Nothing was written: --write applies what is proven.", err=True)
+    else:
+        try:
+            for path, copy in write_changes(changes.before, changes.after):
+                say(f"wrote {path}; as it was: {copy}", err=True)
+        except (StaleEditError, OSError) as error:
+            raise failed_to_write(error) from error
+    return changes.agrees
+
+
+def failed_to_write(error: Exception) -> typer.Exit:
+    """Say why a change was not written, and return the end of the command."""
+    say(f"Error: {error}", err=True)
+    return typer.Exit(2)
 
 
 def _reproduce(report: DiffReport, folder: Path) -> None:

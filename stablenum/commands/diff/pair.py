@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import typer
 
 from stablenum.commands.outputs import check_file
 from stablenum.commands.terminal import say
+from stablenum.diagnosis.diff.mending.built import Built
 from stablenum.diagnosis.diff.sides.play import Program
 from stablenum.diagnosis.diff.sides.recording import ended
 from stablenum.diagnosis.diff.weights.given import check_form
 from stablenum.diagnosis.replay.source_files import package_of
+from stablenum.diagnosis.watch.edited_sources import edited
 
-__all__ = ["FILES", "Pair", "failed", "load_pair", "load_program_of", "load_sides"]
+__all__ = [
+    "FILES",
+    "Origin",
+    "Pair",
+    "built",
+    "executed",
+    "failed",
+    "load_pair",
+    "load_program_of",
+    "load_sides",
+]
 
 # Recordings, and named arrays that another program has written.
 FILES = (".snum", ".npz")
@@ -26,12 +41,20 @@ FILES = (".snum", ".npz")
 _SIDES = ("program", "left", "right")
 
 
+class Origin(NamedTuple):
+    """Where a program comes from: a file, and the function that makes it; "" for a recording."""
+
+    path: Path
+    function: str = ""
+
+
 class Pair(NamedTuple):
-    """Two programs or recordings, and the map of their weights."""
+    """Two programs or recordings, the map of their weights, and where they come from."""
 
     left: Any
     right: Any
-    weights: Any = "match"
+    weights: Any
+    origins: tuple[Origin, Origin]
 
 
 def load_pair(path: Path) -> Pair:
@@ -44,7 +67,7 @@ def load_pair(path: Path) -> Pair:
     """
     module = _module(path, "PAIR.py")
     left, right = _side(module, path, "left"), _side(module, path, "right")
-    return Pair(left, right, _weights(module, path))
+    return Pair(left, right, _weights(module, path), (Origin(path, "left"), Origin(path, "right")))
 
 
 def load_sides(left: Path, right: Path, side: str | None) -> Pair:
@@ -58,29 +81,82 @@ def load_sides(left: Path, right: Path, side: str | None) -> Pair:
     Raises:
         typer.BadParameter, typer.Exit: as for :func:`load_pair`.
     """
-    made, weights = list[Any](), list[Any]()
+    made, weights, origins = list[Any](), list[Any](), list[Origin]()
     for path, name in ((left, "LEFT"), (right, "RIGHT")):
         if path.suffix.lower() in FILES:
             made.append(_recording(path, name))
+            origins.append(Origin(path))
             continue
+        origins.append(Origin(path, side or "program"))
         before = set(sys.modules)
         module = _module(path, name)
         made.append(_side(module, path, side or "program"))
         weights += [_weights(module, path)] if hasattr(module, "weights") else []
         _forget(path.resolve().parent, before)
-    return Pair(*made, *weights[:1])
+    given = weights[0] if weights else "match"
+    return Pair(made[0], made[1], given, (origins[0], origins[1]))
+
+
+def built(origin: Origin, texts: Mapping[str, str]) -> Built:
+    """Return a program made once more, with other texts of some files, which are given by their real paths.
+    What it prints is not shown, and modules are then as they were.
+
+    Raises:
+        Exception: whatever the file or its function raises.
+    """
+    path = origin.path.resolve()
+    own = _own_modules(path.parent, ()) if set(texts) - {str(path)} else [path.stem]
+    before = {name: sys.modules[name] for name in own if name in sys.modules}
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        try:
+            with redirect_stdout(nowhere), redirect_stderr(nowhere), edited(texts):
+                for name in before:
+                    del sys.modules[name]
+                module = executed(path)
+                return Built(getattr(module, origin.function)(), vars(module))
+        finally:
+            for name in own:
+                sys.modules.pop(name, None)
+            sys.modules.update(before)
+
+
+def executed(path: Path) -> ModuleType:
+    """Run a file as a module, and return it.
+
+    Raises:
+        Exception: whatever the file raises.
+        ImportError: it is not a Python file.
+    """
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)  # as if the file were run
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def _forget(folder: Path, before: Collection[str]) -> None:
     """Forget the modules of a folder that were imported for a program: another one may have some of these
     names beside it."""
-    for name in [n for n in sys.modules if n not in before]:
-        file = getattr(sys.modules[name], "__file__", None)
-        if file is not None and Path(file).resolve().is_relative_to(folder) and not package_of(file):
-            del sys.modules[name]
+    for name in _own_modules(folder, before):
+        del sys.modules[name]
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     importlib.invalidate_caches()
+
+
+def _own_modules(folder: Path, before: Collection[str]) -> list[str]:
+    """Return the names of the modules that lie in a folder and were not there before."""
+    found = []
+    for name in [n for n in sys.modules if n not in before]:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and Path(file).resolve().is_relative_to(folder) and not package_of(file):
+            found.append(name)
+    return found
 
 
 def load_program_of(path: Path, side: str | None) -> Program:
@@ -109,17 +185,14 @@ def _weights(module: Any, path: Path) -> Any:
 
 def _module(path: Path, name: str) -> Any:
     check_file(path, name)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise typer.BadParameter(f"{path} is not a Python file.", param_hint=name)
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.resolve().parent))  # as if the file were run
-    sys.modules[path.stem] = module
     try:
-        spec.loader.exec_module(module)
+        return executed(path)
+    except ImportError as error:
+        if path.suffix == ".py":
+            raise _failed(path, "the file", error) from error
+        raise typer.BadParameter(f"{path} is not a Python file.", param_hint=name) from error
     except Exception as error:
         raise _failed(path, "the file", error) from error
-    return module
 
 
 def _side(module: Any, path: Path, name: str) -> Program:

@@ -16,6 +16,7 @@ from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.doubts import doubts_of, unsure
 from stablenum.diagnosis.diff.places.locations import off_of, share_of
 from stablenum.diagnosis.diff.places.precision import precision_of
+from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.places.tables import with_common_tables
 from stablenum.diagnosis.diff.recordings import check_updates, sides_of
 from stablenum.diagnosis.diff.report.nonfinite import not_finite
@@ -46,7 +47,7 @@ from stablenum.diagnosis.diff.weights.optimizer_states import continued
 from stablenum.diagnosis.diff.weights.origins import Said
 from stablenum.errors import ProgramError, bad_field, bad_type
 
-__all__ = ["STAGES", "Progress", "compared", "diff", "reported"]
+__all__ = ["STAGES", "Progress", "compared", "diff", "examined", "reported"]
 
 # Called with what is being done, one of the stages, as soon as it begins.
 Progress: TypeAlias = Callable[[str], None]
@@ -128,20 +129,32 @@ def reported(
     progress: Progress = _quiet,
 ) -> DiffReport:
     """Compare two programs, and say through ``progress`` what is being done; see ``diff``."""
+    if not isinstance(left, Dump) and not isinstance(right, Dump):
+        return examined(left, right, weights, steps, progress=progress)[0]
+    if not isinstance(weights, str):
+        raise bad_field(
+            "weights", "left out with a recording of named arrays, which has no parameters", weights
+        )
+    return undisturbed(lambda: compared_with_dump(left, right, 1 if steps is None else steps))
 
-    def body() -> DiffReport:
-        if isinstance(left, Dump) or isinstance(right, Dump):
-            if not isinstance(weights, str):
-                raise bad_field(
-                    "weights", "left out with a recording of named arrays, which has no parameters", weights
-                )
-            return compared_with_dump(left, right, 1 if steps is None else steps)
+
+def examined(
+    left: Program,
+    right: Program,
+    weights: Weights = "match",
+    steps: int | None = None,
+    *,
+    progress: Progress = _quiet,
+) -> tuple[DiffReport, Comparison]:
+    """Compare two programs as ``reported`` does, and return also what the report is made from."""
+
+    def body() -> tuple[DiffReport, Comparison]:
         sides = sides_of(left, right, weights)
         comparison = compared(sides.left, sides.right, sides.weights, steps, progress=progress)
         comparison.notes = (*sides.notes, *comparison.notes)
         progress(STAGES[-1])
         found, stuck = differences_of(comparison)
-        return _report(comparison, found, stuck, sides.weights)
+        return _report(comparison, found, stuck, sides.weights), comparison
 
     return undisturbed(body)
 
@@ -235,8 +248,26 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
         ),
         left_rows=rows[0],
         right_rows=rows[1],
+        stages=stages_of(comparison.groups, differences),
         _repro=if_recorded(lambda: _repro(comparison, found, alone), None),
     )
+
+
+def stages_of(groups: Sequence[Group], differences: Sequence[Difference]) -> dict[str, str]:
+    """Return what has become of each stage that a port has to pass; see ``DiffReport.stages``."""
+    found = dict.fromkeys(("outputs", "gradients", "training"), "not compared")
+    rows = [(g.kind, g.step, bool(g.differing)) for g in groups]
+    rows += [
+        (_KINDS[p.phase], d.step, True) for d in differences for p in (d.left or d.right,) if p is not None
+    ]
+    for kind, step, differs in rows:
+        stage = "training" if step > 1 or kind == "updated" else _STAGES.get(kind, "outputs")
+        found[stage] = "differs" if differs or found[stage] == "differs" else "agrees"
+    return found
+
+
+_KINDS = {"forward": "output", "backward": "gradient", "update": "updated"}
+_STAGES = {"gradient": "gradients"}
 
 
 def _known(body: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:

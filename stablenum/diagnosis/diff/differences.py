@@ -47,6 +47,7 @@ class Cause:
         evidence: what was measured.
         remedy: how to mend it.
         confirmed: whether it was tried, and made the two sides agree as the evidence says.
+        numbers: what the left and the right program compute with, if the cause is another number.
     """
 
     code: str
@@ -54,6 +55,7 @@ class Cause:
     evidence: str
     remedy: str
     confirmed: bool
+    numbers: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

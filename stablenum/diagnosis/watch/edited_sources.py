@@ -1,17 +1,18 @@
-"""Run a script with an edit of its source, which no file on the disk gets."""
+"""Run sources with changes that no file on the disk gets."""
 
 from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
 from stablenum.diagnosis.edits.edit import Edit
 
-__all__ = ["compiled", "install"]
+__all__ = ["compiled", "edited", "install"]
 
 
 def compiled(path: str, edits: Sequence[Edit]) -> CodeType:
@@ -26,8 +27,7 @@ def compiled(path: str, edits: Sequence[Edit]) -> CodeType:
         if _same(edit.file, path):
             text = importlib.util.decode_source(source) if isinstance(source, bytes) else source
             source = edit.applied(text)
-    # Without the __future__ imports of this file.
-    return compile(source, path, "exec", dont_inherit=True)
+    return _compiled(source, path)
 
 
 def install(edits: Sequence[Edit]) -> None:
@@ -41,6 +41,28 @@ def install(edits: Sequence[Edit]) -> None:
         return plain(self, fullname)
 
     importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+
+
+@contextmanager
+def edited(texts: Mapping[str, str]) -> Iterator[None]:
+    """Give modules that are imported meanwhile other texts, by the real path of their file."""
+    plain = importlib.machinery.SourceFileLoader.get_code
+
+    def get_code(self: Any, fullname: str) -> CodeType | None:
+        path = self.get_filename(fullname)
+        text = texts.get(os.path.realpath(path))
+        return plain(self, fullname) if text is None else _compiled(text, path)
+
+    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        importlib.machinery.SourceFileLoader.get_code = plain  # type: ignore[method-assign]
+
+
+def _compiled(source: bytes | str, path: str) -> CodeType:
+    # Without the __future__ imports of this file.
+    return compile(source, path, "exec", dont_inherit=True)
 
 
 def _same(one: str, other: str) -> bool:

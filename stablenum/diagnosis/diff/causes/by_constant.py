@@ -53,6 +53,7 @@ def by_constant(scene: Scene) -> Iterator[Proposal]:
             f"With {new:g} in place of {number:g} on the {side}",
             remedy=_SAME_NUMBER if code == "other_function" else None,
             same=(left, right),
+            numbers=(left, right),
         )
 
 

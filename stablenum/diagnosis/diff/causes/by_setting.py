@@ -96,6 +96,7 @@ def _proposal(
         f"With {changed[0]} in place of {calls[step.index]} on the {name}",
         remedy=_SAME if code == "other_function" else None,
         same=(step.operation, here, there),
+        numbers=None if isinstance(new, bool) else (here, there),
     )
 
 

@@ -86,6 +86,7 @@ class Proposal:
         remedy: in place of that of the code; "" for none.
         same: what identifies the change; proposals of the same one are the same cause. The sentence, if None.
         by_results: whether it heals only if results agree.
+        numbers: as in a cause.
     """
 
     code: str
@@ -97,6 +98,7 @@ class Proposal:
     remedy: str | None = None
     same: object = None
     by_results: bool = False
+    numbers: tuple[float, float] | None = None
 
 
 @dataclass(slots=True)
@@ -159,6 +161,7 @@ def _cause(scene: Scene, proposal: Proposal, healed: str = "") -> Cause:
         evidence=" ".join(filter(None, (proposal.measured, healed))),
         remedy=remedies[proposal.code] if proposal.remedy is None else proposal.remedy,
         confirmed=bool(healed),
+        numbers=proposal.numbers,
     )
 
 

@@ -18,6 +18,7 @@ from stablenum.diagnosis.diff.report.rendering import (
     weights_title,
     within,
 )
+from stablenum.diagnosis.edits.fix import Fix
 from stablenum.diagnosis.report.html import listed, page, sealed_head
 
 __all__ = ["as_html"]
@@ -39,6 +40,7 @@ def as_html(report: Shown) -> str:
             _difference(number, one, with_step=several(report))
             for number, one in enumerate(report.differences, 1)
         ),
+        *map(_fix, report.fixes),
         *([_plot(), _operations(report)] if rows else []),
         _weights(report),
         listed("Notes", report.notes),
@@ -109,6 +111,17 @@ def _difference(number: int, one: Difference, *, with_step: bool) -> str:
             f"<p>{in_html(within(one).strip())}</p>" if within(one) else "",
             *(f"<p>Also at {_place(left)} and {_place(right)}</p>" for left, right in one.also),
             "</section>",
+        ]
+    )
+
+
+def _fix(fix: Fix) -> str:
+    heading = "Mended, proven" if fix.proven else "Not proven"
+    return "\n".join(
+        [
+            f'<section class="difference"><h2>{heading}</h2><p>{in_html(fix.explanation)}</p>',
+            f'<p class="soft">{in_html(fix.evidence)}</p>',
+            f'<div class="scroll"><pre>{in_html(fix.patch)}</pre></div></section>',
         ]
     )
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from stablenum._support.outside_text import printable
 from stablenum.diagnosis.diff.differences import Difference, Location, Off, Row
+from stablenum.diagnosis.edits.fix import Fix
 
 __all__ = ["Shown", "amount", "as_rich", "as_text", "headline", "several", "title", "weights_title", "within"]
 
@@ -51,6 +52,10 @@ class Shown(Protocol):
         """The rounding of the right side."""
 
     @property
+    def fixes(self) -> tuple[Fix, ...]:
+        """Changes of a side's source."""
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What could not be compared."""
 
@@ -93,8 +98,22 @@ def _lines(report: Shown) -> Iterator[tuple[str, str]]:
             yield within(difference), ""
         for left, right in difference.also:
             yield f"  also at {_where(left)} and {_where(right)}", ""
+    yield from _fixes(report.fixes)
     yield "", ""
     yield from ((line, "dim") for line in _facts(report))
+
+
+def _fixes(fixes: Sequence[Fix]) -> Iterator[tuple[str, str]]:
+    """Yield the changes that are proven, and apart from them those that are not."""
+    for proven, heading, style in (
+        (True, "Mended, proven", "bold green"),
+        (False, "Not proven", "bold yellow"),
+    ):
+        for fix in (f for f in fixes if f.proven is proven):
+            yield "", ""
+            yield f"{heading}: {fix.explanation}", style
+            yield f"  {fix.evidence}", "dim"
+            yield from ((line, "") for line in fix.patch.splitlines())
 
 
 def within(difference: Difference) -> str:

@@ -14,6 +14,7 @@ from stablenum.diagnosis.diff.differences import Cause, Difference, Off, Row
 from stablenum.diagnosis.diff.report.page import as_html
 from stablenum.diagnosis.diff.report.rendering import as_rich, as_text
 from stablenum.diagnosis.diff.report.repro import Repro, folder_of
+from stablenum.diagnosis.edits.fix import Fix
 from stablenum.diagnosis.report.html import framed
 from stablenum.errors import either
 
@@ -40,6 +41,10 @@ class DiffReport:
         notes: what could not be compared.
         left_rows: the operations of the left side, as the page lists them.
         right_rows: those of the right side.
+        stages: what a port has to pass, one after the other: "outputs" (with the losses of the first step),
+            "gradients" and "training" (the updates, and all of later steps). Each "agrees", "differs" or is
+            "not compared".
+        fixes: changes of a side's source with which the programs agree, from ``stablenum diff --fix``.
     """
 
     verdict: str
@@ -52,6 +57,8 @@ class DiffReport:
     notes: tuple[str, ...] = ()
     left_rows: tuple[Row, ...] = ()
     right_rows: tuple[Row, ...] = ()
+    stages: Mapping[str, str] = field(default_factory=dict)
+    fixes: tuple[Fix, ...] = ()
     _repro: Repro | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -1,0 +1,224 @@
+"""``stablenum diff --fix``: change one side's source until both agree, and prove it in another process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stablenum.commands.diff.pair import FILES, Origin, Pair, built
+from stablenum.commands.diff.proof import Proof, Task
+from stablenum.diagnosis.diff.compare import examined
+from stablenum.diagnosis.diff.differences import Difference
+from stablenum.diagnosis.diff.mending.search import Mended, Mending, mended
+from stablenum.diagnosis.diff.places.comparison import Comparison
+from stablenum.diagnosis.diff.report.report import DiffReport
+from stablenum.diagnosis.diff.sides.dump import Dump
+from stablenum.diagnosis.edits.files import texts_in
+from stablenum.diagnosis.edits.fix import Fix, patch_of, texts_after
+
+__all__ = ["Fixed", "check_fixable", "fixed"]
+
+# Changes are tried for so many times as long as the command took so far. With the proof, which takes less
+# than that, a command with --fix takes up to three times as long as one without. The proof is given up after
+# so many times as long, and so many seconds more. Chosen.
+_TIMES, _MOST_TIMES, _MORE_SECONDS = 1.2, 5.0, 120.0
+
+
+class Fixed(NamedTuple):
+    """What was found.
+
+    Attributes:
+        fixes: the changes, those that help first.
+        before, after: the text of each file as it is, and with the changes that are proven.
+        agrees: whether the programs agree with these, as another process has shown.
+        tried: how many changes were tried, and for how long.
+    """
+
+    fixes: tuple[Fix, ...]
+    before: Mapping[str, str]
+    after: Mapping[str, str]
+    agrees: bool
+    tried: str
+
+
+@dataclass(slots=True)
+class _Sides:
+    """The program that stays as it is, and the one that is changed."""
+
+    fixed: Origin
+    changed: Origin
+    program: Any
+    weights: Any
+    steps: int | None
+
+    def again(self, texts: Mapping[str, str]) -> tuple[DiffReport, Comparison]:
+        """Compare the programs, the changed one made from these texts."""
+        return examined(self.program, built(self.changed, texts).program, self.weights, self.steps)
+
+
+def check_fixable(pair: Pair, side: str) -> None:
+    """Check that a side can be changed.
+
+    Raises:
+        ValueError: it is a recording; the other one holds named arrays only; or it is the left one, and
+            ``weights`` are given for the right one.
+        ModuleNotFoundError: libcst is not installed.
+    """
+    changed, other = pair.origins[::-1] if side == "right" else pair.origins
+    if changed.path.suffix.lower() in FILES:
+        raise ValueError(f"--fix changes source, and {changed.path} is a recording: give it as LEFT.")
+    if other.path.suffix.lower() == ".npz" or isinstance(pair.left, Dump):
+        raise ValueError("--fix needs a program, or a recording of one, beside that which is changed.")
+    if side == "left" and not isinstance(pair.weights, str):
+        raise ValueError("--side left needs weights that are found out: leave out weights in the file.")
+
+
+def fixed(
+    pair: Pair,
+    found: tuple[DiffReport, Comparison],
+    steps: int | None,
+    *,
+    side: str,
+    took: float,
+    say: Callable[[str], object],
+) -> Fixed:
+    """Return changes of one side's source, and what another process has shown of them.
+
+    Args:
+        pair: the two programs.
+        found: the report and the comparison.
+        steps: how many training steps are compared.
+        side: "left" or "right", the side that is changed.
+        took: how many seconds the command took so far.
+        say: called with messages about the progress.
+
+    """
+    origins = pair.origins if side == "right" else pair.origins[::-1]
+    sides = _Sides(*origins, pair.left if side == "right" else pair.right, pair.weights, steps)
+    if side == "left":
+        say("comparing the programs the other way round")
+        found = sides.again({})
+    folder = sides.changed.path.resolve().parent
+    texts = texts_in(folder, list(sys.modules.values()))
+    begun = time.monotonic()
+    mending = mended(
+        found,
+        pair.weights,
+        texts,
+        lambda changed: built(sides.changed, changed),
+        sides.again,
+        seconds=_TIMES * took,
+        say=say,
+    )
+    tried = f"{mending.tried} changes were tried in {time.monotonic() - begun:.0f} s"
+    tried = f"{tried}; {mending.ended}" if mending.ended else tried
+    return _proven(sides, mending, texts, took, tried, say)
+
+
+def _proven(
+    sides: _Sides,
+    mending: Mending,
+    texts: Mapping[str, str],
+    took: float,
+    tried: str,
+    say: Callable[[str], object],
+) -> Fixed:
+    """Compare the changed programs in a process of their own."""
+    after = {**texts, **texts_after(mending.rewrites)}
+    likely = tuple(_fix(m, proven=False, evidence=_LIKELY) for m in mending.likely[:_MOST_LIKELY])
+    if not mending.mended:
+        return Fixed(likely, texts, texts, False, tried)
+    say("comparing the mended programs in another process")
+    proof = _proof(sides, after, _MOST_TIMES * took + _MORE_SECONDS)
+    agrees = proof.ok and proof.elsewhere is not False
+    fixes = [
+        _fix(m, proven=agrees or _is_gone(m.difference, proof), evidence=_said(m.difference, proof))
+        for m in mending.mended
+    ]
+    kept = after if all(f.proven for f in fixes) else texts
+    return Fixed((*fixes, *(() if agrees else likely)), texts, kept, agrees, tried)
+
+
+# Of changes with which programs agree at their own weights only, so many are shown. Chosen, not measured.
+_MOST_LIKELY = 2
+_LIKELY = "The programs agree with it at their own weights, and not at others or after more steps."
+
+
+def _fix(mended: Mended, *, proven: bool, evidence: str) -> Fix:
+    rewrite, difference = mended
+    cause = difference.causes[0] if difference.causes else None
+    old, new = (" ".join(text.split()) for text in (rewrite.old, rewrite.new))
+    said = f"{Path(rewrite.file).name}:{rewrite.line}: {old} becomes {new}"
+    return Fix(
+        patch=patch_of({rewrite.file: rewrite.before}, {rewrite.file: rewrite.after}),
+        explanation=said if cause is None else f"{said} ({cause.code}: {cause.sentence})",
+        proven=proven,
+        evidence=evidence,
+    )
+
+
+def _is_gone(difference: Difference, proof: Proof) -> bool:
+    """Return whether a difference is no longer there, where others still are."""
+    places = tuple("" if p is None else p.where for p in (difference.left, difference.right))
+    return not proof.error and not proof.ok and places not in proof.differences
+
+
+def _said(difference: Difference, proof: Proof) -> str:
+    """Return what the other process has shown, in a sentence."""
+    if proof.error:
+        return f"In a process of its own it could not be tried: {proof.error}"
+    if not proof.ok:
+        gone = _is_gone(difference, proof)
+        where = " and ".join(filter(None, proof.differences[0])) if proof.differences else ""
+        return (
+            f"In a process of its own, the programs no longer part at this place; they part at {where}."
+            if gone
+            else "In a process of its own, the programs still part at this place."
+        )
+    counts = proof.results or {}
+    said = ", ".join(f"{n} {_NAMES[kind][n > 1]}" for kind, n in counts.items() if n)
+    also = ", at the programs' own weights and, for more steps, at others" if proof.elsewhere else ""
+    tail = "; at other weights, or after more steps, they part" if proof.elsewhere is False else ""
+    return f"In a process of its own, all results agree in float64: {said}{also}{tail}."
+
+
+_NAMES = {
+    "loss": ("loss", "losses"),
+    "output": ("output", "outputs"),
+    "gradient": ("gradient", "gradients"),
+    "updated": ("updated parameter", "updated parameters"),
+}
+
+
+def _proof(sides: _Sides, texts: Mapping[str, str], seconds: float) -> Proof:
+    """Compare the programs in another process, which an interrupt ends, too."""
+    task = Task(
+        left=(str(sides.fixed.path), sides.fixed.function),
+        right=(str(sides.changed.path), sides.changed.function),
+        texts=texts,
+        steps=sides.steps,
+        paths=tuple(sys.path),
+    )
+    command = [sys.executable, "-P", "-m", "stablenum.commands.diff.proof"]
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps(asdict(task)).encode(),
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Proof(error=f"the comparison took more than {seconds:.0f} s.")
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return Proof(error=f"the process ended with the code {done.returncode}. {last}".strip())
+    found = json.loads(done.stdout)
+    places = tuple((a, b) for a, b in found["differences"])
+    return replace(Proof(), **{**found, "differences": places})

@@ -1,0 +1,127 @@
+"""What a comparison tells of the change that would mend one side: numbers, names and strings of the other."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Clues", "clues_of", "short"]
+
+# Numbers are the same that differ by less, as those of float32 do.
+_SAME = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Clues:
+    """What may help to find a change.
+
+    Attributes:
+        code: that of the cause; "" for none.
+        old, new: the numbers that the side to be mended computes with and the other one does not, and the
+            inverse, the likeliest first.
+        said: the numbers of the cause and of the other side's lines.
+        ratio: the number of the other side over that of the side to be mended; 0 if the cause names none.
+        strings: those on the other side's lines.
+        functions: the functions that the other side's lines call.
+        variables: those of the function around the line that is to be mended.
+        namespace: what the names of the module to be mended mean.
+        framework: that of the side to be mended.
+    """
+
+    code: str = ""
+    old: tuple[float, ...] = ()
+    new: tuple[float, ...] = ()
+    said: tuple[float, ...] = ()
+    ratio: float = 0.0
+    strings: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    namespace: Mapping[str, Any] = field(default_factory=dict)
+    framework: str = "jax"
+
+    def is_old(self, number: float) -> bool:
+        """Return whether a number is one that only the side to be mended computes with."""
+        return any(_same(number, n) for n in self.old)
+
+
+def clues_of(
+    code: str,
+    values: tuple[float, float] | None,
+    written: tuple[Collection[float], Collection[float]],
+    lines: Iterable[str],
+    operation: str | None,
+    namespace: Mapping[str, Any],
+    framework: str,
+) -> Clues:
+    """Return what a difference tells.
+
+    Args:
+        code: that of the first cause.
+        values: the numbers of the cause: of the side to be mended, and of the other one.
+        written: the numbers that the two sides compute with, in this order.
+        lines: the other side's lines.
+        operation: what the other side does there.
+        namespace, framework: as in ``Clues``.
+    """
+    own, other = ([short(float(n)) for n in some if np.isfinite(n)] for some in written)
+    old = [n for n in own if not any(_same(n, m) for m in other)]
+    new = [n for n in other if not any(_same(n, m) for m in own)]
+    numbers, strings, functions = list[float](), list[str](), list[str]()
+    for line in lines:
+        for node in _nodes(line):
+            if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+                numbers += [node.value] if not isinstance(node.value, bool) else []
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                strings.append(node.value)
+            elif isinstance(node, ast.Call):
+                functions += _name_of(node.func)
+    name = (operation or "").rpartition(": ")[2].rpartition(".")[2]
+    functions += [name] if name.isidentifier() else []
+    first = ([short(values[0])], [short(values[1])]) if values is not None else ([], [])
+    return Clues(
+        code,
+        tuple(dict.fromkeys((*first[0], *old))),
+        tuple(dict.fromkeys((*first[1], *numbers, *new))),
+        tuple(dict.fromkeys((*first[1], *numbers))),
+        0.0 if values is None or not values[0] else short(values[1] / values[0]),
+        tuple(dict.fromkeys(strings)),
+        tuple(dict.fromkeys(functions)),
+        namespace=namespace,
+        framework=framework,
+    )
+
+
+def short(number: float) -> float:
+    """Return the shortest number that float32 does not tell from this one.
+
+    Example:
+        >>> short(float(np.float32(0.1)))
+        0.1
+    """
+    near = float(str(np.float32(number)))
+    return near if np.isfinite(near) and _same(near, number) else number
+
+
+def _same(a: float, b: float) -> bool:
+    return bool(abs(a - b) <= _SAME * max(abs(a), abs(b)))
+
+
+def _nodes(line: str) -> list[ast.AST]:
+    """Return the nodes of a line, which may be the head of a block or a part of an expression."""
+    text = line.strip()
+    for form in (text, f"{text} pass", text.rstrip(",:("), f"f({text}", f"({text}", f"f({text})"):
+        try:
+            return list(ast.walk(ast.parse(form)))
+        except SyntaxError:
+            continue
+    return []
+
+
+def _name_of(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    return [node.id] if isinstance(node, ast.Name) else []

@@ -1,0 +1,219 @@
+"""Propose rewrites of a side's source for a difference, the likeliest first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import libcst as cst
+
+from stablenum.diagnosis.diff.differences import Difference, Location
+from stablenum.diagnosis.diff.mending.clues import Clues
+from stablenum.diagnosis.diff.mending.operators import OPERATORS, shows_number
+from stablenum.diagnosis.edits.fix import Rewrite
+from stablenum.diagnosis.edits.tree import Tree, code_of, targets_of
+
+__all__ = ["FORMS", "lines_of", "proposals"]
+
+# Code of a cause -> the kinds of change that mend it, the likeliest first. The other kinds come later.
+FORMS: Mapping[str, tuple[str, ...]] = {
+    "epsilon_value": ("number", "keyword"),
+    "epsilon_placement": ("move", "keyword"),
+    "gelu_variant": ("keyword", "number", "function"),
+    "silu_variant": ("function",),
+    "variance_correction": ("keyword", "number", "function"),
+    "norm_axis": ("number", "keyword"),
+    "running_statistics": ("number", "keyword"),
+    "flipped_kernel": ("keyword", "number", "turn", "drop"),
+    "transposed_weight": ("turn", "drop", "number"),
+    "head_split_order": ("exchange", "number", "function", "turn"),
+    "entry_order": ("exchange", "turn", "drop", "number"),
+    "other_input": ("exchange", "drop", "number", "function"),
+    "rotary_layout": ("exchange", "function", "number"),
+    "scale": ("number", "drop", "wrap", "keyword", "operator", "exchange"),
+    "mask_missing": ("operator", "exchange", "number", "keyword", "function"),
+    "mask_shifted": ("operator", "number", "keyword", "function"),
+    "mask_added": ("number", "operator", "function"),
+    "padding": ("word", "number", "keyword", "exchange"),
+    "pooling_count": ("keyword", "number"),
+    "resize_mode": ("word", "keyword", "number"),
+    "softmax_axis": ("number", "keyword"),
+    "reduction": ("function", "number", "keyword", "drop", "wrap"),
+    "label_shift": ("number", "drop"),
+    "label_smoothing": ("number", "keyword"),
+    "ignored_labels": ("function", "operator", "number", "keyword"),
+    "dropout": ("number", "keyword", "drop"),
+    "stopped_gradient": ("drop", "stop", "exchange"),
+    "straight_through_missing": ("straight_through", "stop", "drop"),
+    "accumulation": ("drop", "function", "wrap"),
+    "adam_epsilon_placement": ("keyword", "number", "exchange", "function", "move"),
+    "bias_correction": ("keyword", "number", "drop"),
+    "decay_coupling": ("keyword", "number", "exchange", "function"),
+    "decay_excluded": ("keyword", "number", "operator", "drop"),
+    "betas": ("number", "keyword"),
+    "momentum": ("number", "keyword"),
+    "momentum_dampening": ("function", "keyword", "number"),
+    "nesterov": ("number", "keyword"),
+    "schedule_offset": ("number", "wrap", "keyword", "drop"),
+    "clip_missing": ("number", "exchange", "function", "keyword"),
+    "clip_per_tensor": ("function", "number"),
+    "clip_epsilon": ("number", "keyword"),
+    "loss_scale_left_in": ("number", "drop", "wrap"),
+    "other_function": ("function", "number", "keyword", "exchange", "operator", "drop", "move", "wrap"),
+    "missing_operation": ("wrap", "turn", "keyword", "number"),
+    "extra_operation": ("drop", "keyword", "number"),
+}
+# What a change costs that is of no kind which the cause suggests, beside one place farther away: these are
+# chosen, not measured.
+_OTHER_KIND, _HEAVY, _LIKELIER = 1.5, 3.0, 1.0
+_OF_ARRAYS = ("stop", "turn", "wrap", "straight_through")
+# These are tried only where a cause suggests them: there are as many as pairs of variables.
+_SUGGESTED = ("straight_through",)
+# How far a place is from the line of the difference.
+_SAME_LINE, _FURTHER_LINES, _DEFINITIONS, _AROUND = 0.0, 1.0, 1.5, 3.0
+
+
+class _Spot(NamedTuple):
+    """An expression that may be changed."""
+
+    node: cst.BaseExpression
+    distance: float
+
+
+def proposals(difference: Difference, side: str, texts: Mapping[str, str], clues: Clues) -> Iterator[Rewrite]:
+    """Yield rewrites of a side's source, the likeliest first.
+
+    Args:
+        difference: a difference of the two programs.
+        side: "left" or "right", the side that is changed.
+        texts: the source of each file that may be changed.
+        clues: what the difference tells.
+    """
+    ways = list[tuple[float, int, _Way]]()
+    for file, lines in lines_of(difference, side).items():
+        text = texts.get(file)
+        if text is None:
+            continue
+        tree = Tree(text)
+        known = replace(clues, variables=tree.variables_at(lines[0]))
+        for place, spot in enumerate(_spots(tree, lines)):
+            for kind in OPERATORS:
+                if kind in _SUGGESTED and kind not in FORMS.get(clues.code, ()):
+                    continue
+                if _fits(tree, spot.node, kind):
+                    cost = spot.distance + _cost(kind, spot.node, clues)
+                    ways.append((cost, place, _Way(tree, file, text, spot.node, kind, known)))
+    seen = set[str]()
+    for _, _, way in sorted(ways, key=lambda row: row[:2]):
+        for rewrite in way.rewrites():
+            if rewrite.after not in seen:
+                seen.add(rewrite.after)
+                yield rewrite
+
+
+def _cost(kind: str, node: cst.BaseExpression, clues: Clues) -> float:
+    """Return how unlikely it is that a change of a kind mends a difference."""
+    forms = FORMS.get(clues.code, ())
+    known = _LIKELIER if shows_number(kind, node, clues) else 0.0
+    if kind in forms:
+        return 0.1 * forms.index(kind) - known
+    return (_HEAVY if kind in _OF_ARRAYS else _OTHER_KIND) - known
+
+
+def _fits(tree: Tree, node: cst.BaseExpression, kind: str) -> bool:
+    """Return whether a kind of change is for an expression in its place."""
+    parent = tree.parent(node)
+    if isinstance(parent, cst.Call) and parent.func is node:
+        return kind == "function"
+    if isinstance(parent, cst.UnaryOperation | cst.Attribute) and kind in ("number", *_OF_ARRAYS):
+        return False
+    return kind == "exchange" or not isinstance(parent, cst.AssignTarget | cst.For)
+
+
+class _Way(NamedTuple):
+    """A kind of change of one expression."""
+
+    tree: Tree
+    file: str
+    text: str
+    node: cst.BaseExpression
+    kind: str
+    clues: Clues
+
+    def rewrites(self) -> Iterator[Rewrite]:
+        """Yield the changes."""
+        line = self.tree.range_of(self.node).start.line
+        for new in OPERATORS[self.kind](self.node, self.clues):
+            after = self.tree.with_node(self.node, new)
+            if after != self.text and _is_python(after):
+                yield Rewrite(self.file, line, self.text, after, code_of(self.node), code_of(new), self.kind)
+
+
+def _is_python(text: str) -> bool:
+    try:
+        compile(text, "<changed>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _spots(tree: Tree, lines: Iterable[int]) -> Iterator[_Spot]:
+    """Yield the expressions near some lines, of which the first is that of the difference."""
+    numbers = list(lines)
+    statements = [(s, n) for n in numbers if (s := tree.statement_at(n)) is not None]
+    near = dict.fromkeys(s for s, _ in statements)
+    ranked = {s: _SAME_LINE if i == 0 else _FURTHER_LINES for i, s in enumerate(near)}
+    read = set[str]().union(*(tree.names(s) for s in near)) if near else set[str]()
+    for statement in tree.definitions(read):
+        ranked.setdefault(statement, _DEFINITIONS)
+        if isinstance(statement, cst.FunctionDef):
+            for inner in _within(tree, statement):
+                ranked.setdefault(inner, _DEFINITIONS + 0.5)
+    made = set[str]().union(*(targets_of(s) for s in near)) if near else set[str]()
+    for statement in tree.statements if made else ():
+        if isinstance(statement, cst.SimpleStatementLine) and tree.names(statement) & made:
+            ranked.setdefault(statement, _FURTHER_LINES)
+    for statement in list(near)[:1]:
+        function = tree.around(statement, (cst.FunctionDef, cst.ClassDef))
+        if isinstance(statement, cst.FunctionDef):
+            function = statement
+        if isinstance(function, cst.FunctionDef):
+            ranked.setdefault(function, _DEFINITIONS)
+            for use in tree.uses(function.name.value):
+                ranked.setdefault(use, _DEFINITIONS)
+            for inner in _within(tree, function):
+                ranked.setdefault(inner, _AROUND)
+    line = numbers[0] if numbers else 1
+    for statement, distance in sorted(ranked.items(), key=lambda row: row[1]):
+        nodes = sorted(tree.expressions(statement), key=lambda n: abs(tree.range_of(n).start.line - line))
+        yield from (_Spot(node, distance) for node in nodes)
+
+
+def _within(tree: Tree, function: cst.FunctionDef) -> Iterator[cst.CSTNode]:
+    own = tree.range_of(function)
+    for statement in tree.statements:
+        at = tree.range_of(statement)
+        if own.start.line < at.start.line and at.end.line <= own.end.line:
+            yield statement
+
+
+def lines_of(difference: Difference, side: str) -> dict[str, list[int]]:
+    """Return the lines of a side that belong to a difference, by file, that of the difference first."""
+    places = [(difference.left, difference.right), *difference.also]
+    locations = [pair[side == "right"] for pair in places]
+    said = [w for at in locations for w in _written(at)]
+    said += difference.within[side == "right"]
+    found = dict[str, list[int]]()
+    for where in said:
+        file, _, line = where.rpartition(":")
+        if line.isdigit():
+            lines = found.setdefault(os.path.realpath(Path(file)), [])
+            lines += [] if int(line) in lines else [int(line)]
+    return found
+
+
+def _written(at: Location | None) -> list[str]:
+    return [] if at is None else [w for w in (at.called_at, at.where) if w]

@@ -1,0 +1,187 @@
+"""Mend one side of a comparison: propose rewrites of its source, try each, and keep those that help."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from linecache import getline
+from typing import Any, NamedTuple
+
+from stablenum.diagnosis.diff.differences import Difference
+from stablenum.diagnosis.diff.mending.built import Built
+from stablenum.diagnosis.diff.mending.clues import Clues, clues_of
+from stablenum.diagnosis.diff.mending.proposals import lines_of, proposals
+from stablenum.diagnosis.diff.mending.trials import Trial, Trials
+from stablenum.diagnosis.diff.places.comparison import Comparison
+from stablenum.diagnosis.diff.report.report import DiffReport
+from stablenum.diagnosis.diff.weights.given import Weights
+from stablenum.diagnosis.edits.fix import Rewrite, texts_after
+
+__all__ = ["Mended", "Mending", "mended"]
+
+# After the changes for all differences of a report, programs are compared again, so often. Chosen: a report
+# names nearly all differences at first.
+_MOST_ROUNDS = 3
+# A change that helps makes so many more values equal than it makes unequal: some are equal by chance, such as
+# those that hold the signs of gradients. Chosen, not measured.
+_LOST = 4
+
+
+class Mended(NamedTuple):
+    """A change that helps, and the difference that it mends."""
+
+    rewrite: Rewrite
+    difference: Difference
+
+
+@dataclass(slots=True)
+class Mending:
+    """What was tried.
+
+    Attributes:
+        mended: the changes that help, in the order in which they are made.
+        likely: changes with which the programs agree at their own weights, but not at others.
+        agrees: whether the programs agree with all changes.
+        tried: how many changes were tried.
+        ended: why not all were; "" if they were.
+    """
+
+    mended: list[Mended] = field(default_factory=list)
+    likely: list[Mended] = field(default_factory=list)
+    agrees: bool = False
+    tried: int = 0
+    ended: str = ""
+
+    @property
+    def rewrites(self) -> list[Rewrite]:
+        """The changes that help."""
+        return [m.rewrite for m in self.mended]
+
+
+def mended(
+    found: tuple[DiffReport, Comparison],
+    weights: Weights,
+    texts: Mapping[str, str],
+    build: Callable[[Mapping[str, str]], Built],
+    again: Callable[[Mapping[str, str]], tuple[DiffReport, Comparison]],
+    *,
+    seconds: float,
+    say: Callable[[str], object],
+) -> Mending:
+    """Return the changes of the right side's source after which it agrees with the left one, as far as they
+    are found: those of the first difference first.
+
+    Args:
+        found: the report and the comparison of the two programs.
+        weights: as in ``stablenum.diff``.
+        texts: the source of each file that may be changed.
+        build: makes the right program from changed sources, given by file; whatever it raises ends a trial.
+        again: compares the left program with the right one as it is made from changed sources.
+        seconds: for so long, changes are tried.
+        say: called with messages about the progress.
+    """
+    mending, end = Mending(), time.monotonic() + seconds
+    namespace = build({}).namespace
+    for _ in range(_MOST_ROUNDS):
+        before = len(mending.mended)
+        _round(mending, found, weights, texts, build, namespace, end, say)
+        if mending.agrees or len(mending.mended) == before or mending.ended:
+            break
+        say("comparing the programs again")
+        found = again(texts_after(mending.rewrites))
+        if found[0].ok:
+            mending.agrees = True
+            break
+    return mending
+
+
+def _round(
+    mending: Mending,
+    found: tuple[DiffReport, Comparison],
+    weights: Weights,
+    texts: Mapping[str, str],
+    build: Callable[[Mapping[str, str]], Built],
+    namespace: Mapping[str, Any],
+    end: float,
+    say: Callable[[str], object],
+) -> None:
+    """Try changes for each difference of a report."""
+    report, comparison = found
+    trials = Trials(comparison, weights)
+    shared = trials.shared
+    for number, difference in enumerate(report.differences, 1):
+        best: tuple[int, Mended, Trial] | None = None
+        target = _target(comparison, difference)
+        clues = _clues(comparison, difference, namespace)
+        last = number == len(report.differences)
+        current = {**texts, **texts_after(mending.rewrites)}
+        for rewrite in proposals(difference, "right", current, clues):
+            if time.monotonic() > end:
+                mending.ended = "the time for it was over"
+                break
+            mending.tried += 1
+            say(f"difference {number}: trying {_shown(rewrite)}")
+            changed = texts_after([*mending.rewrites, rewrite])
+            try:
+                trial = trials.of(build(changed).program, target)
+            except Exception:  # noqa: BLE001 - a change may break the program in any way
+                continue
+            if trial is None:
+                continue
+            new = Mended(rewrite, difference)
+            if trial.agrees and trial.elsewhere is not False:
+                mending.mended.append(new)
+                mending.agrees = True
+                return
+            if trial.agrees:
+                mending.likely.append(new)
+                continue
+            gained, lost = len(trial.shared - shared), len(shared - trial.shared)
+            nearer = gained > _LOST * lost and (target is None or target in trial.shared)
+            if nearer:
+                best = max(filter(None, (best, (gained, new, trial))), key=lambda row: row[0])
+                if not last:
+                    break
+        if best is not None:
+            mending.mended.append(best[1])
+            shared = best[2].shared
+        if mending.ended:
+            return
+
+
+def _shown(rewrite: Rewrite) -> str:
+    old, new = (" ".join(text.split()) for text in (rewrite.old, rewrite.new))
+    return f"line {rewrite.line}: {old} -> {new}"
+
+
+def _target(comparison: Comparison, difference: Difference) -> int | None:
+    """Return the left value with which the programs part: the last telling one of the line, in its step and
+    phase; None if the left side lacks the operation."""
+    place, side = difference.left, comparison.left
+    if place is None or place.operation is None or place.row is None or place.row >= len(side.trace.steps):
+        return None
+    step = side.trace.steps[place.row]
+    made = [v for v in step.outputs if not side.neutral(v)]
+    return made[-1] if made else None
+
+
+def _clues(comparison: Comparison, difference: Difference, namespace: Mapping[str, Any]) -> Clues:
+    cause = difference.causes[0] if difference.causes else None
+    written = tuple(s.program.written(s.steps) for s in (comparison.right, comparison.left))
+    lines = [getline(f, n) for f, some in lines_of(difference, "left").items() for n in some]
+    place = difference.left
+    return clues_of(
+        "" if cause is None else cause.code,
+        None if cause is None or cause.numbers is None else cause.numbers[::-1],
+        (written[0], written[1]),
+        _with_codes(lines, difference),
+        None if place is None else place.operation,
+        namespace,
+        comparison.right.program.framework,
+    )
+
+
+def _with_codes(lines: Sequence[str], difference: Difference) -> list[str]:
+    codes = [] if difference.left is None else [difference.left.code]
+    return [*dict.fromkeys([*codes, *(line.strip() for line in lines)])]

@@ -1,0 +1,191 @@
+"""Try a changed program against the other side, in this process: do all results agree, or more of them?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stablenum.diagnosis.diff.places.comparison import Comparison
+from stablenum.diagnosis.diff.places.results import Group, groups_of
+from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, distance
+from stablenum.diagnosis.diff.sides.play import SEED, Program
+from stablenum.diagnosis.diff.sides.recorded import RecordedProgram
+from stablenum.diagnosis.diff.sides.recording import recorded
+from stablenum.diagnosis.diff.sides.sides import Side, arrays_of, into, measured
+from stablenum.diagnosis.diff.weights.carrying import carried
+from stablenum.diagnosis.diff.weights.given import Weights
+from stablenum.diagnosis.diff.weights.optimizer_states import continued
+from stablenum.diagnosis.diff.weights.weights import WeightMap
+
+__all__ = ["Trial", "Trials", "agree_elsewhere"]
+
+# The other weights at which programs must agree, too, lie so far from their own, in parts of each of them and
+# of the size of all of a parameter. Chosen: far above rounding, and too little to turn a training around.
+_OF_EACH, _OF_ALL = 0.2, 0.05
+# A momentum shows in the second step, and an average of moments in the third.
+_STEPS = 3
+# A changed program has so many values more before its loss than it had, or a tenth. Chosen, not measured.
+_MORE = 100
+# Two values are equal that are so near: what is not known of rounding, as in ``measured`` without noise.
+_ROUNDING = 1e-9
+
+
+class Trial(NamedTuple):
+    """What a changed program gives.
+
+    Attributes:
+        agrees: whether all results agree.
+        elsewhere: whether they do so at other weights; None if that is not known, or if they do not agree.
+        shared: the values of the other side that it has, too.
+    """
+
+    agrees: bool
+    elsewhere: bool | None = None
+    shared: frozenset[int] = frozenset()
+
+
+class Trials:
+    """Changed programs beside the other side of a comparison.
+
+    Args:
+        comparison: the other side on the left, and the program that is to be mended on the right.
+        weights: as in ``stablenum.diff``.
+    """
+
+    def __init__(self, comparison: Comparison, weights: Weights) -> None:
+        self._left, self._weights = comparison.left, weights
+        self._mapped, self._arrays = comparison.weights, comparison.right.weights
+        self._shapes = _shapes(comparison.right.program)
+        self._prints = comparison.right.prints
+        self._first = comparison.differing
+        self._sought, self._until = self._seen_early(comparison)
+        self.shared = _shared(comparison)
+
+    def of(self, program: Program, target: int | None = None) -> Trial | None:
+        """Return what a program gives; None if it is not nearer to the other side than before, as far as that
+        can be told early.
+
+        Args:
+            program: the changed program.
+            target: the value of the other side with which the two parted; None if there is none.
+
+        Raises:
+            Exception: whatever the program raises, and what a comparison does.
+        """
+        program, mapped, arrays = self._carried(program)
+        if self._until and not self._comes_nearer(program, arrays, target):
+            return None
+        side = measured(program, weights=arrays, steps=self._left.steps, noise=False)
+        if side.prints == self._prints:
+            return None
+        side.arrays = arrays_of(side, {r.value for r in side.play.results})
+        groups = groups_of(self._left, side, mapped)
+        if any(g.differing for g in groups) and self._more_agree(groups):
+            # What rounding explains is known only with noise, which takes as long once more.
+            side = measured(program, weights=arrays, steps=self._left.steps)
+            groups = groups_of(self._left, side, mapped)
+        if all(not g.differing for g in groups):
+            return Trial(True, agree_elsewhere(self._left, side, mapped))
+        return Trial(False, shared=_shared(Comparison(self._left, side, mapped)))
+
+    def _seen_early(self, comparison: Comparison) -> tuple[list[int], int]:
+        """Return the left values that a mended forward pass has, and up to which value it is evaluated."""
+        first = comparison.differing
+        if first is None or first.kind not in ("loss", "output"):
+            return [], 0
+        last = max(p.right.value for p in first.pairs)
+        return [p.left.value for p in first.differing], last + max(_MORE, last // 10)
+
+    def _comes_nearer(self, program: Program, arrays: Mapping[str, Any] | None, target: int | None) -> bool:
+        """Return whether a forward pass has a value of the other side that it lacked: a result, or the
+        target. The rest is not evaluated."""
+        prints = list[Fingerprint]()
+        look = into(prints)
+
+        def visit(index: int, data: Any) -> None:
+            if index > self._until:
+                raise _Enough
+            look(index, data)
+
+        with suppress(_Enough):
+            program.play(visit, weights=arrays, steps=self._left.steps)
+        if prints == self._prints[: len(prints)]:
+            return False
+        left = self._left
+        sought = [*self._sought, *([] if target is None else [target])]
+        marks = [(left.prints[v], left.tolerance[v] + _ROUNDING) for v in sought]
+        before = self._prints[: self._until]
+        lacked = [m for m in marks if not _among(m, before)]
+        return not lacked or any(_among(m, prints) for m in lacked)
+
+    def _more_agree(self, groups: list[Group]) -> bool:
+        """Return whether results agree that did not."""
+        first = self._first
+        if first is None:
+            return True
+        new = next((g for g in groups if (g.kind, g.step) == (first.kind, first.step)), None)
+        return new is not None and len(new.differing) < len(first.differing)
+
+    def _carried(self, program: Program) -> tuple[Program, WeightMap, Mapping[str, Any] | None]:
+        """Return a changed program as it is compared, and the weights that it is given."""
+        left, steps = self._left, self._left.steps
+        recorded(program, "right", steps)
+        program.numbers = left.program.written(steps)
+        mapped, arrays = self._mapped, self._arrays
+        if _shapes(program) != self._shapes:
+            mapped, arrays = carried(left, program, self._weights)
+        if self._weights != "as they are":
+            program, _ = continued(left.program, program, mapped, lambda p: recorded(p, "right", steps))
+        return program, mapped, arrays
+
+
+def _among(mark: tuple[Fingerprint, float], prints: Sequence[Fingerprint]) -> bool:
+    return any(distance(mark[0], p) <= mark[1] for p in prints)
+
+
+class _Enough(Exception):  # noqa: N818
+    """Ends an evaluation when no more of it is needed."""
+
+
+def agree_elsewhere(left: Side, right: Side, mapped: WeightMap) -> bool | None:
+    """Return whether two programs that agree do so at other weights and after more training steps, too: what
+    a change leaves out may be 0 or 1 in those that a program begins with, as a momentum is in its first step.
+    None if that is not known: the weights are not carried over, or one side is a recording."""
+    live = not any(isinstance(s.program, RecordedProgram) for s in (left, right))
+    if not live or right.weights is None or not mapped.carried or mapped.shared:
+        return None
+    moved = _moved(left.program.parameters())
+    trains = any(r.kind == "updated" for r in right.play.results)
+    steps = max(left.steps, _STEPS) if trains else left.steps
+    sides = [
+        measured(left.program, weights=moved, steps=steps),
+        measured(right.program, weights={**right.weights, **mapped.of(moved)}, steps=steps),
+    ]
+    return not any(g.differing for g in groups_of(sides[0], sides[1], mapped))
+
+
+def _moved(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return other arrays near these: what is positive stays so, and whole numbers stay as they are."""
+    random, found = np.random.default_rng(SEED), dict[str, Any]()
+    for name, array in arrays.items():
+        if array.dtype.kind != "f":
+            found[name] = array
+            continue
+        moved = array * (1 + _OF_EACH * random.uniform(-1, 1, array.shape))
+        if not (array > 0).all():
+            size = float(np.abs(array).max(initial=0.0)) or 1.0
+            moved = moved + _OF_ALL * size * random.uniform(-1, 1, array.shape)
+        found[name] = moved.astype(array.dtype)
+    return found
+
+
+def _shapes(program: Program) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape) for name, array in program.parameters().items()}
+
+
+def _shared(comparison: Comparison) -> frozenset[int]:
+    """Return the telling values of the left side that the right one has."""
+    return frozenset(i for i in comparison.found.left if not comparison.left.neutral(i))

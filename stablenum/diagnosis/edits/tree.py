@@ -1,0 +1,199 @@
+"""A source as libcst reads it: its expressions by line, with what surrounds each of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+import libcst as cst
+from libcst.metadata import CodeRange, MetadataWrapper, ParentNodeProvider, PositionProvider
+
+__all__ = ["Tree", "atom", "code_of", "dotted", "targets_of"]
+
+_ATOMS = (
+    cst.Name,
+    cst.Attribute,
+    cst.Call,
+    cst.Subscript,
+    cst.BaseNumber,
+    cst.BaseString,
+    cst.List,
+    cst.Dict,
+)
+_STATEMENTS = (cst.SimpleStatementLine, cst.BaseCompoundStatement)
+# Places where an expression needs no parentheses.
+_OPEN = (
+    cst.Arg, cst.Assign, cst.AssignTarget, cst.AnnAssign, cst.AugAssign, cst.Return, cst.Expr, cst.Index,
+    cst.Element, cst.Param, cst.Lambda, cst.DictElement, cst.If, cst.While, cst.For,
+)  # fmt: skip
+
+_NAMES: dict[type, str] = {
+    cst.Attribute: "attr",
+    cst.Arg: "keyword",
+    cst.Param: "name",
+    cst.FunctionDef: "name",
+    cst.ClassDef: "name",
+}
+
+
+def code_of(node: cst.CSTNode) -> str:
+    """Return the text of a node."""
+    return cst.Module([]).code_for_node(node)
+
+
+def dotted(node: cst.CSTNode) -> str:
+    """Return a name with dots, such as "jax.nn.gelu"; "" for another expression."""
+    if isinstance(node, cst.Name):
+        return node.value
+    if isinstance(node, cst.Attribute):
+        owner = dotted(node.value)
+        return f"{owner}.{node.attr.value}" if owner else ""
+    return ""
+
+
+def atom(node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return an expression that can be an operand of any operator."""
+    if isinstance(node, _ATOMS) or node.lpar:
+        return node
+    return node.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+
+
+class Tree:
+    """A source as a tree.
+
+    Args:
+        text: the source.
+
+    Raises:
+        libcst.ParserSyntaxError: the text is not Python.
+    """
+
+    def __init__(self, text: str) -> None:
+        wrapper = MetadataWrapper(cst.parse_module(text))
+        self._text = text
+        lines = text.splitlines(keepends=True)
+        self._starts = list(itertools.accumulate(map(len, lines), initial=0))
+        self._ranges = wrapper.resolve(PositionProvider)
+        self._parents = wrapper.resolve(ParentNodeProvider)
+
+    def range_of(self, node: cst.CSTNode) -> CodeRange:
+        """Return where a node begins and ends."""
+        return self._ranges[node]
+
+    def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
+        """Return the node around one."""
+        return self._parents.get(node)
+
+    def around(self, node: cst.CSTNode, kinds: type | tuple[type, ...]) -> cst.CSTNode | None:
+        """Return the innermost node of some kinds around one; None if there is none."""
+        found = self.parent(node)
+        while found is not None and not isinstance(found, kinds):
+            found = self.parent(found)
+        return found
+
+    @cached_property
+    def statements(self) -> list[cst.CSTNode]:
+        """All statements, in the order of their lines."""
+        found = [n for n in self._ranges if isinstance(n, _STATEMENTS)]
+        return sorted(found, key=lambda n: self._ranges[n].start.line)
+
+    def statement_at(self, line: int) -> cst.CSTNode | None:
+        """Return the innermost statement that holds a line; None if there is none."""
+        around = [
+            s for s in self.statements if self._ranges[s].start.line <= line <= self._ranges[s].end.line
+        ]
+        return max(around, key=lambda s: self._ranges[s].start.line, default=None)
+
+    def expressions(self, statement: cst.CSTNode) -> Iterator[cst.BaseExpression]:
+        """Yield the expressions of a statement, of a compound one those of its head: outer ones first."""
+        waiting: list[cst.CSTNode] = [statement]
+        while waiting:
+            node = waiting.pop(0)
+            if isinstance(node, cst.BaseSuite) or (node is not statement and isinstance(node, _STATEMENTS)):
+                continue
+            if isinstance(node, cst.BaseExpression):
+                yield node
+            if isinstance(node, cst.Annotation | cst.Decorator):
+                continue
+            names = _NAMES.get(type(node))  # which are no expressions of their own
+            left_out = None if names is None else getattr(node, names)
+            waiting[:0] = [child for child in node.children if child is not left_out]
+
+    def names(self, statement: cst.CSTNode) -> set[str]:
+        """Return the names and attributes that a statement reads, and the strings by which it looks up."""
+        found = set[str]()
+        for node in self.expressions(statement):
+            if isinstance(node, cst.Name):
+                found.add(node.value)
+            elif isinstance(node, cst.Attribute):
+                found.add(node.attr.value)
+        return found
+
+    def definitions(self, names: Iterable[str]) -> Iterator[cst.CSTNode]:
+        """Yield the statements that give names a value: assignments, and functions."""
+        wanted = set(names)
+        for statement in self.statements:
+            if isinstance(statement, cst.FunctionDef):
+                if statement.name.value in wanted:
+                    yield statement
+                continue
+            if targets_of(statement) & wanted:
+                yield statement
+
+    def variables_at(self, line: int) -> tuple[str, ...]:
+        """Return the variables of the function around a line, or of the module, the nearest first."""
+        statement = self.statement_at(line)
+        function = None if statement is None else self.around(statement, cst.FunctionDef)
+        within = None if function is None else self._ranges[function]
+        found = list[str]()
+        for other in self.statements:
+            at = self._ranges[other].start.line
+            inside = within is None or within.start.line <= at <= within.end.line
+            if at <= line and inside:
+                found += sorted(targets_of(other))
+        if isinstance(function, cst.FunctionDef):
+            found[:0] = [p.name.value for p in function.params.params if p.name.value != "self"]
+        return tuple(dict.fromkeys(reversed(found)))
+
+    def uses(self, name: str) -> Iterator[cst.CSTNode]:
+        """Yield the statements that read a name."""
+        for statement in self.statements:
+            of_def = isinstance(statement, cst.FunctionDef | cst.ClassDef)
+            if not of_def and name in self.names(statement):
+                yield statement
+
+    def with_node(self, old: cst.BaseExpression, new: cst.BaseExpression) -> str:
+        """Return the source with another expression, in parentheses where it needs them."""
+        at = self._ranges[old]  # without its parentheses
+        if old.lpar:
+            new = new.with_changes(lpar=[], rpar=[])
+        elif not (isinstance(new, _ATOMS) or new.lpar or isinstance(self.parent(old), _OPEN)):
+            new = atom(new)
+        begin = self._starts[at.start.line - 1] + at.start.column
+        end = self._starts[at.end.line - 1] + at.end.column
+        return f"{self._text[:begin]}{code_of(new)}{self._text[end:]}"
+
+
+def targets_of(statement: cst.CSTNode) -> set[str]:
+    """Return the names and attributes to which a statement gives a value."""
+    small = statement.body if isinstance(statement, cst.SimpleStatementLine) else ()
+    return set[str]().union(*map(_targets, small))
+
+
+def _targets(small: cst.CSTNode) -> set[str]:
+    targets: list[cst.CSTNode] = []
+    if isinstance(small, cst.Assign):
+        targets = [t.target for t in small.targets]
+    elif isinstance(small, cst.AnnAssign | cst.AugAssign):
+        targets = [small.target]
+    found = set[str]()
+    while targets:
+        target = targets.pop()
+        if isinstance(target, cst.Name):
+            found.add(target.value)
+        elif isinstance(target, cst.Attribute):
+            found.add(target.attr.value)
+        elif isinstance(target, cst.Tuple | cst.List):
+            targets += [e.value for e in target.elements]
+    return found
