@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+import re
+from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property
 
 import libcst as cst
@@ -71,7 +73,7 @@ class Tree:
 
     def __init__(self, text: str) -> None:
         wrapper = MetadataWrapper(cst.parse_module(text))
-        self._text = text
+        self._text, self._body = text, wrapper.module.body
         lines = text.splitlines(keepends=True)
         self._starts = list(itertools.accumulate(map(len, lines), initial=0))
         self._ranges = wrapper.resolve(PositionProvider)
@@ -121,47 +123,77 @@ class Tree:
             waiting[:0] = [child for child in node.children if child is not left_out]
 
     def names(self, statement: cst.CSTNode) -> set[str]:
-        """Return the names and attributes that a statement reads, and the strings by which it looks up."""
-        found = set[str]()
-        for node in self.expressions(statement):
-            if isinstance(node, cst.Name):
-                found.add(node.value)
-            elif isinstance(node, cst.Attribute):
-                found.add(node.attr.value)
-        return found
+        """Return the names that a statement reads."""
+        return {n.value for n in self.expressions(statement) if isinstance(n, cst.Name)}
 
-    def definitions(self, names: Iterable[str]) -> Iterator[cst.CSTNode]:
-        """Yield the statements that give names a value: assignments, and functions."""
-        wanted = set(names)
-        for statement in self.statements:
-            if isinstance(statement, cst.FunctionDef):
-                if statement.name.value in wanted:
-                    yield statement
-                continue
-            if targets_of(statement) & wanted:
-                yield statement
+    def attributes(self, statement: cst.CSTNode) -> set[str]:
+        """Return the attributes that a statement reads."""
+        return {n.attr.value for n in self.expressions(statement) if isinstance(n, cst.Attribute)}
 
-    def variables_at(self, line: int) -> tuple[str, ...]:
-        """Return the variables of the function around a line, or of the module, the nearest first."""
-        statement = self.statement_at(line)
-        function = None if statement is None else self.around(statement, cst.FunctionDef)
-        within = None if function is None else self._ranges[function]
-        found = list[str]()
-        for other in self.statements:
-            at = self._ranges[other].start.line
-            inside = within is None or within.start.line <= at <= within.end.line
-            if at <= line and inside:
-                found += sorted(targets_of(other))
-        if isinstance(function, cst.FunctionDef):
-            found[:0] = [p.name.value for p in function.params.params if p.name.value != "self"]
-        return tuple(dict.fromkeys(reversed(found)))
+    def function_of(self, statement: cst.CSTNode) -> cst.FunctionDef | None:
+        """Return the function around a statement, or itself; None if there is none."""
+        found = (
+            statement if isinstance(statement, cst.FunctionDef) else self.around(statement, cst.FunctionDef)
+        )
+        return found if isinstance(found, cst.FunctionDef) else None
+
+    def within(self, function: cst.CSTNode) -> list[cst.CSTNode]:
+        """Return the statements in a function; none of another statement."""
+        if not isinstance(function, cst.FunctionDef):
+            return []
+        own = self._ranges[function]
+        ranges = ((s, self._ranges[s]) for s in self.statements)
+        return [s for s, at in ranges if own.start.line < at.start.line and at.end.line <= own.end.line]
+
+    def definitions(self, statement: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        """Yield the statements that give a value to what a statement reads: in the function around it, else
+        in the module; attributes anywhere; and the functions that it calls."""
+        function = self.function_of(statement)
+        inside = [] if function is None else self.within(function)
+        own = set[str]().union(*map(targets_of, inside)) if inside else set[str]()
+        outer = [s for s in self.statements if self.function_of(s) is None or isinstance(s, cst.FunctionDef)]
+        names, attributes = self.names(statement), self.attributes(statement)
+        for other in dict.fromkeys((*inside, *outer)):
+            wanted = names & own if other in inside else names - own
+            named = isinstance(other, cst.FunctionDef) and other.name.value in names | attributes
+            if other is not statement and (named or targets_of(other) & wanted):
+                yield other
+        for other in self.statements if attributes else ():
+            if targets_of(other) & attributes and other is not statement:
+                yield other
+
+    def readers(self, statement: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        """Yield the statements of the same function that read what a statement gives a value."""
+        function, made = self.function_of(statement), targets_of(statement)
+        for other in self.within(function) if function is not None and made else ():
+            if other is not statement and self.names(other) & made:
+                yield other
 
     def uses(self, name: str) -> Iterator[cst.CSTNode]:
         """Yield the statements that read a name."""
         for statement in self.statements:
             of_def = isinstance(statement, cst.FunctionDef | cst.ClassDef)
-            if not of_def and name in self.names(statement):
+            if not of_def and name in self.names(statement) | self.attributes(statement):
                 yield statement
+
+    def variables_at(self, line: int) -> tuple[str, ...]:
+        """Return the variables of the function around a line, or of the module, the nearest first."""
+        statement = self.statement_at(line)
+        function = None if statement is None else self.function_of(statement)
+        found = list[str]()
+        for other in self.statements if function is None else self.within(function):
+            if self._ranges[other].start.line <= line:
+                found += sorted(targets_of(other))
+        if function is not None:
+            found[:0] = [p.name.value for p in function.params.params if p.name.value != "self"]
+        return tuple(dict.fromkeys(reversed(found)))
+
+    @cached_property
+    def unused(self) -> tuple[str, ...]:
+        """The functions of the module that nothing in the text names."""
+        names = [s.name.value for s in self._body if isinstance(s, cst.FunctionDef)]
+        words = Counter(re.findall(r"\w+", self._text))
+        return tuple(n for n in names if words[n] == 1 and n not in ("left", "right", "program"))
 
     def with_node(self, old: cst.BaseExpression, new: cst.BaseExpression) -> str:
         """Return the source with another expression, in parentheses where it needs them."""

@@ -28,6 +28,7 @@ class Clues:
         strings: those on the other side's lines.
         functions: the functions that the other side's lines call.
         variables: those of the function around the line that is to be mended.
+        unused: the functions of the file that nothing in it calls: one may have been forgotten.
         namespace: what the names of the module to be mended mean.
         framework: that of the side to be mended.
     """
@@ -40,8 +41,15 @@ class Clues:
     strings: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
     namespace: Mapping[str, Any] = field(default_factory=dict)
     framework: str = "jax"
+
+    @property
+    def sizes(self) -> list[str]:
+        """The whole numbers that are constants of the module."""
+        found = {n: x for n, x in self.namespace.items() if n.isupper() and isinstance(x, int)}
+        return [n for n, x in found.items() if not isinstance(x, bool) and x > 1]
 
     def is_old(self, number: float) -> bool:
         """Return whether a number is one that only the side to be mended computes with."""

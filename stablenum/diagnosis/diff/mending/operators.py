@@ -22,6 +22,8 @@ _SMALL = 4
 # Of the numbers of the other side, so many are tried where nothing says that one is meant, and so many where
 # only this side has the number that stands there. Chosen.
 _MOST_GIVEN, _MOST_NUMBERS = 3, 8
+# So many variables, the nearest ones, may be meant by another one. Chosen.
+_MOST_VARIABLES = 6
 # Functions that are taken for one another.
 _FAMILIES = tuple(
     frozenset(words.split())
@@ -159,19 +161,7 @@ def _instead_of(default: Any, name: str, clues: Clues) -> Iterator[cst.BaseExpre
     elif default is None and "axis" in name:
         yield from (number(n, whole=True) for n in (-1, 0, 1))
     elif default is None and "mask" in name:
-        yield from (cst.Name(n) for n in _unused(clues))
-
-
-def _unused(clues: Clues) -> list[str]:
-    """Return the functions of a module that nothing in it names: one may have been forgotten."""
-    own = clues.namespace.get("__name__")
-    functions = {
-        n: f
-        for n, f in clues.namespace.items()
-        if inspect.isfunction(f) and f.__module__ == own and n not in ("left", "right", "program")
-    }
-    read = {name for f in functions.values() for name in f.__code__.co_names}
-    return [n for n in functions if n not in read]
+        yield from (cst.Name(n) for n in clues.unused)
 
 
 def functions(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
@@ -179,7 +169,7 @@ def functions(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpres
     if not isinstance(node, cst.Attribute | cst.Name):
         return
     if callable(_resolved(node, clues)):
-        yield from (cst.Name(name) for name in _unused(clues))
+        yield from (cst.Name(name) for name in clues.unused)
     name = node.attr.value if isinstance(node, cst.Attribute) else node.value
     kin = [w for some in _FAMILIES if name in some for w in sorted(some) if w != name]
     for other in dict.fromkeys((*(f for f in clues.functions if f in kin), *kin)):
@@ -188,6 +178,20 @@ def functions(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpres
                 yield cst.Name(other)
         elif _resolved(node.value, clues) is None or hasattr(_resolved(node.value, clues), other):
             yield node.with_changes(attr=cst.Name(other))
+
+
+def variables(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
+    """Another variable, or a size divided by a constant of the module."""
+    if not isinstance(node, cst.Name) or node.value in ("True", "False", "None", "self"):
+        return
+    known = clues.namespace.get(node.value)
+    if callable(known) or inspect.ismodule(known):
+        return
+    yield from (cst.Name(n) for n in clues.variables[:_MOST_VARIABLES] if n != node.value)
+    for name in clues.sizes:
+        if name != node.value:
+            yield cst.Name(name)
+            yield cst.BinaryOperation(cst.Name(node.value), cst.FloorDivide(), cst.Name(name))
 
 
 # --- order -------------------------------------------------------------------------------------------------
@@ -387,6 +391,7 @@ OPERATORS: Mapping[str, Operator] = {
     "word": words,
     "keyword": keywords,
     "function": functions,
+    "variable": variables,
     "exchange": exchanges,
     "operator": operators,
     "drop": drops,

@@ -14,7 +14,7 @@ from stablenum.diagnosis.diff.differences import Difference, Location
 from stablenum.diagnosis.diff.mending.clues import Clues
 from stablenum.diagnosis.diff.mending.operators import OPERATORS, shows_number
 from stablenum.diagnosis.edits.fix import Rewrite
-from stablenum.diagnosis.edits.tree import Tree, code_of, targets_of
+from stablenum.diagnosis.edits.tree import Tree, code_of
 
 __all__ = ["FORMS", "lines_of", "proposals"]
 
@@ -31,9 +31,9 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "transposed_weight": ("turn", "drop", "number"),
     "head_split_order": ("exchange", "number", "function", "turn"),
     "entry_order": ("exchange", "turn", "drop", "number"),
-    "other_input": ("exchange", "drop", "number", "function"),
+    "other_input": ("exchange", "variable", "drop", "number", "function"),
     "rotary_layout": ("exchange", "function", "number"),
-    "scale": ("number", "drop", "wrap", "keyword", "operator", "exchange"),
+    "scale": ("number", "variable", "drop", "wrap", "keyword", "operator", "exchange"),
     "mask_missing": ("operator", "exchange", "number", "keyword", "function"),
     "mask_shifted": ("operator", "number", "keyword", "function"),
     "mask_added": ("number", "operator", "function"),
@@ -62,18 +62,28 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "clip_per_tensor": ("function", "number"),
     "clip_epsilon": ("number", "keyword"),
     "loss_scale_left_in": ("number", "drop", "wrap"),
-    "other_function": ("function", "number", "keyword", "exchange", "operator", "drop", "move", "wrap"),
+    "other_function": (
+        "function",
+        "number",
+        "keyword",
+        "exchange",
+        "operator",
+        "drop",
+        "move",
+        "variable",
+        "wrap",
+    ),
     "missing_operation": ("wrap", "turn", "keyword", "number"),
     "extra_operation": ("drop", "keyword", "number"),
-}
+}  # fmt: skip
 # What a change costs that is of no kind which the cause suggests, beside one place farther away: these are
 # chosen, not measured.
-_OTHER_KIND, _HEAVY, _LIKELIER = 1.5, 3.0, 1.0
+_OTHER_KIND, _HEAVY, _LIKELIER, _MANY = 1.5, 3.0, 1.0, 1.0
 _OF_ARRAYS = ("stop", "turn", "wrap", "straight_through")
 # These are tried only where a cause suggests them: there are as many as pairs of variables.
 _SUGGESTED = ("straight_through",)
 # How far a place is from the line of the difference.
-_SAME_LINE, _FURTHER_LINES, _DEFINITIONS, _AROUND = 0.0, 1.0, 1.5, 3.0
+_SAME_LINE, _FURTHER_LINES, _DEFINITIONS, _AROUND = 0.0, 0.7, 1.0, 2.5
 
 
 class _Spot(NamedTuple):
@@ -98,7 +108,7 @@ def proposals(difference: Difference, side: str, texts: Mapping[str, str], clues
         if text is None:
             continue
         tree = Tree(text)
-        known = replace(clues, variables=tree.variables_at(lines[0]))
+        known = replace(clues, variables=tree.variables_at(lines[0]), unused=tree.unused)
         for place, spot in enumerate(_spots(tree, lines)):
             for kind in OPERATORS:
                 if kind in _SUGGESTED and kind not in FORMS.get(clues.code, ()):
@@ -119,7 +129,8 @@ def _cost(kind: str, node: cst.BaseExpression, clues: Clues) -> float:
     forms = FORMS.get(clues.code, ())
     known = _LIKELIER if shows_number(kind, node, clues) else 0.0
     if kind in forms:
-        return 0.1 * forms.index(kind) - known
+        place = forms.index(kind)
+        return 0.1 * place + (_MANY if place and kind in _OF_ARRAYS else 0.0) - known
     return (_HEAVY if kind in _OF_ARRAYS else _OTHER_KIND) - known
 
 
@@ -166,38 +177,24 @@ def _spots(tree: Tree, lines: Iterable[int]) -> Iterator[_Spot]:
     statements = [(s, n) for n in numbers if (s := tree.statement_at(n)) is not None]
     near = dict.fromkeys(s for s, _ in statements)
     ranked = {s: _SAME_LINE if i == 0 else _FURTHER_LINES for i, s in enumerate(near)}
-    read = set[str]().union(*(tree.names(s) for s in near)) if near else set[str]()
-    for statement in tree.definitions(read):
-        ranked.setdefault(statement, _DEFINITIONS)
-        if isinstance(statement, cst.FunctionDef):
-            for inner in _within(tree, statement):
-                ranked.setdefault(inner, _DEFINITIONS + 0.5)
-    made = set[str]().union(*(targets_of(s) for s in near)) if near else set[str]()
-    for statement in tree.statements if made else ():
-        if isinstance(statement, cst.SimpleStatementLine) and tree.names(statement) & made:
-            ranked.setdefault(statement, _FURTHER_LINES)
-    for statement in list(near)[:1]:
-        function = tree.around(statement, (cst.FunctionDef, cst.ClassDef))
-        if isinstance(statement, cst.FunctionDef):
-            function = statement
-        if isinstance(function, cst.FunctionDef):
-            ranked.setdefault(function, _DEFINITIONS)
-            for use in tree.uses(function.name.value):
-                ranked.setdefault(use, _DEFINITIONS)
-            for inner in _within(tree, function):
-                ranked.setdefault(inner, _AROUND)
+    for statement in near:
+        for other in tree.definitions(statement):
+            ranked.setdefault(other, _DEFINITIONS)
+            for inner in tree.within(other):
+                ranked.setdefault(inner, _DEFINITIONS + _FURTHER_LINES)
+        for other in tree.readers(statement):
+            ranked.setdefault(other, _FURTHER_LINES)
+    function = next((f for s in near if (f := tree.function_of(s)) is not None), None)
+    if function is not None:
+        ranked.setdefault(function, _DEFINITIONS)
+        for other in tree.uses(function.name.value):
+            ranked.setdefault(other, _DEFINITIONS)
+        for inner in tree.within(function):
+            ranked.setdefault(inner, _AROUND)
     line = numbers[0] if numbers else 1
     for statement, distance in sorted(ranked.items(), key=lambda row: row[1]):
         nodes = sorted(tree.expressions(statement), key=lambda n: abs(tree.range_of(n).start.line - line))
         yield from (_Spot(node, distance) for node in nodes)
-
-
-def _within(tree: Tree, function: cst.FunctionDef) -> Iterator[cst.CSTNode]:
-    own = tree.range_of(function)
-    for statement in tree.statements:
-        at = tree.range_of(statement)
-        if own.start.line < at.start.line and at.end.line <= own.end.line:
-            yield statement
 
 
 def lines_of(difference: Difference, side: str) -> dict[str, list[int]]:
