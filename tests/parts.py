@@ -40,6 +40,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "silent": ("tests/silent", *EVERY),
     "unseen": ("tests/unseen", *EVERY),
     "lockfile": ("tests/lockfile", *EVERY),
+    "mending": ("tests/mending", *EVERY),
     "real-pairs": ("tests/pairs/real", *EVERY),
     "pairs-tuned": ("tests/pairs/test_pairs.py", "-k", "[tuned-", *EVERY),
     "pairs-within": ("tests/pairs/test_pairs.py", "-k", "[within-", *EVERY),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from stablenum.commands.changes import apply, check_write
 from stablenum.commands.outputs import MENDED, check_folder, check_suffix, check_target
 from stablenum.commands.reports import about, write_reports
 from stablenum.commands.terminal import Terminal, say
@@ -118,9 +119,7 @@ def diff(
     from stablenum.diagnosis.diff.compare import reported
     from stablenum.diagnosis.diff.weights.weights import UnmappedError
 
-    if write and not fix:
-        raise typer.BadParameter("needs --fix, whose change it writes", param_hint="--write")
-
+    check_write(fix=fix, write=write)
     for option, path, suffixes in (("--json", json, (".json",)), ("--html", html, (".html", ".htm"))):
         check_target(option, path)
         check_suffix(option, path, suffixes)
@@ -175,27 +174,11 @@ def _fixed(pair: Pair, steps: int | None, side: str, begun: float) -> tuple[Diff
 def _tell(changes: Fixed, *, write: bool) -> bool:
     """Say what has come of the changes, write them if that is asked for, and return whether the programs
     agree with what is proven."""
-    from stablenum.diagnosis.edits.edit import StaleEditError
-    from stablenum.diagnosis.edits.files import write_changes
-
-    proven = any(f.proven for f in changes.fixes)
-    if not proven:
-        say(f"No change is proven: {changes.tried}.", err=True)
-    elif not write:
-        say("Nothing was written: --write applies what is proven.", err=True)
+    if any(f.proven for f in changes.fixes):
+        apply(changes.before, changes.after, write=write, say=lambda text: say(text, err=True))
     else:
-        try:
-            for path, copy in write_changes(changes.before, changes.after):
-                say(f"wrote {path}; as it was: {copy}", err=True)
-        except (StaleEditError, OSError) as error:
-            raise failed_to_write(error) from error
+        say(f"no change is proven: {changes.tried}", err=True)
     return changes.agrees
-
-
-def failed_to_write(error: Exception) -> typer.Exit:
-    """Say why a change was not written, and return the end of the command."""
-    say(f"Error: {error}", err=True)
-    return typer.Exit(2)
 
 
 def _reproduce(report: DiffReport, folder: Path) -> None:

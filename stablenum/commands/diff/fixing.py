@@ -68,7 +68,6 @@ def check_fixable(pair: Pair, side: str) -> None:
     Raises:
         ValueError: it is a recording; the other one holds named arrays only; or it is the left one, and
             ``weights`` are given for the right one.
-        ModuleNotFoundError: libcst is not installed.
     """
     changed, other = pair.origins[::-1] if side == "right" else pair.origins
     if changed.path.suffix.lower() in FILES:

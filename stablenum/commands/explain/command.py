@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
+from stablenum.commands.changes import Write, apply, check_write
+from stablenum.commands.explain.edit_runs import texts_of
 from stablenum.commands.explain.options import (
     Arguments,
     AsModule,
@@ -24,9 +26,11 @@ from stablenum.commands.explain.options import (
 from stablenum.commands.explain.runner import Explained
 from stablenum.commands.explain.runner import explain as run_and_explain
 from stablenum.commands.explain.together import explain_together
-from stablenum.commands.outputs import SCRIPT_FAILED, check_target
+from stablenum.commands.outputs import MENDED, SCRIPT_FAILED, check_target
 from stablenum.commands.reports import about, write_reports
 from stablenum.commands.terminal import Terminal
+from stablenum.commands.terminal import say as say_line
+from stablenum.diagnosis import Report
 from stablenum.diagnosis.watch.launch import Launch, LaunchError
 from stablenum.diagnosis.watch.plan import Outcome, Plan
 
@@ -55,6 +59,10 @@ def explain(
             metavar="NAME",
         ),
     ] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Show the change that was tried and helps as a patch.")
+    ] = False,
+    write: Write = False,
     json: Json = None,
     html: Html = None,
 ) -> None:
@@ -72,11 +80,16 @@ def explain(
     writes one report: on which rank the value was born, and how it came to the others.
 
     If the remedy is a change of one expression, the script runs once more with that change, in memory, until
-    some steps after the failure; what came of it is printed beside the remedy.
+    some steps after the failure; what came of it is printed beside the remedy. With `--fix` it is printed
+    as a patch, too. It is proven if that run was finite to its end, and its losses before the failure were
+    those of the first run, within some ulps; only then `--write` writes it.
 
-    The exit code is 1 if a value that is not finite did harm, 0 if not, 2 for a usage error, and 3 if the
-    script itself failed and nothing was found.
+    The exit code is 1 if a value that is not finite did harm, 0 if not, 2 for a usage error, 3 if the script
+    itself failed and nothing was found, and 4 if `--fix` has a change that is proven.
     """
+    check_write(fix=fix, write=write)
+    if fix and once:
+        raise typer.BadParameter("needs more than the one run that --once allows", param_hint="--fix")
     check_script(script, module)
     for option, path in (("--json", json), ("--html", html)):
         check_target(option, path)
@@ -92,7 +105,7 @@ def explain(
     )
     launch = Launch.of(os.environ)
     if launch is None:
-        _tell(run_and_explain(plan, say), seed, json, html, say)
+        _tell(run_and_explain(plan, say), seed, json, html, say, Changing(fix, write))
     try:
         launch.begin()
     except LaunchError as error:
@@ -100,7 +113,7 @@ def explain(
     try:
         explained = explain_together(plan, say if launch.leads else _nothing, launch)
         if explained is not None:
-            _tell(explained, seed, json, html, say)
+            _tell(explained, seed, json, html, say, Changing(fix, write))
     finally:
         launch.end()
 
@@ -109,8 +122,20 @@ def _nothing(text: str) -> None:
     """Say nothing, because rank 0 says it."""
 
 
+class Changing(NamedTuple):
+    """Whether changes are shown, and written."""
+
+    fix: bool
+    write: bool
+
+
 def _tell(
-    explained: Explained, seed: int, json: Path | None, html: Path | None, say: Callable[[str], None]
+    explained: Explained,
+    seed: int,
+    json: Path | None,
+    html: Path | None,
+    say: Callable[[str], None],
+    changing: Changing,
 ) -> NoReturn:
     """Say and show what was found, write it, and end with the exit code."""
     if explained.outcome.troubles:
@@ -131,7 +156,26 @@ def _tell(
     made_by = about("explain", seed=seed, step=None if failure is None else failure.step)
     for path in write_reports(made_by, lambda: plain, page, json=json, html=html):
         say(f"wrote {path}")
+    if changing.fix and code == 1 and report is not None:
+        code = _change(explained, report, say, write=changing.write)
     raise typer.Exit(code)
+
+
+def _change(explained: Explained, report: Report, say: Callable[[str], None], *, write: bool) -> int:
+    """Show the changes that help, write them if that is asked for, and return the exit code."""
+    if not report.fixes:
+        say("no change of an expression is known that helps")
+        return 1
+    for fixed in report.fixes:
+        say(f"{'proven' if fixed.proven else 'not proven'}: {fixed.explanation}")
+        say(fixed.evidence)
+        for line in fixed.patch.splitlines():
+            say_line(line)
+    if not all(f.proven for f in report.fixes):
+        return 1
+    before, after = texts_of(explained.edits)
+    apply(before, after, write=write, say=say)
+    return MENDED
 
 
 def _tell_of_nothing(

@@ -19,6 +19,7 @@ from stablenum.commands.explain.process import Running
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.checkup.remedies import Remedy, outcome_of, resumed
 from stablenum.diagnosis.checkup.report import Checkup
+from stablenum.diagnosis.edits import Edit
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum.diagnosis.watch.plan import Outcome, Plan, again_from
 
@@ -37,6 +38,7 @@ class Explained(NamedTuple):
         runs: the number of times the script ran.
         checkup: what may be wrong although nothing failed; None if nothing was measured.
         on_rank: the rank on which it failed first, of several; None if there is only one process.
+        edits: changes of the source with which another run was finite.
     """
 
     outcome: Outcome
@@ -44,6 +46,7 @@ class Explained(NamedTuple):
     runs: int
     checkup: Checkup | None = None
     on_rank: int | None = None
+    edits: tuple[Edit, ...] = ()
 
 
 def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
@@ -61,8 +64,8 @@ def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
     if plan.record_from is not None:
         return found._replace(report=found.report.untried("--once allows one run"))
     run, took = partial(run_once, shown=False), time.monotonic() - begun
-    report = with_edits_tried(plan, found.outcome, found.report, run, say, took=took)
-    return found._replace(report=report)
+    report, edits = with_edits_tried(plan, found.outcome, found.report, run, say, took=took)
+    return found._replace(report=report, edits=edits)
 
 
 def _explain(plan: Plan, say: Callable[[str], object]) -> Explained:

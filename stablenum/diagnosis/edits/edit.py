@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Edit", "Span", "StaleEditError", "segment"]
+__all__ = ["Edit", "Span", "StaleEditError", "end_of_imports", "imports", "segment"]
 
 Span = tuple[int, int, int, int]
 
@@ -45,6 +45,26 @@ class Edit:
         Raises:
             StaleEditError: the source does not have the expression at this place.
         """
+        first, last = self.span[:2]
+        new, end = self.after, None
+        if self.module and not imports(source, self.module):
+            end = end_of_imports(source)
+            if end is None:  # no line to put the import on
+                new = new.replace(f"{self.module}.", f'__import__("{self.module}").')
+        padded = f"{new[:-1]}{chr(10) * (last - first - new.count(chr(10)))}{new[-1:]}"
+        lines = self.replaced(source, padded).splitlines(keepends=True)
+        if end is not None:
+            line, column = end
+            whole = lines[line - 1].encode()
+            lines[line - 1] = f"{whole[:column].decode()}; import {self.module}{whole[column:].decode()}"
+        return "".join(lines)
+
+    def replaced(self, source: str, new: str) -> str:
+        """Return the source with another text in place of the expression.
+
+        Raises:
+            StaleEditError: the source does not have the expression at this place.
+        """
         if segment(source, self.span) != self.before:
             raise StaleEditError(
                 f"{self.file}:{self.span[0]} no longer reads {self.before!r}: the file has changed since the "
@@ -52,17 +72,7 @@ class Edit:
             )
         first, last = self.span[:2]
         lines = source.splitlines(keepends=True)
-        new, end = self.after, None
-        if self.module and not _imports(source, self.module):
-            end = _end_of_imports(source)
-            if end is None:  # no line to put the import on
-                new = new.replace(f"{self.module}.", f'__import__("{self.module}").')
-        padded = f"{new[:-1]}{chr(10) * (last - first - new.count(chr(10)))}{new[-1:]}"
-        lines[first - 1 : last] = self._changed(source, padded).splitlines(keepends=True)
-        if end is not None:
-            line, column = end
-            whole = lines[line - 1].encode()
-            lines[line - 1] = f"{whole[:column].decode()}; import {self.module}{whole[column:].decode()}"
+        lines[first - 1 : last] = [self._changed(source, new)]
         return "".join(lines)
 
     def shown(self, source: str) -> tuple[str, ...]:
@@ -70,7 +80,7 @@ class Edit:
         first, last = self.span[:2]
         old, new = source.splitlines()[first - 1 : last], self._changed(source, self.after).splitlines()
         indent = min(len(text) - len(text.lstrip()) for text in (*old, *new) if text.strip())
-        more = [f"+ import {self.module}"] if self.module and not _imports(source, self.module) else []
+        more = [f"+ import {self.module}"] if self.module and not imports(source, self.module) else []
         return (*more, *(f"- {text[indent:]}" for text in old), *(f"+ {text[indent:]}" for text in new))
 
     def _changed(self, source: str, new: str) -> str:
@@ -100,7 +110,7 @@ def segment(source: str, span: Span) -> str:
     return b"".join(lines).decode(errors="replace")
 
 
-def _imports(source: str, module: str) -> bool:
+def imports(source: str, module: str) -> bool:
     """Return whether a module is imported at the top, under its own name."""
     return any(
         isinstance(node, ast.Import) and any(a.name == module and a.asname is None for a in node.names)
@@ -108,7 +118,7 @@ def _imports(source: str, module: str) -> bool:
     )
 
 
-def _end_of_imports(source: str) -> tuple[int, int] | None:
+def end_of_imports(source: str) -> tuple[int, int] | None:
     """Return where the last import at the top of a file ends: line and column."""
     found = [
         (node.end_lineno, node.end_col_offset)

@@ -197,14 +197,16 @@ class Tree:
 
     def with_node(self, old: cst.BaseExpression, new: cst.BaseExpression) -> str:
         """Return the source with another expression, in parentheses where it needs them."""
-        at = self._ranges[old]  # without its parentheses
-        if old.lpar:
+        at, before, behind = self._ranges[old], 0, 0  # without its parentheses
+        if old.lpar and isinstance(new, _ATOMS):
+            before, behind = (sum(len(code_of(p)) for p in some) for some in (old.lpar, old.rpar))
+        elif old.lpar:
             new = new.with_changes(lpar=[], rpar=[])
         elif not (isinstance(new, _ATOMS) or new.lpar or isinstance(self.parent(old), _OPEN)):
             new = atom(new)
         begin = self._starts[at.start.line - 1] + at.start.column
         end = self._starts[at.end.line - 1] + at.end.column
-        return f"{self._text[:begin]}{code_of(new)}{self._text[end:]}"
+        return f"{self._text[: begin - before]}{code_of(new)}{self._text[end + behind :]}"
 
 
 def targets_of(statement: cst.CSTNode) -> set[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from stablenum._support.files import write_text
 from stablenum._support.pickled_fields import pickled_by_name
+from stablenum.diagnosis.edits.fix import Fix
 from stablenum.diagnosis.replay.causes import NOTHING_TO_TRY, Cause
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.judge import Evidence, Verdict, judge
@@ -33,6 +34,7 @@ class Report:
         verdict: the cause, the evidence for it, and the remedy.
         notes: descriptions of what the replay could not do, or did differently.
         seconds: how long the diagnosis took.
+        fixes: changes of the source with which another run was finite, from ``stablenum explain``.
 
     Example:
         >>> from stablenum.diagnosis.replay.judge import Evidence
@@ -44,6 +46,7 @@ class Report:
     verdict: Verdict
     notes: tuple[str, ...] = ()
     seconds: float | None = None
+    fixes: tuple[Fix, ...] = ()
 
     @classmethod
     def of(cls, evidence: Evidence, **rest: Any) -> Report:
@@ -95,6 +98,7 @@ class Report:
             "evidence": evidence,
             "notes": list(self.notes),
             "seconds": self.seconds,
+            "fixes": [asdict(fix) for fix in self.fixes],
         }
 
     @classmethod
@@ -110,6 +114,7 @@ class Report:
             verdict=Verdict(**verdict),
             notes=tuple(d["notes"]),
             seconds=d["seconds"],
+            fixes=tuple(Fix(**fix) for fix in d.get("fixes", ())),
         )
 
     def to_json(self) -> str:

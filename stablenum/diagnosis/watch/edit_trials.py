@@ -15,6 +15,9 @@ __all__ = ["Tried", "steps_of_trial", "tried"]
 _LEAST_AFTER, _MOST_AFTER = 10, 100
 # A loss runs away if it ends so many times its range above the largest before the failure. Chosen.
 _FAR = 10
+# A safe form rounds otherwise than what it replaces: the first loss may be so many ulps away. The later ones
+# come from parameters that moved apart, by so much of their size at most. Chosen.
+_ULP, _MOST_ULPS, _MOST_APART = 2.0**-23, 16, 1e-3
 # The median of so many losses is shown. Chosen: single batches differ more than a few steps change.
 _SHOWN = 10
 
@@ -25,10 +28,12 @@ class Tried(NamedTuple):
     Attributes:
         helps: whether the step that failed is finite with the edit.
         said: what the trial has shown.
+        proven: whether also nothing failed after it, and what was finite before is as it was.
     """
 
     helps: bool
     said: str
+    proven: bool = False
 
 
 def steps_of_trial(failed: int) -> int:
@@ -48,8 +53,8 @@ def tried(first: Outcome, trial: Outcome) -> Tried:
         >>> first = Outcome(failure=Failure(step=5, what="loss"))
         >>> tried(first, Outcome(steps=16)).said
         'step 5 is finite, and so are the 10 steps after it'
-        >>> tried(first, Outcome(exit_code=1, error="TypeError: x must be an array"))
-        Tried(helps=False, said='the script ends with TypeError: x must be an array')
+        >>> tried(first, Outcome(exit_code=1, error="TypeError: x must be an array")).said
+        'the script ends with TypeError: x must be an array'
     """
     assert first.failure is not None
     step, unit = first.failure.step, first.failure.unit
@@ -68,8 +73,10 @@ def tried(first: Outcome, trial: Outcome) -> Tried:
         finite += f", and so {f'are the {after} {unit}s' if after > 1 else f'is the {unit}'} after it"
     if trial.failure is not None:
         return Tried(True, f"{finite}; then {trial.failure}{_at(_place(trial))}")
-    said = "; ".join(filter(None, (finite, _losses(trial, step))))
-    return Tried(not _runs_away(trial, step), said)
+    same, before = _as_before(first, trial)
+    said = "; ".join(filter(None, (finite, before, _losses(trial, step))))
+    helps = not _runs_away(trial, step)
+    return Tried(helps, said, proven=helps and same and after > 0)
 
 
 def _place(outcome: Outcome) -> str:
@@ -87,6 +94,28 @@ def _runs_away(trial: Outcome, step: int) -> bool:
     before = [x for x in trial.losses[:step] if math.isfinite(x)]
     after = [x for x in trial.losses[step + 1 :][-_SHOWN:] if math.isfinite(x)]
     return bool(before and after) and median(after) > max(before) + _FAR * (max(before) - min(before))
+
+
+def _as_before(first: Outcome, trial: Outcome) -> tuple[bool, str]:
+    """Return whether the losses before the failure are as they were, and a description: the first one, in
+    which only the edit differs, within some ulps of float32, and the others as near as a training keeps what
+    rounds otherwise."""
+    assert first.failure is not None
+    pairs = [
+        (a, b)
+        for a, b in zip(first.losses[: first.failure.step], trial.losses, strict=False)
+        if math.isfinite(a)
+    ]
+    if not pairs:
+        return True, ""
+    apart = [abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0 for a, b in pairs]
+    same = apart[0] <= _MOST_ULPS * _ULP and max(apart) <= _MOST_APART
+    if not same:
+        return False, f"but the losses before it differ, by {max(apart):.2g} of their size"
+    if max(apart) == 0:
+        many = f"the {len(pairs)} losses before it are the same"
+        return True, many if len(pairs) > 1 else "the loss before it is the same"
+    return True, f"the losses before it are the same within {math.ceil(max(apart) / _ULP)} ulps of float32"
 
 
 def _losses(trial: Outcome, step: int) -> str:

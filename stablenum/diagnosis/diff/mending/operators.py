@@ -133,8 +133,7 @@ def keywords(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpress
         if name in given or default is parameter.empty:
             continue
         for value in _instead_of(default, name, clues):
-            argument = cst.Arg(value, keyword=cst.Name(name), equal=_EQUAL)
-            yield node.with_changes(args=[*_spaced(node.args), argument])
+            yield node.with_changes(args=_with_last(node.args, cst.Arg(value, cst.Name(name), _EQUAL)))
     for i, argument in enumerate(node.args):
         if argument.keyword is not None:
             yield node.with_changes(args=_without(node.args, i))
@@ -490,15 +489,14 @@ def _is_array(node: cst.BaseExpression, clues: Clues) -> bool:
     return not (inspect.ismodule(known) or callable(known) or isinstance(known, str | int | float | tuple))
 
 
-def _spaced(args: Sequence[cst.Arg]) -> list[cst.Arg]:
-    """Return arguments after which another one may follow."""
+def _with_last(args: Sequence[cst.Arg], new: cst.Arg) -> list[cst.Arg]:
+    """Return arguments with one more, which takes over how they end."""
     if not args:
-        return []
+        return [new]
     last = args[-1]
-    comma = last.comma if isinstance(last.comma, cst.Comma) else _COMMA
-    if isinstance(comma, cst.Comma) and isinstance(comma.whitespace_after, cst.SimpleWhitespace):
-        comma = _COMMA
-    return [*args[:-1], last.with_changes(comma=comma)]
+    behind = new.with_changes(comma=last.comma, whitespace_after_arg=last.whitespace_after_arg)
+    plain = last.with_changes(comma=_COMMA, whitespace_after_arg=cst.SimpleWhitespace(""))
+    return [*args[:-1], plain, behind]
 
 
 def _without(parts: Sequence[Any], index: int) -> list[Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import libcst as cst
 
-from stablenum.diagnosis.diff.differences import Difference, Location
+from stablenum.diagnosis.diff.differences import Difference, Location, Row
 from stablenum.diagnosis.diff.mending.clues import Clues
 from stablenum.diagnosis.diff.mending.operators import OPERATORS, shows_number
 from stablenum.diagnosis.edits.fix import Rewrite
@@ -93,7 +93,9 @@ class _Spot(NamedTuple):
     distance: float
 
 
-def proposals(difference: Difference, side: str, texts: Mapping[str, str], clues: Clues) -> Iterator[Rewrite]:
+def proposals(
+    difference: Difference, side: str, texts: Mapping[str, str], clues: Clues, rows: Sequence[Row] = ()
+) -> Iterator[Rewrite]:
     """Yield rewrites of a side's source, the likeliest first.
 
     Args:
@@ -101,9 +103,13 @@ def proposals(difference: Difference, side: str, texts: Mapping[str, str], clues
         side: "left" or "right", the side that is changed.
         texts: the source of each file that may be changed.
         clues: what the difference tells.
+        rows: the operations of that side, for a difference that names none of its lines.
     """
     ways = list[tuple[float, int, _Way]]()
-    for file, lines in lines_of(difference, side).items():
+    places = lines_of(difference, side)
+    if not any(file in texts for file in places):
+        places = _by_file(row.where for row in rows if row.state in ("different", "unmatched"))
+    for file, lines in places.items():
         text = texts.get(file)
         if text is None:
             continue
@@ -203,6 +209,11 @@ def lines_of(difference: Difference, side: str) -> dict[str, list[int]]:
     locations = [pair[side == "right"] for pair in places]
     said = [w for at in locations for w in _written(at)]
     said += difference.within[side == "right"]
+    return _by_file(said)
+
+
+def _by_file(said: Iterable[str]) -> dict[str, list[int]]:
+    """Return lines by file, given as "file:LINE"."""
     found = dict[str, list[int]]()
     for where in said:
         file, _, line = where.rpartition(":")

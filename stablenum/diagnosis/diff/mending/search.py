@@ -116,7 +116,7 @@ def _round(
         clues = _clues(comparison, difference, namespace)
         last = number == len(report.differences)
         current = {**texts, **texts_after(mending.rewrites)}
-        for rewrite in proposals(difference, "right", current, clues):
+        for rewrite in proposals(difference, "right", current, clues, report.right_rows):
             if time.monotonic() > end:
                 mending.ended = "the time for it was over"
                 break

@@ -1,0 +1,130 @@
+"""Kinds of change: each turns a planted mistake back."""
+
+import jax
+import jax.numpy as jnp
+import libcst as cst
+import optax
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from stablenum.diagnosis.diff.mending.clues import Clues, clues_of, short
+from stablenum.diagnosis.diff.mending.operators import OPERATORS
+from stablenum.diagnosis.edits.tree import Tree, code_of
+
+NAMES = {"jax": jax, "jnp": jnp, "optax": optax, "torch": torch, "F": F, "HEADS": 4, "is_matrix": len}
+
+
+def changed(kind, text, clues):
+    """Return what a kind of change makes of an expression and of its parts."""
+    tree = Tree(f"{text}\n")
+    found = []
+    for node in tree.expressions(tree.statement_at(1)):
+        parent = tree.parent(node)
+        if kind == "function" or not (isinstance(parent, cst.Call) and parent.func is node):
+            found += [tree.with_node(node, new).rstrip("\n") for new in OPERATORS[kind](node, clues)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after", "clues"),
+    [
+        ("number", "x + 1e-6", "x + 1e-05", {"old": (1e-6,), "new": (1e-5,)}),
+        ("number", "f(x, axis=-2)", "f(x, axis=-1)", {}),
+        ("number", "jnp.tril(m, k=1)", "jnp.tril(m, k=0)", {}),
+        ("number", "f(x, nesterov=True)", "f(x, nesterov=False)", {}),
+        ("number", "0.1 * m", "0.01 * m", {"old": (0.9,), "new": (0.99,)}),  # of 1 - 0.1
+        ("number", "x[1:]", "x[0:]", {}),
+        ("word", 'f(x, padding="SAME")', 'f(x, padding="VALID")', {}),
+        ("word", 'f(x, padding="SAME")', "f(x, padding=((1, 1), (1, 1)))", {}),
+        ("word", "f(x, reduction='mean')", 'f(x, reduction="sum")', {}),
+        ("keyword", "jax.nn.gelu(x)", "jax.nn.gelu(x, approximate=False)", {}),
+        ("keyword", "jax.nn.gelu(x, approximate=True)", "jax.nn.gelu(x)", {}),
+        (
+            "keyword",
+            "optax.adamw(1e-3)",
+            "optax.adamw(1e-3, weight_decay=0.01)",
+            {"old": (1e-4,), "new": (0.01,)},
+        ),
+        (
+            "keyword",
+            "optax.adamw(1e-3)",
+            "optax.adamw(1e-3, mask=is_matrix)",
+            {"unused": ("is_matrix",)},
+        ),
+        ("keyword", "optax.sgd(0.1, momentum=0.9)", "optax.sgd(0.1, momentum=0.9, nesterov=True)", {}),
+        ("keyword", "jnp.std(x, axis=1)", "jnp.std(x, axis=1, ddof=1)", {}),
+        ("function", "jnp.mean(x)", "jnp.sum(x)", {}),
+        ("function", "F.gelu(x)", "F.silu(x)", {}),
+        ("function", "optax.ema(0.9)", "optax.trace(0.9)", {}),
+        ("variable", "q * dim ** -0.5", "q * (dim // HEADS) ** -0.5", {}),
+        ("variable", "f(k, q)", "f(q, q)", {"variables": ("q", "k")}),
+        ("exchange", "a - b", "b - a", {}),
+        ("exchange", "jnp.concatenate([a, b])", "jnp.concatenate([b, a])", {}),
+        ("exchange", "m[:, None, :, None]", "m[:, None, None, :]", {}),
+        ("exchange", "x.reshape(n, t, h, d)", "x.reshape(n, h, t, d)", {}),
+        ("operator", "i > j", "i >= j", {}),
+        ("operator", "a + b", "a - b", {}),
+        ("drop", "jax.lax.stop_gradient(x)", "x", {}),
+        ("drop", "x[::-1]", "x", {}),
+        ("drop", "total / count", "total", {}),
+        ("drop", "1.0 - jnp.concatenate([d[1:], d[:1]])", "1.0 - d", {}),
+        ("drop", "optax.chain(a, b)", "optax.chain(b)", {}),
+        ("move", "x / (jnp.sqrt(v) + eps)", "x / jnp.sqrt(v + eps)", {}),
+        ("move", "x / jnp.sqrt(v + eps)", "x / (jnp.sqrt(v) + eps)", {}),
+        ("move", "(a + b) * c", "a + (b * c)", {}),
+        ("stop", "jnp.mean(x)", "jnp.mean(jax.lax.stop_gradient(x))", {}),
+        ("stop", "torch.mean(x)", "torch.mean(x.detach())", {"framework": "torch"}),
+        ("straight_through", "q", "z + jax.lax.stop_gradient(q - z)", {"variables": ("z",)}),
+        ("turn", "x @ w", "x @ w.T", {}),
+        ("turn", "f(x)", "f(x[::-1])", {}),
+        ("wrap", "f(x)", "f(jax.nn.relu(x))", {"functions": ("relu",)}),
+        ("wrap", "f(x)", "f(x * 0.5)", {"said": (0.5,)}),
+    ],
+)
+def test_a_mistake_is_turned_back(kind, before, after, clues):
+    found = changed(kind, before, Clues(namespace=NAMES, **clues))
+    assert after in found
+    for text in found:
+        compile(text, "<changed>", "exec")
+
+
+@pytest.mark.parametrize("kind", sorted(OPERATORS))
+@pytest.mark.parametrize(
+    "text", ["f()", "()", "lambda x: x", "'a' 'b'", "[*a, b]", "f(*a, **b)", "x if y else z"]
+)
+def test_expressions_of_any_form_are_taken(kind, text):
+    clues = Clues(
+        namespace=NAMES, variables=("q",), said=(2.0,), old=(1.0,), new=(2.0,), unused=("is_matrix",)
+    )
+    for found in changed(kind, text, clues):
+        compile(found, "<changed>", "exec")
+
+
+def test_numbers_of_the_lines_come_first_and_those_of_both_sides_are_no_clue():
+    clues = clues_of(
+        "decay_coupling",
+        None,
+        ({1e-3, 1e-4}, {1e-3, 0.99999}),
+        ["optimizer = AdamW(lr=1e-3, weight_decay=0.01)"],
+        "optax.add_decayed_weights: mul",
+        {},
+        "jax",
+    )
+    assert clues.old == (1e-4,)
+    assert clues.new[:2] == (1e-3, 0.01)
+    assert 0.99999 in clues.new
+    assert clues.functions == ("AdamW", "mul")
+    assert short(float(torch.tensor(0.1))) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("optax.sgd(\n    0.1,\n)", "optax.sgd(\n    0.1, nesterov=True,\n)"),
+        ("optax.sgd(\n    0.1\n)", "optax.sgd(\n    0.1, nesterov=True\n)"),
+        ("optax.sgd()", "optax.sgd(nesterov=True)"),
+    ],
+)
+def test_a_keyword_leaves_the_end_of_a_call_as_it_is(before, after):
+    assert after in changed("keyword", before, Clues(namespace=NAMES))

@@ -1,0 +1,80 @@
+"""A source as a tree: one expression is replaced, and all around it stays as it was."""
+
+import libcst as cst
+import pytest
+
+from stablenum.diagnosis.edits.tree import Tree, code_of
+
+SOURCE = '''"""Doc."""
+import math
+
+RATE = 0.1  # of the optimizer
+
+
+class Net:
+    def __init__(self, width=4):
+        self.eps = 1e-5
+
+    def forward(self, x):
+        y = (x - 1) * 2
+        return y / math.sqrt(self.eps)
+
+
+def step(x):
+    y = RATE * x
+    z = y + 1
+    return z
+
+
+def forgotten(x):
+    return x
+'''
+
+
+def expression(tree, line, text):
+    statement = tree.statement_at(line)
+    return next(n for n in tree.expressions(statement) if code_of(n) == text)
+
+
+@pytest.mark.parametrize(
+    ("line", "old", "new", "expected"),
+    [
+        (4, "0.1", "0.2", "RATE = 0.2  # of the optimizer"),
+        (12, "(x - 1)", "x + 1", "y = (x + 1) * 2"),
+        (12, "x", "a + b", "y = ((a + b) - 1) * 2"),
+        (13, "y", "f(y)", "return f(y) / math.sqrt(self.eps)"),
+        (13, "self.eps", "a + b", "return y / math.sqrt(a + b)"),
+        (13, "math.sqrt(self.eps)", "a * b", "return y / (a * b)"),
+    ],
+)
+def test_an_expression_is_replaced_with_parentheses_where_it_needs_them(line, old, new, expected):
+    tree = Tree(SOURCE)
+    after = tree.with_node(expression(tree, line, old), cst.parse_expression(new))
+    changed = [(a, b) for a, b in zip(SOURCE.splitlines(), after.splitlines(), strict=True) if a != b]
+    assert [b.strip() for _, b in changed] == [expected]
+
+
+def test_names_of_attributes_and_keywords_are_no_expressions():
+    tree = Tree("f(x.size, axis=k)\n")
+    assert [code_of(n) for n in tree.expressions(tree.statement_at(1))] == [
+        "f(x.size, axis=k)", "f", "x.size", "x", "k",
+    ]  # fmt: skip
+
+
+def test_what_is_read_is_defined_in_the_function_or_else_in_the_module():
+    tree = Tree(SOURCE)
+    lines = [tree.range_of(s).start.line for s in tree.definitions(tree.statement_at(17))]
+    assert lines == [4]  # not line 12, which gives another y a value
+    assert [tree.range_of(s).start.line for s in tree.definitions(tree.statement_at(18))] == [17]
+    assert [tree.range_of(s).start.line for s in tree.definitions(tree.statement_at(13))] == [12, 9]
+
+
+def test_readers_are_those_of_the_same_function():
+    tree = Tree(SOURCE)
+    assert [tree.range_of(s).start.line for s in tree.readers(tree.statement_at(17))] == [18]
+
+
+def test_variables_and_functions_that_nothing_uses():
+    tree = Tree(SOURCE)
+    assert tree.variables_at(18) == ("z", "y", "x")
+    assert tree.unused == ("step", "forgotten")
