@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from stablenum.diagnosis.diff.mending.clues import Clues, clues_of, short
 from stablenum.diagnosis.diff.mending.operators import OPERATORS
-from stablenum.diagnosis.edits.tree import Tree, code_of
+from stablenum.diagnosis.edits.tree import Tree
 
 NAMES = {"jax": jax, "jnp": jnp, "optax": optax, "torch": torch, "F": F, "HEADS": 4, "is_matrix": len}
 
@@ -75,6 +75,8 @@ def changed(kind, text, clues):
         ("move", "(a + b) * c", "a + (b * c)", {}),
         ("stop", "jnp.mean(x)", "jnp.mean(jax.lax.stop_gradient(x))", {}),
         ("stop", "torch.mean(x)", "torch.mean(x.detach())", {"framework": "torch"}),
+        ("unstop", "jnp.mean(jax.lax.stop_gradient(x))", "jnp.mean(x)", {}),
+        ("unstop", "torch.mean(x.detach())", "torch.mean(x)", {"framework": "torch"}),
         ("straight_through", "q", "z + jax.lax.stop_gradient(q - z)", {"variables": ("z",)}),
         ("turn", "x @ w", "x @ w.T", {}),
         ("turn", "f(x)", "f(x[::-1])", {}),

@@ -15,11 +15,12 @@ from stablenum.commands.diff.pair import FILES, Origin, Pair, built
 from stablenum.commands.diff.proof import Proof, Task
 from stablenum.diagnosis.diff.compare import examined
 from stablenum.diagnosis.diff.differences import Difference
+from stablenum.diagnosis.diff.mending.proposals import lines_of
 from stablenum.diagnosis.diff.mending.search import Mended, Mending, mended
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.report.report import DiffReport
 from stablenum.diagnosis.diff.sides.dump import Dump
-from stablenum.diagnosis.edits.files import texts_in
+from stablenum.diagnosis.edits.files import readable
 from stablenum.diagnosis.edits.fix import Fix, patch_of, texts_after
 
 __all__ = ["Fixed", "check_fixable", "fixed"]
@@ -103,8 +104,7 @@ def fixed(
     if side == "left":
         say("comparing the programs the other way round")
         found = sides.again({})
-    folder = sides.changed.path.resolve().parent
-    texts = texts_in(folder, list(sys.modules.values()))
+    texts = _texts(sides.changed.path.resolve(), found[0])
     begun = time.monotonic()
     mending = mended(
         found,
@@ -118,6 +118,14 @@ def fixed(
     tried = f"{mending.tried} changes were tried in {time.monotonic() - begun:.0f} s"
     tried = f"{tried}; {mending.ended}" if mending.ended else tried
     return _proven(sides, mending, texts, took, tried, say)
+
+
+def _texts(path: Path, report: DiffReport) -> dict[str, str]:
+    """Return the text of each file that may be changed: of those that make the program, and of others in its
+    folder in which it differs."""
+    named = {file for d in report.differences for file in lines_of(d, "right")}
+    found = {str(file): readable(file, path.parent) for file in (path, *map(Path, sorted(named)))}
+    return {file: text for file, text in found.items() if text is not None}
 
 
 def _proven(
@@ -146,7 +154,7 @@ def _proven(
 
 # Of changes with which programs agree at their own weights only, so many are shown. Chosen, not measured.
 _MOST_LIKELY = 2
-_LIKELY = "The programs agree with it at their own weights, and not at others or after more steps."
+_LIKELY = "The programs agree with it at their own weights, and not at others or in one more step."
 
 
 def _fix(mended: Mended, *, proven: bool, evidence: str) -> Fix:
@@ -182,8 +190,8 @@ def _said(difference: Difference, proof: Proof) -> str:
         )
     counts = proof.results or {}
     said = ", ".join(f"{n} {_NAMES[kind][n > 1]}" for kind, n in counts.items() if n)
-    also = ", at the programs' own weights and, for more steps, at others" if proof.elsewhere else ""
-    tail = "; at other weights, or after more steps, they part" if proof.elsewhere is False else ""
+    also = ", at the programs' own weights and, for one more step, at others" if proof.elsewhere else ""
+    tail = "; at other weights, or in one more step, they part" if proof.elsewhere is False else ""
     return f"In a process of its own, all results agree in float64: {said}{also}{tail}."
 
 

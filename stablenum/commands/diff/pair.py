@@ -105,19 +105,19 @@ def built(origin: Origin, texts: Mapping[str, str]) -> Built:
         Exception: whatever the file or its function raises.
     """
     path = origin.path.resolve()
+    before = dict(sys.modules)
     own = _own_modules(path.parent, ()) if set(texts) - {str(path)} else [path.stem]
-    before = {name: sys.modules[name] for name in own if name in sys.modules}
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         try:
             with redirect_stdout(nowhere), redirect_stderr(nowhere), edited(texts):
-                for name in before:
-                    del sys.modules[name]
+                for name in own:
+                    sys.modules.pop(name, None)
                 module = executed(path)
                 return Built(getattr(module, origin.function)(), vars(module))
         finally:
-            for name in own:
+            for name in {*own, *_own_modules(path.parent, before)}:
                 sys.modules.pop(name, None)
-            sys.modules.update(before)
+            sys.modules.update({name: before[name] for name in own if name in before})
 
 
 def executed(path: Path) -> ModuleType:

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 
 from stablenum._support.files import write_file
 from stablenum.diagnosis.edits.edit import StaleEditError
 from stablenum.diagnosis.replay.source_files import package_of
 
-__all__ = ["readable", "texts_in", "write_changes"]
-
-
-def texts_in(folder: Path, modules: Iterable[ModuleType]) -> dict[str, str]:
-    """Return the source of each module that lies in a folder or below it and belongs to no installed package,
-    by its real path. Files behind a link are left out."""
-    found = dict[str, str]()
-    for module in modules:
-        file = getattr(module, "__file__", None)
-        text = readable(Path(file), folder) if file else None
-        if file and text is not None:
-            found[str(Path(file).resolve())] = text
-    return found
+__all__ = ["readable", "write_changes"]
 
 
 def readable(path: Path, folder: Path) -> str | None:

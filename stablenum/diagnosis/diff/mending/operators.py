@@ -322,7 +322,7 @@ def _variables(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpre
 
 def stops(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
     """An expression through which no gradient passes."""
-    if not _is_array(node, clues):
+    if not _is_array(node, clues) or any(True for _ in unstops(node, clues)):
         return
     if clues.framework == "torch":
         yield cst.Call(cst.Attribute(atom(node), cst.Name("detach")))
@@ -330,6 +330,17 @@ def stops(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression
     name = _named("jax.lax", "stop_gradient", clues)
     if name:
         yield cst.Call(cst.parse_expression(name), [cst.Arg(node)])
+
+
+def unstops(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
+    """An expression through which a gradient passes that was stopped."""
+    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        return
+    name = node.func.attr.value
+    if name == "stop_gradient" and len(node.args) == 1:
+        yield node.args[0].value
+    elif name == "detach" and not node.args:
+        yield node.func.value
 
 
 def straight_through(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
@@ -381,6 +392,7 @@ def wraps(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression
     for given in clues.said[:_MOST_GIVEN]:
         for operator in (cst.Multiply(), cst.Divide(), cst.Add()):
             yield cst.BinaryOperation(own, operator, number(given, whole=True))
+    yield cst.BinaryOperation(own, cst.Power(), cst.Integer("2"))
     yield cst.BinaryOperation(own, cst.Add(), cst.Integer("1"))
     yield cst.BinaryOperation(own, cst.Subtract(), cst.Integer("1"))
 
@@ -395,6 +407,7 @@ OPERATORS: Mapping[str, Operator] = {
     "operator": operators,
     "drop": drops,
     "move": moves,
+    "unstop": unstops,
     "stop": stops,
     "straight_through": straight_through,
     "turn": turns,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import libcst as cst
 
-from stablenum.diagnosis.diff.differences import Difference, Location, Row
+from stablenum.diagnosis.diff.differences import Difference, Location
 from stablenum.diagnosis.diff.mending.clues import Clues
 from stablenum.diagnosis.diff.mending.operators import OPERATORS, shows_number
 from stablenum.diagnosis.edits.fix import Rewrite
@@ -46,7 +46,7 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "label_smoothing": ("number", "keyword"),
     "ignored_labels": ("function", "operator", "number", "keyword"),
     "dropout": ("number", "keyword", "drop"),
-    "stopped_gradient": ("drop", "stop", "exchange"),
+    "stopped_gradient": ("unstop", "stop", "exchange", "drop"),
     "straight_through_missing": ("straight_through", "stop", "drop"),
     "accumulation": ("drop", "function", "wrap"),
     "adam_epsilon_placement": ("keyword", "number", "exchange", "function", "move"),
@@ -79,6 +79,8 @@ FORMS: Mapping[str, tuple[str, ...]] = {
 # What a change costs that is of no kind which the cause suggests, beside one place farther away: these are
 # chosen, not measured.
 _OTHER_KIND, _HEAVY, _LIKELIER, _MANY = 1.5, 3.0, 1.0, 1.0
+# There are few changes of these kinds, so that they are tried for every cause.
+_FEW, _OF_FEW = ("word", "unstop"), 0.05
 _OF_ARRAYS = ("stop", "turn", "wrap", "straight_through")
 # These are tried only where a cause suggests them: there are as many as pairs of variables.
 _SUGGESTED = ("straight_through",)
@@ -94,7 +96,7 @@ class _Spot(NamedTuple):
 
 
 def proposals(
-    difference: Difference, side: str, texts: Mapping[str, str], clues: Clues, rows: Sequence[Row] = ()
+    difference: Difference, side: str, texts: Mapping[str, str], clues: Clues, more: Iterable[str] = ()
 ) -> Iterator[Rewrite]:
     """Yield rewrites of a side's source, the likeliest first.
 
@@ -103,12 +105,13 @@ def proposals(
         side: "left" or "right", the side that is changed.
         texts: the source of each file that may be changed.
         clues: what the difference tells.
-        rows: the operations of that side, for a difference that names none of its lines.
+        more: further lines that lead to the difference, as "file:LINE".
     """
     ways = list[tuple[float, int, _Way]]()
     places = lines_of(difference, side)
-    if not any(file in texts for file in places):
-        places = _by_file(row.where for row in rows if row.state in ("different", "unmatched"))
+    for file, further in _by_file(more).items():
+        lines = places.setdefault(file, [])
+        lines += [line for line in further if line not in lines]
     for file, lines in places.items():
         text = texts.get(file)
         if text is None:
@@ -134,9 +137,11 @@ def _cost(kind: str, node: cst.BaseExpression, clues: Clues) -> float:
     """Return how unlikely it is that a change of a kind mends a difference."""
     forms = FORMS.get(clues.code, ())
     known = _LIKELIER if shows_number(kind, node, clues) else 0.0
+    if kind in _FEW:
+        return _OF_FEW
     if kind in forms:
         place = forms.index(kind)
-        return 0.1 * place + (_MANY if place and kind in _OF_ARRAYS else 0.0) - known
+        return 0.1 * place + (_MANY if place > 1 and kind in _OF_ARRAYS else 0.0) - known
     return (_HEAVY if kind in _OF_ARRAYS else _OTHER_KIND) - known
 
 

@@ -109,14 +109,16 @@ def _round(
     """Try changes for each difference of a report."""
     report, comparison = found
     trials = Trials(comparison, weights)
-    shared = trials.shared
+    shared, differing = trials.shared, trials.differing
     for number, difference in enumerate(report.differences, 1):
         best: tuple[int, Mended, Trial] | None = None
         target = _target(comparison, difference)
         clues = _clues(comparison, difference, namespace)
         last = number == len(report.differences)
         current = {**texts, **texts_after(mending.rewrites)}
-        for rewrite in proposals(difference, "right", current, clues, report.right_rows):
+        for rewrite in proposals(
+            difference, "right", current, clues, _more_lines(comparison, report, difference)
+        ):
             if time.monotonic() > end:
                 mending.ended = "the time for it was over"
                 break
@@ -138,16 +140,26 @@ def _round(
                 mending.likely.append(new)
                 continue
             gained, lost = len(trial.shared - shared), len(shared - trial.shared)
-            nearer = gained > _LOST * lost and (target is None or target in trial.shared)
-            if nearer:
+            meets = target is not None and target in trial.shared and target not in shared
+            if gained > _LOST * lost and (meets or trial.differing < differing):
                 best = max(filter(None, (best, (gained, new, trial))), key=lambda row: row[0])
                 if not last:
                     break
         if best is not None:
             mending.mended.append(best[1])
-            shared = best[2].shared
+            shared, differing = best[2].shared, best[2].differing
         if mending.ended:
             return
+
+
+def _more_lines(comparison: Comparison, report: DiffReport, difference: Difference) -> list[str]:
+    """Return further lines of the right side that lead to a difference: those that call its line, or if it
+    names none, those of what has no counterpart."""
+    place, steps = difference.right, comparison.right.trace.steps
+    if place is not None and place.row is not None and place.row < len(steps):
+        return [f"{frame.file}:{frame.line}" for frame in reversed(steps[place.row].frames)]
+    rows = (row for row in report.right_rows if row.state in ("different", "unmatched"))
+    return [row.where for row in rows] if place is None else []
 
 
 def _shown(rewrite: Rewrite) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from stablenum.diagnosis.diff.places.comparison import Comparison
-from stablenum.diagnosis.diff.places.results import Group, groups_of
+from stablenum.diagnosis.diff.places.results import Group, Update, groups_of
+from stablenum.diagnosis.diff.sides.equality import SAME_UPDATE
 from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, distance
 from stablenum.diagnosis.diff.sides.play import SEED, Program
 from stablenum.diagnosis.diff.sides.recorded import RecordedProgram
@@ -25,8 +26,8 @@ __all__ = ["Trial", "Trials", "agree_elsewhere"]
 # The other weights at which programs must agree, too, lie so far from their own, in parts of each of them and
 # of the size of all of a parameter. Chosen: far above rounding, and too little to turn a training around.
 _OF_EACH, _OF_ALL = 0.2, 0.05
-# A momentum shows in the second step, and an average of moments in the third.
-_STEPS = 3
+# A momentum shows in the second step.
+_STEPS = 2
 # A changed program has so many values more before its loss than it had, or a tenth. Chosen, not measured.
 _MORE = 100
 # Two values are equal that are so near: what is not known of rounding, as in ``measured`` without noise.
@@ -40,11 +41,13 @@ class Trial(NamedTuple):
         agrees: whether all results agree.
         elsewhere: whether they do so at other weights; None if that is not known, or if they do not agree.
         shared: the values of the other side that it has, too.
+        differing: how many of the results differ that differed first.
     """
 
     agrees: bool
     elsewhere: bool | None = None
     shared: frozenset[int] = frozenset()
+    differing: int = 0
 
 
 class Trials:
@@ -61,6 +64,7 @@ class Trials:
         self._shapes = _shapes(comparison.right.program)
         self._prints = comparison.right.prints
         self._first = comparison.differing
+        self.differing = 0 if self._first is None else len(self._first.differing)
         self._sought, self._until = self._seen_early(comparison)
         self.shared = _shared(comparison)
 
@@ -83,13 +87,14 @@ class Trials:
             return None
         side.arrays = arrays_of(side, {r.value for r in side.play.results})
         groups = groups_of(self._left, side, mapped)
-        if any(g.differing for g in groups) and self._more_agree(groups):
+        if any(g.differing for g in groups) and self._differing(groups) < self.differing:
             # What rounding explains is known only with noise, which takes as long once more.
             side = measured(program, weights=arrays, steps=self._left.steps)
             groups = groups_of(self._left, side, mapped)
         if all(not g.differing for g in groups):
             return Trial(True, agree_elsewhere(self._left, side, mapped))
-        return Trial(False, shared=_shared(Comparison(self._left, side, mapped)))
+        shared = _shared(Comparison(self._left, side, mapped))
+        return Trial(False, shared=shared, differing=self._differing(groups))
 
     def _seen_early(self, comparison: Comparison) -> tuple[list[int], int]:
         """Return the left values that a mended forward pass has, and up to which value it is evaluated."""
@@ -121,13 +126,12 @@ class Trials:
         lacked = [m for m in marks if not _among(m, before)]
         return not lacked or any(_among(m, prints) for m in lacked)
 
-    def _more_agree(self, groups: list[Group]) -> bool:
-        """Return whether results agree that did not."""
+    def _differing(self, groups: list[Group]) -> int:
+        """Return how many of the results differ that differed first."""
         first = self._first
-        if first is None:
-            return True
-        new = next((g for g in groups if (g.kind, g.step) == (first.kind, first.step)), None)
-        return new is not None and len(new.differing) < len(first.differing)
+        assert first is not None
+        found = next((g for g in groups if (g.kind, g.step) == (first.kind, first.step)), first)
+        return len(found.differing)
 
     def _carried(self, program: Program) -> tuple[Program, WeightMap, Mapping[str, Any] | None]:
         """Return a changed program as it is compared, and the weights that it is given."""
@@ -151,28 +155,56 @@ class _Enough(Exception):  # noqa: N818
 
 
 def agree_elsewhere(left: Side, right: Side, mapped: WeightMap) -> bool | None:
-    """Return whether two programs that agree do so at other weights and after more training steps, too: what
-    a change leaves out may be 0 or 1 in those that a program begins with, as a momentum is in its first step.
-    None if that is not known: the weights are not carried over, or one side is a recording."""
+    """Return whether two programs that agree do so at other weights and in a second training step, too: what
+    a change leaves out may be 0 or 1 in the weights that a program begins with, and a momentum does nothing
+    in its first step. None if that is not known: weights are not carried over, one side is a recording, or
+    what was recorded does not fit other weights.
+
+    The updates of the second step may differ by one factor: a schedule that is outside of one program, as
+    those of PyTorch are, goes on in the other one.
+    """
     live = not any(isinstance(s.program, RecordedProgram) for s in (left, right))
     if not live or right.weights is None or not mapped.carried or mapped.shared:
         return None
-    moved = _moved(left.program.parameters())
+    moved = _moved(left.program.parameters(), _trained(left))
     trains = any(r.kind == "updated" for r in right.play.results)
     steps = max(left.steps, _STEPS) if trains else left.steps
-    sides = [
-        measured(left.program, weights=moved, steps=steps),
-        measured(right.program, weights={**right.weights, **mapped.of(moved)}, steps=steps),
-    ]
-    return not any(g.differing for g in groups_of(sides[0], sides[1], mapped))
+    try:
+        sides = [
+            measured(left.program, weights=moved, steps=steps),
+            measured(right.program, weights={**right.weights, **mapped.of(moved)}, steps=steps),
+        ]
+    except Exception:  # noqa: BLE001  what was recorded need not fit other weights, which may choose other rows
+        return None
+    comparison = Comparison(sides[0], sides[1], mapped)
+    apart = [g for g in comparison.groups if g.differing]
+    if not apart:
+        return True
+    further = left.steps < steps and all(g.kind == "updated" and g.step == steps for g in apart)
+    return further and _but_for_rate(comparison.updates(apart[0]))
 
 
-def _moved(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return other arrays near these: what is positive stays so, and whole numbers stay as they are."""
-    random, found = np.random.default_rng(SEED), dict[str, Any]()
-    for name, array in arrays.items():
-        if array.dtype.kind != "f":
-            found[name] = array
+def _but_for_rate(updates: Sequence[Update]) -> bool:
+    """Return whether all updates of one side are one multiple of the other side's."""
+    mine, theirs = (np.concatenate([np.ravel(getattr(u, n)) for u in updates]) for n in ("left", "right"))
+    factor = float(mine @ theirs) / (float(theirs @ theirs) or 1.0)
+    size = float(np.abs(mine).max(initial=0.0))
+    return bool(factor and size and np.abs(mine - factor * theirs).max() <= SAME_UPDATE * size)
+
+
+def _trained(side: Side) -> set[str]:
+    """Return the parameters that get a gradient, or all if there are none: tables and masks that only one of
+    the programs keeps among its weights are no part of them."""
+    found = {r.name for r in side.play.results if r.kind == "gradient"}
+    return found or {v.name for v in side.trace.values if v.role == "parameter"}
+
+
+def _moved(arrays: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return arrays of which some are others near these: what is positive stays so."""
+    random, found = np.random.default_rng(SEED), dict(arrays)
+    for name in sorted(names):
+        array = arrays[name]
+        if array.dtype.kind != "f" or not np.isfinite(array).all():
             continue
         moved = array * (1 + _OF_EACH * random.uniform(-1, 1, array.shape))
         if not (array > 0).all():
