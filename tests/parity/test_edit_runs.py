@@ -77,7 +77,8 @@ def test_a_masked_mean_in_torch_is_mended_in_the_users_own_line(tmp_path):
     ]
     said = report["verdict"]["trial"]
     assert said.startswith(
-        "tried: with this change step 12 is finite, and so are the 12 steps after it; the loss"
+        "tried: with this change step 12 is finite, and so are the 12 steps after it; the 12 losses before "
+        "it are the same; the loss is"
     )
     assert (tmp_path / "train.py").read_text() == TORCH
     assert "    + import stablenum_torch\n" in done.stdout

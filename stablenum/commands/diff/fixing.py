@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -67,9 +68,11 @@ def check_fixable(pair: Pair, side: str) -> None:
     """Check that a side can be changed.
 
     Raises:
-        ValueError: it is a recording; the other one holds named arrays only; or it is the left one, and
-            ``weights`` are given for the right one.
+        ValueError: it is a recording; the other one holds named arrays only; it is the left one, and
+            ``weights`` are given for the right one; or libcst is not installed.
     """
+    if importlib.util.find_spec("libcst") is None:
+        raise ValueError("--fix needs libcst: pip install 'stablenum[cli]'")
     changed, other = pair.origins[::-1] if side == "right" else pair.origins
     if changed.path.suffix.lower() in FILES:
         raise ValueError(f"--fix changes source, and {changed.path} is a recording: give it as LEFT.")
@@ -192,6 +195,7 @@ def _said(difference: Difference, proof: Proof) -> str:
     said = ", ".join(f"{n} {_NAMES[kind][n > 1]}" for kind, n in counts.items() if n)
     also = ", at the programs' own weights and, for one more step, at others" if proof.elsewhere else ""
     tail = "; at other weights, or in one more step, they part" if proof.elsewhere is False else ""
+    tail = "; other weights could not be tried" if proof.elsewhere is None else tail
     return f"In a process of its own, all results agree in float64: {said}{also}{tail}."
 
 

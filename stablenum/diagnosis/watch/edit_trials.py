@@ -107,7 +107,7 @@ def _as_before(first: Outcome, trial: Outcome) -> tuple[bool, str]:
         if math.isfinite(a)
     ]
     if not pairs:
-        return True, ""
+        return first.failure.step == 0, ""
     apart = [abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0 for a, b in pairs]
     same = apart[0] <= _MOST_ULPS * _ULP and max(apart) <= _MOST_APART
     if not same:

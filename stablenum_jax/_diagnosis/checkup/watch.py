@@ -80,6 +80,7 @@ def watch(session: Session) -> None:
     watcher.custom.install()
     watcher.sums.install()
     session.on_end.append(watcher.conclude)
+    session.on_verdict.append(watcher.keep_losses)
 
 
 class _Program:
@@ -508,6 +509,13 @@ class _Watcher:
         for p in parameters:
             self.shapes.setdefault(p.name, p.shape)
         return parameters
+
+    def keep_losses(self) -> None:
+        """Record the losses of a script that has failed, whose course is not judged."""
+        outcome = self.session.outcome
+        if not outcome.losses and outcome.failure is not None:
+            self.course.losses = [Loss(step, float(x), place) for step, x, place in self.losses]
+            outcome.losses = self.course.values
 
     def conclude(self) -> None:
         """Judge the course of the training, which has ended."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.formulas.variants import Variant, code_of, variants_of
+from stablenum.diagnosis.diff.causes.formulas.variants import Variant, code_of, numbers_of, variants_of
 from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial
 from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.arrangement import chain_of
@@ -142,6 +142,7 @@ def _by_formula(
             "With the left one's statistics on the right",
             "Both formulas were evaluated on what the layer reads; each gives its side's value, up to one "
             "scale and shift for each channel.",
+            numbers=numbers_of(a, b),
         )
     return None
 

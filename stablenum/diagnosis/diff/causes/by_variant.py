@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stablenum.diagnosis.diff.causes.formulas.variants import Variant, code_of, elementwise_of, variants_of
+from stablenum.diagnosis.diff.causes.formulas.variants import (
+    Variant,
+    code_of,
+    elementwise_of,
+    numbers_of,
+    variants_of,
+)
 from stablenum.diagnosis.diff.causes.judge import Edit, Proposal, Trial, calls_like, in_all_of
 from stablenum.diagnosis.diff.causes.scene import Scene
 from stablenum.diagnosis.diff.places.frontier import Start
@@ -74,6 +80,7 @@ def _proposal(scene: Scene, code: str, left: _Recognised, right: _Recognised, re
         "With the left one's on the right",
         "Both formulas were evaluated on what the operation reads; each gives its side's value.",
         likely=True,
+        numbers=numbers_of(left.variant, right.variant),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,6 +51,13 @@ class Clues:
         """The whole numbers that are constants of the module."""
         found = {n: x for n, x in self.namespace.items() if n.isupper() and isinstance(x, int)}
         return [n for n, x in found.items() if not isinstance(x, bool) and x > 1]
+
+    def near(self, number: float) -> list[float]:
+        """Return the numbers that may be meant by one: that of the cause first, then by their size. If the
+        other side computes with this one, too, they are only those of its lines."""
+        found = self.new if self.is_old(number) else self.said
+        first = found[: 1 if self.ratio else 0]
+        return [*first, *sorted((n for n in found if n not in first), key=lambda n: _apart(n, number))]
 
     def is_old(self, number: float) -> bool:
         """Return whether a number is one that only the side to be mended computes with."""
@@ -112,6 +120,11 @@ def short(number: float) -> float:
     """
     near = float(str(np.float32(number)))
     return near if np.isfinite(near) and _same(near, number) else number
+
+
+def _apart(a: float, b: float) -> float:
+    """Return how many powers of ten lie between two numbers; numbers of other signs are far apart."""
+    return abs(math.log10(a / b)) if a * b > 0 else math.inf
 
 
 def _same(a: float, b: float) -> bool:

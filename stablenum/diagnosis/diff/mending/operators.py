@@ -77,7 +77,7 @@ def numbers(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpressi
         return
     whole, old = isinstance(value, int), clues.is_old(value)
     near = [value + 1, value - 1, -value, 0, 1, -1] if whole and abs(value) <= _SMALL else []
-    given = [n for n in (clues.new if old else clues.said) if not whole or n == int(n) or old][:_MOST_NUMBERS]
+    given = [n for n in clues.near(value) if not whole or n == int(n) or old][:_MOST_NUMBERS]
     near, given = (near, given) if whole and not old else ([], [*given, *near])
     turned = [
         back(n)
@@ -150,7 +150,7 @@ def _instead_of(default: Any, name: str, clues: Clues) -> Iterator[cst.BaseExpre
     elif isinstance(default, int | float):
         whole = isinstance(default, int)
         old = clues.is_old(default)
-        known = [n for n in (clues.new if old else clues.said) if n != default and (not whole or n == int(n))]
+        known = [n for n in clues.near(default) if n != default and (not whole or n == int(n))]
         near = [default + 1, default - 1] if whole and abs(default) <= _SMALL else []
         most = _MOST_NUMBERS if old else _MOST_GIVEN
         yield from (number(n, whole=whole) for n in dict.fromkeys((*known[:most], *near)))

@@ -17,6 +17,7 @@ from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.report.report import DiffReport
 from stablenum.diagnosis.diff.weights.given import Weights
 from stablenum.diagnosis.edits.fix import Rewrite, texts_after
+from stablenum.errors import ProgramError
 
 __all__ = ["Mended", "Mending", "mended"]
 
@@ -112,7 +113,7 @@ def _round(
     shared, differing = trials.shared, trials.differing
     for number, difference in enumerate(report.differences, 1):
         best: tuple[int, Mended, Trial] | None = None
-        target = _target(comparison, difference)
+        targets = _targets(comparison, difference)
         clues = _clues(comparison, difference, namespace)
         last = number == len(report.differences)
         current = {**texts, **texts_after(mending.rewrites)}
@@ -125,10 +126,7 @@ def _round(
             mending.tried += 1
             say(f"difference {number}: trying {_shown(rewrite)}")
             changed = texts_after([*mending.rewrites, rewrite])
-            try:
-                trial = trials.of(build(changed).program, target)
-            except Exception:  # noqa: BLE001 - a change may break the program in any way
-                continue
+            trial = _tried(trials, build, changed, targets - shared)
             if trial is None:
                 continue
             new = Mended(rewrite, difference)
@@ -140,7 +138,7 @@ def _round(
                 mending.likely.append(new)
                 continue
             gained, lost = len(trial.shared - shared), len(shared - trial.shared)
-            meets = target is not None and target in trial.shared and target not in shared
+            meets = bool(targets & trial.shared - shared)
             if gained > _LOST * lost and (meets or trial.differing < differing):
                 best = max(filter(None, (best, (gained, new, trial))), key=lambda row: row[0])
                 if not last:
@@ -150,6 +148,27 @@ def _round(
             shared, differing = best[2].shared, best[2].differing
         if mending.ended:
             return
+
+
+def _tried(
+    trials: Trials,
+    build: Callable[[Mapping[str, str]], Built],
+    texts: Mapping[str, str],
+    targets: frozenset[int],
+) -> Trial | None:
+    """Return what the changed texts give; None if they are no program, or one that is not nearer."""
+    try:
+        program = build(texts).program
+    except Exception:  # noqa: BLE001  a change may break a program in any way
+        return None
+    try:
+        return trials.of(program, targets)
+    except _NOT_COMPARED:
+        return None
+
+
+# What a program raises that runs otherwise, and a comparison of results that do not correspond.
+_NOT_COMPARED = (ProgramError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def _more_lines(comparison: Comparison, report: DiffReport, difference: Difference) -> list[str]:
@@ -167,15 +186,15 @@ def _shown(rewrite: Rewrite) -> str:
     return f"line {rewrite.line}: {old} -> {new}"
 
 
-def _target(comparison: Comparison, difference: Difference) -> int | None:
-    """Return the left value with which the programs part: the last telling one of the line, in its step and
-    phase; None if the left side lacks the operation."""
+def _targets(comparison: Comparison, difference: Difference) -> frozenset[int]:
+    """Return the left values that a mended program has, too: those that the line makes from where it differs;
+    none if the left side lacks the operation."""
     place, side = difference.left, comparison.left
     if place is None or place.operation is None or place.row is None or place.row >= len(side.trace.steps):
-        return None
+        return frozenset()
     step = side.trace.steps[place.row]
-    made = [v for v in step.outputs if not side.neutral(v)]
-    return made[-1] if made else None
+    line = [s for s in side.trace.steps[place.row :] if s is step or (s.place and s.place == step.place)]
+    return frozenset(v for s in line if s.phase == step.phase for v in s.outputs if not side.neutral(v))
 
 
 def _clues(comparison: Comparison, difference: Difference, namespace: Mapping[str, Any]) -> Clues:

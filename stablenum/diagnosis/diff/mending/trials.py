@@ -68,19 +68,19 @@ class Trials:
         self._sought, self._until = self._seen_early(comparison)
         self.shared = _shared(comparison)
 
-    def of(self, program: Program, target: int | None = None) -> Trial | None:
+    def of(self, program: Program, targets: Collection[int] = ()) -> Trial | None:
         """Return what a program gives; None if it is not nearer to the other side than before, as far as that
         can be told early.
 
         Args:
             program: the changed program.
-            target: the value of the other side with which the two parted; None if there is none.
+            targets: the values of the other side with which the two parted.
 
         Raises:
             Exception: whatever the program raises, and what a comparison does.
         """
         program, mapped, arrays = self._carried(program)
-        if self._until and not self._comes_nearer(program, arrays, target):
+        if self._until and not self._comes_nearer(program, arrays, targets):
             return None
         side = measured(program, weights=arrays, steps=self._left.steps, noise=False)
         if side.prints == self._prints:
@@ -104,9 +104,11 @@ class Trials:
         last = max(p.right.value for p in first.pairs)
         return [p.left.value for p in first.differing], last + max(_MORE, last // 10)
 
-    def _comes_nearer(self, program: Program, arrays: Mapping[str, Any] | None, target: int | None) -> bool:
-        """Return whether a forward pass has a value of the other side that it lacked: a result, or the
-        target. The rest is not evaluated."""
+    def _comes_nearer(
+        self, program: Program, arrays: Mapping[str, Any] | None, targets: Collection[int]
+    ) -> bool:
+        """Return whether a forward pass has a value of the other side that it lacked: a result, or one
+        of the targets. The rest is not evaluated."""
         prints = list[Fingerprint]()
         look = into(prints)
 
@@ -120,7 +122,7 @@ class Trials:
         if prints == self._prints[: len(prints)]:
             return False
         left = self._left
-        sought = [*self._sought, *([] if target is None else [target])]
+        sought = [*self._sought, *targets]
         marks = [(left.prints[v], left.tolerance[v] + _ROUNDING) for v in sought]
         before = self._prints[: self._until]
         lacked = [m for m in marks if not _among(m, before)]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-__all__ = ["Variant", "code_of", "elementwise_of", "variants_of"]
+__all__ = ["Variant", "code_of", "elementwise_of", "numbers_of", "variants_of"]
 
 _Setting: TypeAlias = tuple[tuple[str, Any], ...]
 # Keras has 1e-3, torch 1e-5, and 2^-23 in rms_norm, flax 1e-6, BERT 1e-12; and powers of ten between.
@@ -32,6 +32,23 @@ class Variant(NamedTuple):
     def __str__(self) -> str:
         shown = ", ".join(f"{k} {v}" for k, v in self.setting)
         return f"{self.family} ({shown})" if shown else self.family
+
+
+def numbers_of(left: Variant, right: Variant) -> tuple[float, float] | None:
+    """Return the numbers in which two functions of a family differ, if it is one setting; else None.
+
+    Example:
+        >>> a, b = (Variant("norm", (("epsilon", e), ("axis", 1)), None) for e in (1e-5, 1e-6))
+        >>> numbers_of(a, b)
+        (1e-05, 1e-06)
+    """
+    mine, theirs = dict(left.setting), dict(right.setting)
+    unlike = [k for k in mine if k in theirs and mine[k] != theirs[k]]
+    pair = [(mine[k], theirs[k]) for k in unlike]
+    if left.family != right.family or len(pair) != 1 or isinstance(pair[0][0], bool):
+        return None
+    a, b = pair[0]
+    return (float(a), float(b)) if all(isinstance(x, int | float) for x in (a, b)) else None
 
 
 def variants_of(x: Any) -> Iterator[Variant]:
