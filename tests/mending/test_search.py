@@ -12,7 +12,7 @@ import pytest
 from stablenum.commands.diff.pair import Origin, built, load_pair
 from stablenum.diagnosis.diff.compare import examined
 from stablenum.diagnosis.diff.mending.search import Mending, mended
-from stablenum.diagnosis.diff.mending.trials import agree_elsewhere
+from stablenum.diagnosis.diff.mending.trials import Trials, agree_elsewhere
 from tests.mending.ports import with_mistakes
 from tests.selection import only
 
@@ -67,6 +67,20 @@ def test_mistakes_are_mended_one_after_another(tmp_path: Path) -> None:
     found, _ = mend(tmp_path, with_mistakes(EPSILON, AXIS, GELU))
     assert found.agrees
     assert [m.rewrite.kind for m in found.mended] == ["number", "keyword", "number"]
+
+
+def test_to_compare_less_does_not_mend(tmp_path: Path) -> None:
+    """Without an optimizer, no update differs."""
+    path = tmp_path / "a_port.py"
+    path.write_text(with_mistakes(("optax.sgd(RATE, momentum=0.9)", "optax.sgd(RATE * 1.07, momentum=0.9)")))
+    pair = load_pair(path)
+    report, comparison = examined(pair.left, pair.right)
+    assert not report.ok
+    less = path.read_text().replace("jnp.asarray(x), optimizer=optimizer)", "jnp.asarray(x))")
+    assert less != path.read_text()
+    program = built(Origin(path, "right"), {str(path.resolve()): less}).program
+    assert examined(pair.left, program)[0].ok
+    assert Trials(comparison, "match").of(program) is None
 
 
 def test_nothing_is_offered_where_no_small_change_helps(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,9 @@ from stablenum.diagnosis.diff.compare import examined
 from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.mending.proposals import lines_of
 from stablenum.diagnosis.diff.mending.search import Mended, Mending, mended
+from stablenum.diagnosis.diff.mending.trials import counts_of
 from stablenum.diagnosis.diff.places.comparison import Comparison
+from stablenum.diagnosis.diff.places.results import Group
 from stablenum.diagnosis.diff.report.report import DiffReport
 from stablenum.diagnosis.diff.sides.dump import Dump
 from stablenum.diagnosis.edits.files import readable
@@ -120,7 +122,7 @@ def fixed(
     )
     tried = f"{mending.tried} changes were tried in {time.monotonic() - begun:.0f} s"
     tried = f"{tried}; {mending.ended}" if mending.ended else tried
-    return _proven(sides, mending, texts, took, tried, say)
+    return _proven(sides, found[1].groups, mending, texts, took, tried, say)
 
 
 def _texts(path: Path, report: DiffReport) -> dict[str, str]:
@@ -133,6 +135,7 @@ def _texts(path: Path, report: DiffReport) -> dict[str, str]:
 
 def _proven(
     sides: _Sides,
+    groups: Sequence[Group],
     mending: Mending,
     texts: Mapping[str, str],
     took: float,
@@ -145,7 +148,7 @@ def _proven(
     if not mending.mended:
         return Fixed(likely, texts, texts, False, tried)
     say("comparing the mended programs in another process")
-    proof = _proof(sides, after, _MOST_TIMES * took + _MORE_SECONDS)
+    proof = _proof(sides, groups, after, _MOST_TIMES * took + _MORE_SECONDS)
     agrees = proof.ok and proof.elsewhere is not False
     fixes = [
         _fix(m, proven=agrees or _is_gone(m.difference, proof), evidence=_said(m.difference, proof))
@@ -207,13 +210,14 @@ _NAMES = {
 }
 
 
-def _proof(sides: _Sides, texts: Mapping[str, str], seconds: float) -> Proof:
+def _proof(sides: _Sides, groups: Sequence[Group], texts: Mapping[str, str], seconds: float) -> Proof:
     """Compare the programs in another process, which an interrupt ends, too."""
     task = Task(
         left=(str(sides.fixed.path), sides.fixed.function),
         right=(str(sides.changed.path), sides.changed.function),
         texts=texts,
         steps=sides.steps,
+        results=tuple((*key, number) for key, number in counts_of(groups).items()),
         paths=tuple(sys.path),
     )
     command = [sys.executable, "-P", "-m", "stablenum.commands.diff.proof"]

@@ -26,6 +26,7 @@ class Task:
         left, right: the file and the function of each side; the function is "" for a recording.
         texts: the changed text of each file from which the right program is made, by its real path.
         steps: how many training steps; None for as many as a recording has, or one.
+        results: how many results of each kind and step were compared before, as (kind, step, number).
         paths: where modules are looked for.
     """
 
@@ -33,6 +34,7 @@ class Task:
     right: tuple[str, str]
     texts: Mapping[str, str]
     steps: int | None
+    results: tuple[tuple[str, int, int], ...]
     paths: tuple[str, ...]
 
 
@@ -41,7 +43,7 @@ class Proof:
     """What the comparison has shown.
 
     Attributes:
-        ok: whether the programs agree.
+        ok: whether the programs agree, in at least as many results as before.
         elsewhere: whether they do so at other weights, too; None if that is not known.
         differences: the lines of each difference, left and right.
         results: how many results of each kind were compared.
@@ -60,7 +62,7 @@ def proof_of(task: Task) -> Proof:
     from stablenum.commands.diff.pair import Origin, built, executed
     from stablenum.diagnosis.diff.compare import examined
     from stablenum.diagnosis.diff.lockfile.loading import load_program
-    from stablenum.diagnosis.diff.mending.trials import agree_elsewhere
+    from stablenum.diagnosis.diff.mending.trials import agree_elsewhere, counts_of, lacks
 
     path, function = Path(task.left[0]), task.left[1]
     weights: Any = "match"
@@ -73,6 +75,9 @@ def proof_of(task: Task) -> Proof:
     made = built(Origin(Path(task.right[0]), task.right[1]), task.texts)
     weights = made.namespace.get("weights", weights)
     report, comparison = examined(left, made.program, weights, task.steps)
+    before = Counter({(kind, step): number for kind, step, number in task.results})
+    if lacks(counts_of(comparison.groups), before):
+        return Proof(error="fewer results are compared with the changes than without them.")
     elsewhere = None
     if report.ok:
         elsewhere = agree_elsewhere(comparison.left, comparison.right, comparison.weights)

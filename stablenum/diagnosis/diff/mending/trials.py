@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from stablenum.diagnosis.diff.weights.given import Weights
 from stablenum.diagnosis.diff.weights.optimizer_states import continued
 from stablenum.diagnosis.diff.weights.weights import WeightMap
 
-__all__ = ["Trial", "Trials", "agree_elsewhere"]
+__all__ = ["Trial", "Trials", "agree_elsewhere", "counts_of", "lacks"]
 
 # The other weights at which programs must agree, too, lie so far from their own, in parts of each of them and
 # of the size of all of a parameter. Chosen: far above rounding, and too little to turn a training around.
@@ -65,6 +66,7 @@ class Trials:
         self._prints = comparison.right.prints
         self._first = comparison.differing
         self.differing = 0 if self._first is None else len(self._first.differing)
+        self._counts = counts_of(comparison.groups)
         self._sought, self._until = self._seen_early(comparison)
         self.shared = _shared(comparison)
 
@@ -87,6 +89,8 @@ class Trials:
             return None
         side.arrays = arrays_of(side, {r.value for r in side.play.results})
         groups = groups_of(self._left, side, mapped)
+        if lacks(counts_of(groups), self._counts):
+            return None
         if any(g.differing for g in groups) and self._differing(groups) < self.differing:
             # What rounding explains is known only with noise, which takes as long once more.
             side = measured(program, weights=arrays, steps=self._left.steps)
@@ -146,6 +150,22 @@ class Trials:
         if self._weights != "as they are":
             program, _ = continued(left.program, program, mapped, lambda p: recorded(p, "right", steps))
         return program, mapped, arrays
+
+
+def counts_of(groups: Iterable[Group]) -> Counter[tuple[str, int]]:
+    """Return how many results of each kind and training step are compared."""
+    return Counter({(g.kind, g.step): len(g.pairs) for g in groups})
+
+
+def lacks(found: Counter[tuple[str, int]], wanted: Counter[tuple[str, int]]) -> bool:
+    """Return whether fewer results are compared than should be: what is not compared does not differ, so that
+    to leave out an optimizer would mend its updates.
+
+    Example:
+        >>> lacks(Counter({("loss", 1): 1}), Counter({("loss", 1): 1, ("updated", 1): 3}))
+        True
+    """
+    return not wanted <= found
 
 
 def _among(mark: tuple[Fingerprint, float], prints: Sequence[Fingerprint]) -> bool:
