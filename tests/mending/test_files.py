@@ -85,6 +85,8 @@ def test_edits_are_written_as_their_author_would():
         ('"""Doc."""\ny = a / b\n', '"""Doc."""\nimport safe\ny = safe.divide(a, b)\n'),
         ("y = a / b", "import safe\ny = safe.divide(a, b)"),
         ("import safe\ny = a / b\n", "import safe\ny = safe.divide(a, b)\n"),
+        ("#!/bin/sh\n# coding\ny = a / b\n", "#!/bin/sh\n# coding\nimport safe\ny = safe.divide(a, b)\n"),
+        ("import os\r\ny = a / b\r\n", "import os\r\nimport safe\r\ny = safe.divide(a, b)\r\n"),
     ],
 )
 def test_an_import_gets_a_line_of_its_own(source, expected):

@@ -78,3 +78,26 @@ def test_variables_and_functions_that_nothing_uses():
     tree = Tree(SOURCE)
     assert tree.variables_at(18) == ("z", "y", "x")
     assert tree.unused == ("step", "forgotten")
+
+
+@pytest.mark.parametrize(
+    ("source", "runs"),
+    [
+        ("y = f(x)\n", True),
+        ("print(x)\n", False),
+        ("shutil.rmtree(folder)\n", False),
+        ("ok = os.replace(a, b)\n", False),
+        ("x = torch.load(open(name))\n", False),
+        ("done = model.save_weights(path)\n", False),
+        ("if x > limit:\n    y = 1\n", True),
+        ("with open(name) as file:\n    y = 1\n", False),
+    ],
+)
+def test_what_acts_on_files_is_not_run_with_a_change(source, runs):
+    tree = Tree(source)
+    assert tree.may_run_otherwise(tree.statements[0]) is runs
+
+
+def test_a_form_feed_ends_no_line():
+    tree = Tree("a = 1\n\x0c\nb = 2\nc = 30\n")
+    assert tree.with_node(expression(tree, 4, "30"), cst.Integer("7")) == "a = 1\n\x0c\nb = 2\nc = 7\n"

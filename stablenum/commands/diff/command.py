@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from stablenum.commands.changes import apply, check_write
+from stablenum.commands.changes import Write, apply, check_write
 from stablenum.commands.outputs import MENDED, check_folder, check_suffix, check_target
 from stablenum.commands.reports import about, write_reports
 from stablenum.commands.terminal import Terminal, say
@@ -73,12 +73,7 @@ def diff(
             help="Look for a change of one side's source with which they agree, and show it as a patch.",
         ),
     ] = False,
-    write: Annotated[
-        bool,
-        typer.Option(
-            "--write", help="With --fix: write the change if it is proven; a copy is kept beside it."
-        ),
-    ] = False,
+    write: Write = False,
     json: Annotated[
         Path | None, typer.Option(help="Write the report as strict JSON.", show_default=False)
     ] = None,
@@ -111,7 +106,7 @@ def diff(
     Experimental: the names of causes and the JSON may change in a minor version.
 
     The exit code is 0 if the programs agree, 1 if they differ, 2 if they cannot be compared, and 4 if they
-    differ and --fix has found a change that is proven.
+    differ and --fix has found changes with which they are proven to agree.
     """
     # They import NumPy, and the help is shown without it.
     from stablenum.commands.diff.pair import FILES, failed, load_pair, load_sides
@@ -154,7 +149,7 @@ def diff(
 
 def _fixed(pair: Pair, steps: int | None, side: str, begun: float) -> tuple[DiffReport, Fixed | None]:
     """Compare two programs, and look for a change of one if they differ."""
-    from stablenum.commands.diff.fixing import check_fixable, fixed
+    from stablenum.commands.diff.fixing import Fixed, check_fixable, fixed
     from stablenum.commands.diff.progress import shown
     from stablenum.diagnosis.diff.compare import examined
 
@@ -163,21 +158,26 @@ def _fixed(pair: Pair, steps: int | None, side: str, begun: float) -> tuple[Diff
         found = examined(pair.left, pair.right, pair.weights, steps, progress=progress)
     if found[0].ok:
         return found[0], None
+    took = time.monotonic() - begun
     with Terminal(stderr=True).status("looking for a change") as status:
-        took = time.monotonic() - begun
-        changes = fixed(
-            pair, found, steps, side=side, took=took, say=lambda text: status.update(escape(text))
-        )
+
+        def progress_of(text: str) -> None:
+            status.update(escape(text))
+
+        try:
+            changes = fixed(pair, found, steps, side=side, took=took, say=progress_of)
+        except Exception as error:  # noqa: BLE001  the comparison itself is whole
+            changes = Fixed.without(f"a change could not be looked for: {type(error).__name__}: {error}")
     return replace(found[0], fixes=changes.fixes), changes
 
 
 def _tell(changes: Fixed, *, write: bool) -> bool:
     """Say what has come of the changes, write them if that is asked for, and return whether the programs
     agree with what is proven."""
-    if any(f.proven for f in changes.fixes):
+    if changes.agrees:
         apply(changes.before, changes.after, write=write, say=lambda text: say(text, err=True))
     else:
-        say(f"no change is proven: {changes.tried}", err=True)
+        say(f"no change is proven, and nothing was written: {changes.tried}", err=True)
     return changes.agrees
 
 

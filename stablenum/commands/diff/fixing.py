@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stablenum.commands.diff.pair import FILES, Origin, Pair, built
-from stablenum.commands.diff.proof import Proof, Task
+from stablenum.commands.diff.proof import Proof, Task, places_of
 from stablenum.diagnosis.diff.compare import examined
 from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.mending.proposals import lines_of
@@ -49,6 +49,11 @@ class Fixed(NamedTuple):
     after: Mapping[str, str]
     agrees: bool
     tried: str
+
+    @classmethod
+    def without(cls, why: str) -> Fixed:
+        """Return that nothing was found, and why."""
+        return cls((), {}, {}, False, why)
 
 
 @dataclass(slots=True)
@@ -149,13 +154,10 @@ def _proven(
         return Fixed(likely, texts, texts, False, tried)
     say("comparing the mended programs in another process")
     proof = _proof(sides, groups, after, _MOST_TIMES * took + _MORE_SECONDS)
-    agrees = proof.ok and proof.elsewhere is not False
-    fixes = [
-        _fix(m, proven=agrees or _is_gone(m.difference, proof), evidence=_said(m.difference, proof))
-        for m in mending.mended
-    ]
-    kept = after if all(f.proven for f in fixes) else texts
-    return Fixed((*fixes, *(() if agrees else likely)), texts, kept, agrees, tried)
+    fixes = tuple(_fix(m, proven=proof.proven, evidence=_said(m.difference, proof)) for m in mending.mended)
+    if proof.proven:
+        return Fixed(fixes, texts, after, True, tried)
+    return Fixed((*fixes, *likely), texts, texts, False, tried)
 
 
 # Of changes with which programs agree at their own weights only, so many are shown. Chosen, not measured.
@@ -176,18 +178,12 @@ def _fix(mended: Mended, *, proven: bool, evidence: str) -> Fix:
     )
 
 
-def _is_gone(difference: Difference, proof: Proof) -> bool:
-    """Return whether a difference is no longer there, where others still are."""
-    places = tuple("" if p is None else p.where for p in (difference.left, difference.right))
-    return not proof.error and not proof.ok and places not in proof.differences
-
-
 def _said(difference: Difference, proof: Proof) -> str:
     """Return what the other process has shown, in a sentence."""
     if proof.error:
         return f"In a process of its own it could not be tried: {proof.error}"
     if not proof.ok:
-        gone = _is_gone(difference, proof)
+        gone = places_of(difference) not in proof.differences
         where = " and ".join(filter(None, proof.differences[0])) if proof.differences else ""
         return (
             f"In a process of its own, the programs no longer part at this place; they part at {where}."
@@ -234,6 +230,9 @@ def _proof(sides: _Sides, groups: Sequence[Group], texts: Mapping[str, str], sec
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         return Proof(error=f"the process ended with the code {done.returncode}. {last}".strip())
-    found = json.loads(done.stdout)
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        return Proof(error="the process gave no answer.")
     places = tuple((a, b) for a, b in found["differences"])
     return replace(Proof(), **{**found, "differences": places})

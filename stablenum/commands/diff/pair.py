@@ -106,7 +106,7 @@ def built(origin: Origin, texts: Mapping[str, str]) -> Built:
     """
     path = origin.path.resolve()
     before = dict(sys.modules)
-    own = _own_modules(path.parent, ()) if set(texts) - {str(path)} else [path.stem]
+    own = {path.stem, *_own_modules(path.parent, ())}
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         try:
             with redirect_stdout(nowhere), redirect_stderr(nowhere), edited(texts):

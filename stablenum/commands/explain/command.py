@@ -10,7 +10,6 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 
 from stablenum.commands.changes import Write, apply, check_write
-from stablenum.commands.explain.edit_runs import texts_of
 from stablenum.commands.explain.options import (
     Arguments,
     AsModule,
@@ -171,10 +170,9 @@ def _change(explained: Explained, report: Report, say: Callable[[str], None], *,
         say(fixed.evidence)
         for line in fixed.patch.splitlines():
             say_line(line)
-    if not all(f.proven for f in report.fixes):
+    if explained.texts is None or not all(f.proven for f in report.fixes):
         return 1
-    before, after = texts_of(explained.edits)
-    apply(before, after, write=write, say=say)
+    apply(explained.texts.before, explained.texts.after, write=write, say=say)
     return MENDED
 
 

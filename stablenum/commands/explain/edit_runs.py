@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from stablenum.commands.explain.process import Running
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.edits import Edit
 from stablenum.diagnosis.edits.bounds import bounded
+from stablenum.diagnosis.edits.edit import StaleEditError
+from stablenum.diagnosis.edits.files import readable
 from stablenum.diagnosis.edits.fix import Fix, patch_of
 from stablenum.diagnosis.edits.safe_forms import edits_for
 from stablenum.diagnosis.edits.written import written
@@ -19,7 +22,7 @@ from stablenum.diagnosis.replay.causes import NOTHING_TO_TRY
 from stablenum.diagnosis.watch.edit_trials import Tried, steps_of_trial, tried
 from stablenum.diagnosis.watch.plan import Outcome, Plan, again_from
 
-__all__ = ["texts_of", "with_edits_tried"]
+__all__ = ["Texts", "with_edits_tried"]
 
 # Each trial is a run of the script. Of the planted failures, none needs more than two changes.
 _MOST_TRIALS, _MOST_EDITS = 2, 3
@@ -39,10 +42,11 @@ def with_edits_tried(
     say: Callable[[str], object],
     *,
     took: float,
-) -> tuple[Report, tuple[Edit, ...]]:
+) -> tuple[Report, Texts | None]:
     """Return the report with an edit that helps, and what its trial has shown; if none does, with the reason
     for which nothing is offered. If the script then fails in another place, an edit of that place is tried
-    together with the first. Return also the edits that help.
+    together with the first. Return also the texts that the edits change, if
+    these are of files that may be changed.
 
     Args:
         plan: how the script is run.
@@ -53,45 +57,61 @@ def with_edits_tried(
         took: how many seconds the runs so far have taken.
     """
     if report.ok or first.failure is None or not report.findings:
-        return report, ()
+        return report, None
     edits, why = _proposed(report, ())
     if not edits:
-        return (report.untried(why) if why else report), ()
+        return (report.untried(why) if why else report), None
     trials, seen = _Trials(plan, first, run, say, _TIMES_AS_LONG * took + _MORE_SECONDS), list[str]()
     for edit in edits[:_MOST_TRIALS]:
         result, applied = trials.of((edit,))
         if result.helps:
             changes = "this change" if len(applied) == 1 else f"these {len(applied)} changes"
             said = f"tried: with {changes} {result.said}"
-            tried = report.with_trial(said, patch=_shown(applied))
-            return replace(tried, fixes=(_fix(report, applied, result),)), applied
+            tried, texts = report.with_trial(said, patch=_shown(applied)), _texts(plan, applied)
+            if texts is None:
+                return tried, None
+            return replace(tried, fixes=(_fix(report, applied, result, texts),)), texts
         seen.append(f"with {_in_one_line(edit)}, {result.said}")
     vain = "; ".join(seen)
     vainly = report.without_function()
-    return vainly.with_trial(f"not tried; a change of the line was, in vain: {vain}"), ()
+    return vainly.with_trial(f"not tried; a change of the line was, in vain: {vain}"), None
 
 
-def _fix(report: Report, edits: tuple[Edit, ...], result: Tried) -> Fix:
+def _fix(report: Report, edits: tuple[Edit, ...], result: Tried, texts: Texts) -> Fix:
     """Return edits that help as a fix."""
-    before, after = texts_of(edits)
     changes = [
         f"{Path(e.file).name}:{e.span[0]}: {' '.join(e.before.split())} becomes {_in_one_line(e)}"
         for e in edits
     ]
     return Fix(
-        patch=patch_of(before, after),
+        patch=patch_of(texts.before, texts.after),
         explanation=f"{'; '.join(changes)} ({report.verdict.cause.value})",
         proven=result.proven,
         evidence=f"In another run of the script, {result.said}.",
     )
 
 
-def texts_of(edits: Sequence[Edit]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the text of each file that edits change, before and after."""
-    files = dict.fromkeys(str(Path(e.file).resolve()) for e in edits)
-    before = {file: Path(file).read_bytes().decode() for file in files}
-    own = {file: [e for e in edits if str(Path(e.file).resolve()) == file] for file in files}
-    return before, {file: written(before[file], own[file]) for file in files}
+class Texts(NamedTuple):
+    """The text of each file that edits change, by its path, before and after."""
+
+    before: dict[str, str]
+    after: dict[str, str]
+
+
+def _texts(plan: Plan, edits: Sequence[Edit]) -> Texts | None:
+    """Return the texts that edits change; None if one of the files lies outside the folder of the script, or
+    behind a link, or is not the one that was run."""
+    folder = Path.cwd() if plan.module else Path(plan.script).resolve().parent
+    files = dict.fromkeys(e.file for e in edits)
+    before = {file: text for file in files if (text := readable(Path(file), folder)) is not None}
+    if len(before) < len(files):
+        return None
+    try:
+        after = {file: written(before[file], [e for e in edits if e.file == file]) for file in files}
+    except StaleEditError:
+        return None
+    paths = {file: str(Path(file).resolve()) for file in files}
+    return Texts({paths[f]: before[f] for f in files}, {paths[f]: after[f] for f in files})
 
 
 class _Trials:

@@ -14,12 +14,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from stablenum._support.interrupts import and_restore
-from stablenum.commands.explain.edit_runs import with_edits_tried
+from stablenum.commands.explain.edit_runs import Texts, with_edits_tried
 from stablenum.commands.explain.process import Running
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.checkup.remedies import Remedy, outcome_of, resumed
 from stablenum.diagnosis.checkup.report import Checkup
-from stablenum.diagnosis.edits import Edit
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum.diagnosis.watch.plan import Outcome, Plan, again_from
 
@@ -38,7 +37,7 @@ class Explained(NamedTuple):
         runs: the number of times the script ran.
         checkup: what may be wrong although nothing failed; None if nothing was measured.
         on_rank: the rank on which it failed first, of several; None if there is only one process.
-        edits: changes of the source with which another run was finite.
+        texts: the files with which another run was finite, before and after the change; None for none.
     """
 
     outcome: Outcome
@@ -46,7 +45,7 @@ class Explained(NamedTuple):
     runs: int
     checkup: Checkup | None = None
     on_rank: int | None = None
-    edits: tuple[Edit, ...] = ()
+    texts: Texts | None = None
 
 
 def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
@@ -64,8 +63,8 @@ def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
     if plan.record_from is not None:
         return found._replace(report=found.report.untried("--once allows one run"))
     run, took = partial(run_once, shown=False), time.monotonic() - begun
-    report, edits = with_edits_tried(plan, found.outcome, found.report, run, say, took=took)
-    return found._replace(report=report, edits=edits)
+    report, texts = with_edits_tried(plan, found.outcome, found.report, run, say, took=took)
+    return found._replace(report=report, texts=texts)
 
 
 def _explain(plan: Plan, say: Callable[[str], object]) -> Explained:

@@ -36,7 +36,7 @@ def write_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[t
 
     Raises:
         StaleEditError: a file is no longer what it was, or is behind a link. Nothing is written then.
-        OSError: a file cannot be written; it is as it was.
+        OSError: a file cannot be written; it is as it was, and those before it are changed.
     """
     changed = {Path(file): text for file, text in after.items() if text != before[file]}
     for path in changed:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from stablenum.diagnosis.edits.edit import StaleEditError
-
-__all__ = ["Fix", "Rewrite", "patch_of", "texts_after"]
+__all__ = ["Fix", "Rewrite", "lines_in", "patch_of", "texts_after"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +48,21 @@ class Rewrite:
     new: str
     kind: str
 
-    def applied(self, source: str) -> str:
-        """Return the source with the change.
-
-        Raises:
-            StaleEditError: the source is not the one for which the change was made.
-        """
-        if source != self.before:
-            raise StaleEditError(f"{self.file} has changed since it was read. Run the command again.")
-        return self.after
-
 
 def texts_after(rewrites: Iterable[Rewrite]) -> dict[str, str]:
     """Return the last text of each file that is changed."""
     return {r.file: r.after for r in rewrites}
+
+
+def lines_in(text: str) -> list[str]:
+    """Return the lines of a text as Python counts them, with their ends; a form feed, at which ``splitlines``
+    breaks, ends none.
+
+    Example:
+        >>> lines_in("a\\r\\n\\x0cb")
+        ['a\\r\\n', '\\x0cb']
+    """
+    return re.findall(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+", text)
 
 
 def patch_of(before: Mapping[str, str], after: Mapping[str, str]) -> str:
@@ -85,8 +85,6 @@ def patch_of(before: Mapping[str, str], after: Mapping[str, str]) -> str:
             continue
         short = os.path.relpath(file)
         name = file if short.startswith("..") else short.replace(os.sep, "/")
-        lines = difflib.unified_diff(
-            old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{name}", f"b/{name}"
-        )
+        lines = difflib.unified_diff(lines_in(old), lines_in(new), f"a/{name}", f"b/{name}")
         parts += [x if x.endswith("\n") else f"{x}\n\\ No newline at end of file\n" for x in lines]
     return "".join(parts)

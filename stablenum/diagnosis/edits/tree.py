@@ -11,6 +11,8 @@ from functools import cached_property
 import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, ParentNodeProvider, PositionProvider
 
+from stablenum.diagnosis.edits.fix import lines_in
+
 __all__ = ["Tree", "atom", "code_of", "dotted", "targets_of"]
 
 _ATOMS = (
@@ -74,8 +76,7 @@ class Tree:
     def __init__(self, text: str) -> None:
         wrapper = MetadataWrapper(cst.parse_module(text))
         self._text, self._body = text, wrapper.module.body
-        lines = text.splitlines(keepends=True)
-        self._starts = list(itertools.accumulate(map(len, lines), initial=0))
+        self._starts = list(itertools.accumulate(map(len, lines_in(text)), initial=0))
         self._ranges = wrapper.resolve(PositionProvider)
         self._parents = wrapper.resolve(ParentNodeProvider)
 
@@ -129,6 +130,18 @@ class Tree:
     def attributes(self, statement: cst.CSTNode) -> set[str]:
         """Return the attributes that a statement reads."""
         return {n.attr.value for n in self.expressions(statement) if isinstance(n, cst.Attribute)}
+
+    def may_run_otherwise(self, statement: cst.CSTNode) -> bool:
+        """Return whether a statement may be run with a change: it computes something, and nothing that it
+        calls reads, writes or removes files or ends the process, as far as names tell."""
+        small = statement.body if isinstance(statement, cst.SimpleStatementLine) else ()
+        if small and all(isinstance(part, cst.Expr) for part in small):
+            return False  # for its effect alone
+        return not any(
+            _EFFECTS & set(dotted(node.func).split(".")) or _last(node.func).startswith(_WRITES)
+            for node in self.expressions(statement)
+            if isinstance(node, cst.Call)
+        )
 
     def function_of(self, statement: cst.CSTNode) -> cst.FunctionDef | None:
         """Return the function around a statement, or itself; None if there is none."""
@@ -207,6 +220,29 @@ class Tree:
         begin = self._starts[at.start.line - 1] + at.start.column
         end = self._starts[at.end.line - 1] + at.end.column
         return f"{self._text[: begin - before]}{code_of(new)}{self._text[end + behind :]}"
+
+
+def _last(function: cst.BaseExpression) -> str:
+    name = function.attr if isinstance(function, cst.Attribute) else function
+    return name.value if isinstance(name, cst.Name) else ""
+
+
+# What acts on files and processes: modules, functions, and how the names of methods begin.
+_EFFECTS = {"os", "shutil", "subprocess", "sys", "open", "exec", "eval", "exit", "quit", "Path", "pathlib"}
+_WRITES = (
+    "save",
+    "write",
+    "dump",
+    "unlink",
+    "remove",
+    "rename",
+    "replace_",
+    "rmdir",
+    "rmtree",
+    "mkdir",
+    "touch",
+    "copy2",
+)
 
 
 def targets_of(statement: cst.CSTNode) -> set[str]:

@@ -24,19 +24,22 @@ def written(source: str, edits: Sequence[Edit]) -> str:
         x = m.divide(a, n)
         <BLANKLINE>
     """
+    ending = "\r\n" if "\r\n" in source else "\n"
+    source = source.replace("\r\n", "\n")  # as Python reads it
     text = source
     try:
         # From the last line to the first, so that no edit moves the lines of the next one.
         for edit in sorted(edits, key=lambda e: -e.span[0]):
             text = edit.replaced(text, edit.after)
     except StaleEditError:  # edits within one another
+        text = source
         for edit in edits:
             text = edit.applied(text)
-        return text
+        return text.replace("\n", ending)
     for module in dict.fromkeys(e.module for e in edits if e.module):
         if not imports(text, module):
             text = _with_import(text, module)
-    return text
+    return text.replace("\n", ending)
 
 
 def _with_import(source: str, module: str) -> str:
@@ -47,9 +50,9 @@ def _with_import(source: str, module: str) -> str:
     else:
         body = ast.parse(source).body
         first = body[0] if body and ast.get_docstring(ast.parse(source)) is not None else None
-        line = 0 if first is None or first.end_lineno is None else first.end_lineno
-    ending = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
+        comments = next((i for i, text in enumerate(lines) if not text.startswith("#")), len(lines))
+        line = comments if first is None or first.end_lineno is None else first.end_lineno
     if line and not lines[line - 1].endswith("\n"):
-        lines[line - 1] += ending
-    lines.insert(line, f"import {module}{ending}")
+        lines[line - 1] += "\n"
+    lines.insert(line, f"import {module}\n")
     return "".join(lines)

@@ -203,7 +203,8 @@ def _spots(tree: Tree, lines: Iterable[int]) -> Iterator[_Spot]:
         for inner in tree.within(function):
             ranked.setdefault(inner, _AROUND)
     line = numbers[0] if numbers else 1
-    for statement, distance in sorted(ranked.items(), key=lambda row: row[1]):
+    may_be = [(s, distance) for s, distance in ranked.items() if tree.may_run_otherwise(s)]
+    for statement, distance in sorted(may_be, key=lambda row: row[1]):
         nodes = sorted(tree.expressions(statement), key=lambda n: abs(tree.range_of(n).start.line - line))
         yield from (_Spot(node, distance) for node in nodes)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from linecache import getline
 from typing import Any, NamedTuple
@@ -12,7 +15,7 @@ from stablenum.diagnosis.diff.differences import Difference
 from stablenum.diagnosis.diff.mending.built import Built
 from stablenum.diagnosis.diff.mending.clues import Clues, clues_of
 from stablenum.diagnosis.diff.mending.proposals import lines_of, proposals
-from stablenum.diagnosis.diff.mending.trials import Trial, Trials
+from stablenum.diagnosis.diff.mending.trials import NOT_RUN, Trial, Trials
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.report.report import DiffReport
 from stablenum.diagnosis.diff.weights.given import Weights
@@ -27,6 +30,8 @@ _MOST_ROUNDS = 3
 # A change that helps makes so many more values equal than it makes unequal: some are equal by chance, such as
 # those that hold the signs of gradients. Chosen, not measured.
 _LOST = 4
+# A change may make a loop that does not end. Chosen: far above what a trial takes.
+_MOST_SECONDS = 60.0
 
 
 class Mended(NamedTuple):
@@ -83,7 +88,11 @@ def mended(
         say: called with messages about the progress.
     """
     mending, end = Mending(), time.monotonic() + seconds
-    namespace = build({}).namespace
+    made = build({})
+    if not Trials(found[1], weights).unchanged(made.program):
+        mending.ended = "the program is another one each time it is made: give its random numbers a seed"
+        return mending
+    namespace = made.namespace
     for _ in range(_MOST_ROUNDS):
         before = len(mending.mended)
         _round(mending, found, weights, texts, build, namespace, end, say)
@@ -130,7 +139,7 @@ def _round(
             if trial is None:
                 continue
             new = Mended(rewrite, difference)
-            if trial.agrees and trial.elsewhere is not False:
+            if trial.agrees and (trial.elsewhere or trials.recorded):
                 mending.mended.append(new)
                 mending.agrees = True
                 return
@@ -150,6 +159,26 @@ def _round(
             return
 
 
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in what takes longer, where that can be: in the main thread, and not on Windows."""
+    alarm = getattr(signal, "SIGALRM", None)
+    if alarm is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(alarm, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(alarm, before)
+
+
 def _tried(
     trials: Trials,
     build: Callable[[Mapping[str, str]], Built],
@@ -158,17 +187,19 @@ def _tried(
 ) -> Trial | None:
     """Return what the changed texts give; None if they are no program, or one that is not nearer."""
     try:
-        program = build(texts).program
-    except Exception:  # noqa: BLE001  a change may break a program in any way
+        with time_limit(_MOST_SECONDS):
+            program = build(texts).program
+    except (Exception, SystemExit):  # noqa: BLE001  a change may break a program in any way
         return None
     try:
-        return trials.of(program, targets)
+        with time_limit(_MOST_SECONDS):
+            return trials.of(program, targets)
     except _NOT_COMPARED:
         return None
 
 
 # What a program raises that runs otherwise, and a comparison of results that do not correspond.
-_NOT_COMPARED = (ProgramError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
+_NOT_COMPARED = (ProgramError, TimeoutError, *NOT_RUN)
 
 
 def _more_lines(comparison: Comparison, report: DiffReport, difference: Difference) -> list[str]:

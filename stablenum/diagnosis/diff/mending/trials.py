@@ -22,11 +22,12 @@ from stablenum.diagnosis.diff.weights.given import Weights
 from stablenum.diagnosis.diff.weights.optimizer_states import continued
 from stablenum.diagnosis.diff.weights.weights import WeightMap
 
-__all__ = ["Trial", "Trials", "agree_elsewhere", "counts_of", "lacks"]
+__all__ = ["NOT_RUN", "Trial", "Trials", "agree_elsewhere", "counts_of", "lacks", "same_results"]
 
-# The other weights at which programs must agree, too, lie so far from their own, in parts of each of them and
-# of the size of all of a parameter. Chosen: far above rounding, and too little to turn a training around.
-_OF_EACH, _OF_ALL = 0.2, 0.05
+# The other weights at which programs must agree, too, lie so far from their own, in parts of each of them,
+# and so much of that in parts of the largest of a parameter; nearer ones if these do not fit what was
+# recorded. Chosen: far above rounding, and too little to turn a training around.
+_SIZES, _OF_ALL = (0.2, 1e-3), 0.25
 # A momentum shows in the second step.
 _STEPS = 2
 # A changed program has so many values more before its loss than it had, or a tenth. Chosen, not measured.
@@ -62,13 +63,25 @@ class Trials:
     def __init__(self, comparison: Comparison, weights: Weights) -> None:
         self._left, self._weights = comparison.left, weights
         self._mapped, self._arrays = comparison.weights, comparison.right.weights
-        self._shapes = _shapes(comparison.right.program)
+        self._right, self._shapes = comparison.right, _shapes(comparison.right.program)
         self._prints = comparison.right.prints
         self._first = comparison.differing
         self.differing = 0 if self._first is None else len(self._first.differing)
         self._counts = counts_of(comparison.groups)
         self._sought, self._until = self._seen_early(comparison)
         self.shared = _shared(comparison)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the other side is a recording, which cannot be run at other weights."""
+        return isinstance(self._left.program, RecordedProgram)
+
+    def unchanged(self, program: Program) -> bool:
+        """Return whether a program that is made once more, without a change, is the one that was compared."""
+        program, _, arrays = self._carried(program)
+        return same_results(
+            self._right, measured(program, weights=arrays, steps=self._left.steps, noise=False)
+        )
 
     def of(self, program: Program, targets: Collection[int] = ()) -> Trial | None:
         """Return what a program gives; None if it is not nearer to the other side than before, as far as that
@@ -168,6 +181,14 @@ def lacks(found: Counter[tuple[str, int]], wanted: Counter[tuple[str, int]]) -> 
     return not wanted <= found
 
 
+def same_results(one: Side, other: Side) -> bool:
+    """Return whether two evaluations of one program give the same results."""
+    mine, theirs = (
+        {(r.kind, r.name, r.step): s.prints[r.value] for r in s.play.results} for s in (one, other)
+    )
+    return mine.keys() == theirs.keys() and all(distance(mine[k], theirs[k]) <= _ROUNDING for k in mine)
+
+
 def _among(mark: tuple[Fingerprint, float], prints: Sequence[Fingerprint]) -> bool:
     return any(distance(mark[0], p) <= mark[1] for p in prints)
 
@@ -185,33 +206,38 @@ def agree_elsewhere(left: Side, right: Side, mapped: WeightMap) -> bool | None:
     The updates of the second step may differ by one factor: a schedule that is outside of one program, as
     those of PyTorch are, goes on in the other one.
     """
-    live = not any(isinstance(s.program, RecordedProgram) for s in (left, right))
-    if not live or right.weights is None or not mapped.carried or mapped.shared:
+    if isinstance(left.program, RecordedProgram) or right.weights is None or not mapped.carried:
         return None
-    moved = _moved(left.program.parameters(), _trained(left))
     trains = any(r.kind == "updated" for r in right.play.results)
     steps = max(left.steps, _STEPS) if trains else left.steps
-    try:
-        sides = [
-            measured(left.program, weights=moved, steps=steps),
-            measured(right.program, weights={**right.weights, **mapped.of(moved)}, steps=steps),
-        ]
-    except Exception:  # noqa: BLE001  what was recorded need not fit other weights, which may choose other rows
-        return None
-    comparison = Comparison(sides[0], sides[1], mapped)
-    apart = [g for g in comparison.groups if g.differing]
-    if not apart:
-        return True
-    further = left.steps < steps and all(g.kind == "updated" and g.step == steps for g in apart)
-    return further and _but_for_rate(comparison.updates(apart[0]))
+    for size in _SIZES:
+        moved = _moved(left.program.parameters(), _trained(left), size)
+        try:
+            there = measured(left.program, weights=moved, steps=steps)
+        except NOT_RUN:
+            continue  # what was recorded need not fit other weights, which may choose other rows
+        arrays = {**right.weights, **mapped.of(moved)}
+        try:
+            comparison = Comparison(there, measured(right.program, weights=arrays, steps=steps), mapped)
+        except NOT_RUN:
+            return False
+        apart = [g for g in comparison.groups if g.differing]
+        further = left.steps < steps and all(g.kind == "updated" and g.step == steps for g in apart)
+        outside = left.program.framework != right.program.framework
+        return not apart or (further and outside and _but_for_rate(comparison.updates(apart[0])))
+    return None
+
+
+# What an evaluation raises whose recorded operations do not fit its values.
+NOT_RUN = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def _but_for_rate(updates: Sequence[Update]) -> bool:
-    """Return whether all updates of one side are one multiple of the other side's."""
+    """Return whether all updates of one side are one positive multiple of the other side's."""
     mine, theirs = (np.concatenate([np.ravel(getattr(u, n)) for u in updates]) for n in ("left", "right"))
     factor = float(mine @ theirs) / (float(theirs @ theirs) or 1.0)
     size = float(np.abs(mine).max(initial=0.0))
-    return bool(factor and size and np.abs(mine - factor * theirs).max() <= SAME_UPDATE * size)
+    return bool(factor > 0 and size and np.abs(mine - factor * theirs).max() <= SAME_UPDATE * size)
 
 
 def _trained(side: Side) -> set[str]:
@@ -221,17 +247,17 @@ def _trained(side: Side) -> set[str]:
     return found or {v.name for v in side.trace.values if v.role == "parameter"}
 
 
-def _moved(arrays: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+def _moved(arrays: Mapping[str, Any], names: Collection[str], size: float) -> dict[str, Any]:
     """Return arrays of which some are others near these: what is positive stays so."""
     random, found = np.random.default_rng(SEED), dict(arrays)
     for name in sorted(names):
         array = arrays[name]
         if array.dtype.kind != "f" or not np.isfinite(array).all():
             continue
-        moved = array * (1 + _OF_EACH * random.uniform(-1, 1, array.shape))
+        moved = array * (1 + size * random.uniform(-1, 1, array.shape))
         if not (array > 0).all():
-            size = float(np.abs(array).max(initial=0.0)) or 1.0
-            moved = moved + _OF_ALL * size * random.uniform(-1, 1, array.shape)
+            largest = float(np.abs(array).max(initial=0.0)) or 1.0
+            moved = moved + size * _OF_ALL * largest * random.uniform(-1, 1, array.shape)
         found[name] = moved.astype(array.dtype)
     return found
 
