@@ -15,7 +15,7 @@ __all__ = ["Write", "apply", "check_write"]
 
 Write = Annotated[
     bool,
-    typer.Option("--write", help="With --fix: write the change if it is proven; a copy is kept beside it."),
+    typer.Option("--write", help="With `--fix`: write the change if it is proven; a copy is kept beside it."),
 ]
 
 

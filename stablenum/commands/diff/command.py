@@ -61,8 +61,8 @@ def diff(
     side: Annotated[
         Side | None,
         typer.Option(
-            help="With RIGHT: call left() or right() instead of program(). With one file and --fix: the side "
-            "to change, by default the right one.",
+            help="With RIGHT: call left() or right() instead of program(). With one file and `--fix`: the "
+            "side to change, by default the right one.",
             show_default=False,
         ),
     ] = None,
@@ -98,15 +98,15 @@ def diff(
     given the parameters of the left one; which is which is found out, unless a file defines weights, which
     may be all that stablenum.diff takes as weights.
 
-    With --fix, small changes of the source are tried at the lines that differ, first those that the causes
-    suggest. What makes the programs agree is tried again in another process, at other weights and for more
-    steps, too; only then is it said to be proven. Nothing is written without --write, and only files in the
-    folder of the program are changed.
+    With `--fix`, small changes of the source are tried at the lines that differ, first those that the causes
+    suggest. What makes the programs agree is tried again in another process, at other weights and for one
+    more step, too; only then is it said to be proven. Nothing is written without `--write`, and only files in
+    the folder of the program are changed.
 
     Experimental: the names of causes and the JSON may change in a minor version.
 
     The exit code is 0 if the programs agree, 1 if they differ, 2 if they cannot be compared, and 4 if they
-    differ and --fix has found changes with which they are proven to agree.
+    differ and `--fix` has found changes with which they are proven to agree.
     """
     # They import NumPy, and the help is shown without it.
     from stablenum.commands.diff.pair import FILES, failed, load_pair, load_sides
