@@ -60,7 +60,7 @@ def test_what_is_not_mended_leaves_the_file_alone(tmp_path: Path) -> None:
     (tmp_path / "port.py").write_text(mistaken)
     found = run(tmp_path, "port.py", "--fix", "--write")
     assert found.returncode == 1
-    assert "no change is proven: " in found.stderr
+    assert "no change is proven, and nothing was written: " in found.stderr
     assert (tmp_path / "port.py").read_text() == mistaken
     assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["port.py"]
 

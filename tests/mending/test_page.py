@@ -40,7 +40,8 @@ def test_the_page_shows_how_a_port_is_mended() -> None:
     )
     block = re.search(r"^```text\n(Mended, proven.*?)\n```", PAGE, re.M | re.S)
     assert block is not None
-    assert block[1] in "\n".join(line.rstrip() for line in printed)
+    first = "\n".join(line.rstrip() for line in block[1].splitlines())
+    assert first in "\n".join(line.rstrip() for line in printed)
     assert (EXAMPLES / "port.py").read_text(encoding="utf-8") == before
 
 
@@ -48,7 +49,8 @@ def test_the_page_shows_how_a_port_is_mended() -> None:
 def test_the_page_shows_how_a_script_is_mended() -> None:
     done = run("explain", "train.py", "--fix")
     assert done.returncode == 4, done.stderr
-    assert "\n".join(shown("stablenum explain train.py --fix")) in done.stdout
+    printed = "\n".join(line.rstrip() for line in done.stdout.splitlines())
+    assert "\n".join(shown("stablenum explain train.py --fix")) in printed
 
 
 def test_the_instructions_for_agents_are_installed() -> None:

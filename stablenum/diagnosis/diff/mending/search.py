@@ -84,10 +84,10 @@ def mended(
         texts: the source of each file that may be changed.
         build: makes the right program from changed sources, given by file; whatever it raises ends a trial.
         again: compares the left program with the right one as it is made from changed sources.
-        seconds: for so long, changes are tried.
+        seconds: for so long, changes are tried for one difference.
         say: called with messages about the progress.
     """
-    mending, end = Mending(), time.monotonic() + seconds
+    mending = Mending()
     made = build({})
     if not Trials(found[1], weights).unchanged(made.program):
         mending.ended = "the program is another one each time it is made: give its random numbers a seed"
@@ -95,7 +95,7 @@ def mended(
     namespace = made.namespace
     for _ in range(_MOST_ROUNDS):
         before = len(mending.mended)
-        _round(mending, found, weights, texts, build, namespace, end, say)
+        _round(mending, found, weights, texts, build, namespace, seconds, say)
         if mending.agrees or len(mending.mended) == before or mending.ended:
             break
         say("comparing the programs again")
@@ -113,13 +113,14 @@ def _round(
     texts: Mapping[str, str],
     build: Callable[[Mapping[str, str]], Built],
     namespace: Mapping[str, Any],
-    end: float,
+    seconds: float,
     say: Callable[[str], object],
 ) -> None:
     """Try changes for each difference of a report."""
     report, comparison = found
     trials = Trials(comparison, weights)
     shared, differing = trials.shared, trials.differing
+    end = time.monotonic() + seconds
     for number, difference in enumerate(report.differences, 1):
         best: tuple[int, Mended, Trial] | None = None
         targets = _targets(comparison, difference)
@@ -154,6 +155,7 @@ def _round(
                     break
         if best is not None:
             mending.mended.append(best[1])
+            end = time.monotonic() + seconds  # for the next difference
             shared, differing = best[2].shared, best[2].differing
         if mending.ended:
             return
