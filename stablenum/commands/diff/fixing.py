@@ -28,9 +28,9 @@ from stablenum.diagnosis.edits.fix import Fix, patch_of, texts_after
 
 __all__ = ["Fixed", "check_fixable", "fixed"]
 
-# Changes are tried for so many times as long as the command took so far. With the proof, which takes less
-# than that, a command with --fix takes up to three times as long as one without. The proof is given up after
-# so many times as long, and so many seconds more. Chosen.
+# Changes for a difference are tried for so many times as long as the command took so far. With the proof,
+# which takes less than that, --fix takes up to three times as long for one difference. The proof is given up
+# after so many times as long, and so many seconds more. Chosen.
 _TIMES, _MOST_TIMES, _MORE_SECONDS = 1.2, 5.0, 120.0
 
 
@@ -107,7 +107,6 @@ def fixed(
         side: "left" or "right", the side that is changed.
         took: how many seconds the command took so far.
         say: called with messages about the progress.
-
     """
     origins = pair.origins if side == "right" else pair.origins[::-1]
     sides = _Sides(*origins, pair.left if side == "right" else pair.right, pair.weights, steps)

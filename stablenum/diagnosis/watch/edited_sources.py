@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import CodeType
 from typing import Any
@@ -32,32 +32,43 @@ def compiled(path: str, edits: Sequence[Edit]) -> CodeType:
 
 def install(edits: Sequence[Edit]) -> None:
     """Give modules that are imported from now on the edits that are for them."""
-    plain = importlib.machinery.SourceFileLoader.get_code
 
-    def get_code(self: Any, fullname: str) -> CodeType | None:
-        path = self.get_filename(fullname)
-        if any(_same(edit.file, path) for edit in edits):
-            return compiled(path, edits)
-        return plain(self, fullname)
+    def code_for(path: str) -> CodeType | None:
+        return compiled(path, edits) if any(_same(edit.file, path) for edit in edits) else None
 
-    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+    _load_by(code_for)
 
 
 @contextmanager
 def edited(texts: Mapping[str, str]) -> Iterator[None]:
     """Give modules that are imported meanwhile other texts, by the real path of their file."""
-    plain = importlib.machinery.SourceFileLoader.get_code
 
-    def get_code(self: Any, fullname: str) -> CodeType | None:
-        path = self.get_filename(fullname)
+    def code_for(path: str) -> CodeType | None:
         text = texts.get(os.path.realpath(path))
-        return plain(self, fullname) if text is None else _compiled(text, path)
+        return None if text is None else _compiled(text, path)
 
-    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+    undo = _load_by(code_for)
     try:
         yield
     finally:
-        importlib.machinery.SourceFileLoader.get_code = plain  # type: ignore[method-assign]
+        undo()
+
+
+def _load_by(code_for: Callable[[str], CodeType | None]) -> Callable[[], None]:
+    """Import modules with the code that is given for their file, if any, and return what ends that."""
+    loader: Any = importlib.machinery.SourceFileLoader
+    plain = loader.get_code
+
+    def get_code(self: Any, fullname: str) -> Any:
+        code = code_for(self.get_filename(fullname))
+        return plain(self, fullname) if code is None else code
+
+    loader.get_code = get_code
+
+    def undo() -> None:
+        loader.get_code = plain
+
+    return undo
 
 
 def _compiled(source: bytes | str, path: str) -> CodeType:

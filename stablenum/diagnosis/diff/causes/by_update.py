@@ -21,7 +21,7 @@ from stablenum.diagnosis.diff.causes.formulas.update_laws import Law, law_of
 from stablenum.diagnosis.diff.places.results import Update
 from stablenum.diagnosis.diff.sides.equality import SAME_ENTRIES, SAME_UPDATE
 
-__all__ = ["Told", "cause_of_updates", "epsilon_like"]
+__all__ = ["Told", "cause_of_updates", "epsilon_like", "multiple_of"]
 
 # So many entries tell a law from others: one has three constants, rate, epsilon and decay.
 _FEWEST = 4
@@ -243,12 +243,12 @@ def _alike(a: float, b: float) -> bool:
 def _by_value(updates: Sequence[Update], unlike: Sequence[Update], known: _Known) -> Told | None:
     """One side clips each entry of the gradients to a number of the program, before an update that is linear
     in them. Gradients that one factor scales would fit any limit that is far below them."""
-    if all(_ratio(u.left - u.right, u.gradient) is not None for u in unlike):
+    if all(multiple_of(u.left - u.right, u.gradient) is not None for u in unlike):
         return None
     largest = max((float(np.abs(u.gradient).max()) for u in unlike if u.gradient.size), default=0.0)
     for limit in sorted(n for n in known.every if 0.0 < n < largest) if known.clip_named else ():
         cut = [np.clip(u.gradient, -limit, limit) - u.gradient for u in unlike]
-        factors = [_ratio(u.left - u.right, c) for u, c in zip(unlike, cut, strict=True)]
+        factors = [multiple_of(u.left - u.right, c) for u, c in zip(unlike, cut, strict=True)]
         told = [f for f in factors if f is not None]
         if len(told) == len(factors) and max(told) - min(told) <= SAME_UPDATE * max(map(abs, told)):
             side = "left" if told[0] < 0 else "right"
@@ -269,7 +269,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 def _decay(updates: Sequence[Update], unlike: Sequence[Update]) -> Told | None:
     """The difference is a multiple of the parameters: weight decay."""
-    fits = [_ratio(u.left - u.right, u.parameter) for u in unlike]
+    fits = [multiple_of(u.left - u.right, u.parameter) for u in unlike]
     if not fits or any(f is None and u.differs for u, f in zip(unlike, fits, strict=True)):
         return None
     changed = [u.right + (f or 0.0) * u.parameter for u, f in zip(unlike, fits, strict=True)]
@@ -321,7 +321,7 @@ def _named(updates: Sequence[Update]) -> str:
 def _factor(updates: Sequence[Update], unlike: Sequence[Update], known: _Known) -> Told | None:
     """The update of one side is a multiple of the other side's. What the factor is made of is certain only
     where the programs' own numbers give it, as a limit over a norm."""
-    added = [_ratio(u.left - u.right, u.gradient) for u in unlike]
+    added = [multiple_of(u.left - u.right, u.gradient) for u in unlike]
     if known.clip_named and all(f is not None for f in added):
         evidence = "The updates differ by a multiple of the gradient."
         own = [f for f in added if f is not None]
@@ -337,7 +337,7 @@ def _factor(updates: Sequence[Update], unlike: Sequence[Update], known: _Known) 
             return _CLIPPED._replace(evidence=evidence, made=made if sure else None)
         sure = _one_limit(unlike, ratios, _norm(updates), known)
         return _EACH_CLIPPED._replace(evidence=evidence, made=made if sure else None)
-    fits = [_ratio(u.left, u.right) for u in unlike]
+    fits = [multiple_of(u.left, u.right) for u in unlike]
     if any(f is None for f in fits):
         return None
     factors = [f for f in fits if f is not None]
@@ -413,7 +413,7 @@ def epsilon_like(updates: Sequence[Update]) -> Told | None:
     )
 
 
-def _ratio(a: Any, b: Any) -> float | None:
+def multiple_of(a: Any, b: Any) -> float | None:
     """Return c if a is c times b, element by element."""
     norm = float((b * b).sum())
     if not norm:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -260,7 +261,7 @@ def _moved_in(
 
 
 def operators(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
-    """Another operator, and a sign or a negation more."""
+    """Another operator or comparison."""
     if isinstance(node, cst.BinaryOperation):
         for other in _BINARY.get(type(node.operator), ()):
             yield node.with_changes(operator=_like(node.operator, other))
@@ -476,8 +477,6 @@ def _parameters(call: cst.Call, clues: Clues) -> list[inspect.Parameter]:
 
 def _named(module: str, function: str, clues: Clues) -> str:
     """Return how a function of a module is called here; "" if the module has none, or is not imported."""
-    import sys
-
     found = sys.modules.get(module)
     if found is None or not callable(getattr(found, function, None)):
         return ""

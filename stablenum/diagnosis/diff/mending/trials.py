@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stablenum.diagnosis.diff.causes.by_update import multiple_of
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.results import Group, Update, groups_of
-from stablenum.diagnosis.diff.sides.equality import SAME_UPDATE
 from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, distance
 from stablenum.diagnosis.diff.sides.play import SEED, Program
 from stablenum.diagnosis.diff.sides.recorded import RecordedProgram
@@ -235,9 +235,8 @@ NOT_RUN = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 def _but_for_rate(updates: Sequence[Update]) -> bool:
     """Return whether all updates of one side are one positive multiple of the other side's."""
     mine, theirs = (np.concatenate([np.ravel(getattr(u, n)) for u in updates]) for n in ("left", "right"))
-    factor = float(mine @ theirs) / (float(theirs @ theirs) or 1.0)
-    size = float(np.abs(mine).max(initial=0.0))
-    return bool(factor > 0 and size and np.abs(mine - factor * theirs).max() <= SAME_UPDATE * size)
+    factor = multiple_of(mine, theirs)
+    return factor is not None and factor > 0
 
 
 def _trained(side: Side) -> set[str]:
