@@ -1,0 +1,140 @@
+"""Changes of what is done: something less, a gradient stopped or not, a turn, a function around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from stablenum.diagnosis.diff.mending.clues import Clues
+from stablenum.diagnosis.diff.mending.nodes import (
+    COMMA,
+    MOST_GIVEN,
+    may_be_array,
+    name_of,
+    number,
+    resolved,
+    without,
+)
+from stablenum.diagnosis.edits.tree import atom, code_of
+
+__all__ = ["drops", "stops", "straight_through", "turns", "unstops", "wraps"]
+
+
+def drops(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
+    """A call, an operand, an index, a sign or an entry less, or all that is done to one variable."""
+    if isinstance(node, cst.Call):
+        first = next((a.value for a in node.args[:1] if a.keyword is None and not a.star), None)
+        if isinstance(node.func, cst.Attribute) and resolved(node.func.value, clues) is None:
+            yield node.func.value
+        if first is not None:
+            yield first
+        if len(node.args) > 1:
+            yield from (
+                node.with_changes(args=without(node.args, i))
+                for i, a in enumerate(node.args)
+                if a.keyword is None
+            )
+    elif isinstance(node, cst.BinaryOperation):
+        yield from (node.left, node.right)
+    elif isinstance(node, cst.UnaryOperation):
+        yield node.expression
+    elif isinstance(node, cst.Subscript) or (
+        isinstance(node, cst.Attribute) and node.attr.value in ("T", "mT")
+    ):
+        yield node.value
+    elif isinstance(node, cst.Tuple | cst.List) and len(node.elements) > 1:
+        for i in range(len(node.elements)):
+            yield node.with_changes(elements=without(node.elements, i))
+    if isinstance(node, cst.Call | cst.BinaryOperation):
+        yield from _variables(node, clues)
+
+
+def _variables(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
+    """Yield the variables in an expression that may be arrays, each once."""
+    found, waiting = dict[str, cst.BaseExpression](), list[cst.CSTNode]([node])
+    while waiting:
+        inner = waiting.pop(0)
+        if isinstance(inner, cst.Name) and may_be_array(inner, clues):
+            found.setdefault(inner.value, inner.with_changes(lpar=[], rpar=[]))
+        skipped = inner.attr if isinstance(inner, cst.Attribute) else None
+        skipped = inner.keyword if isinstance(inner, cst.Arg) else skipped
+        waiting += [child for child in inner.children if child is not skipped]
+    yield from found.values()
+
+
+def stops(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
+    """An expression through which no gradient passes."""
+    if not may_be_array(node, clues) or any(True for _ in unstops(node, clues)):
+        return
+    if clues.framework == "torch":
+        yield cst.Call(cst.Attribute(atom(node), cst.Name("detach")))
+        return
+    name = name_of("jax.lax", "stop_gradient", clues)
+    if name:
+        yield cst.Call(cst.parse_expression(name), [cst.Arg(node)])
+
+
+def unstops(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
+    """An expression through which a gradient passes that was stopped."""
+    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        return
+    name = node.func.attr.value
+    if name == "stop_gradient" and len(node.args) == 1:
+        yield node.args[0].value
+    elif name == "detach" and not node.args:
+        yield node.func.value
+
+
+def straight_through(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
+    """An expression whose gradient is that of another variable, x + stop(node - x)."""
+    if not may_be_array(node, clues):
+        return
+    for name in clues.variables:
+        if name != code_of(node):
+            inner = cst.BinaryOperation(atom(node), cst.Subtract(), cst.Name(name))
+            for stopped in stops(inner, clues):
+                yield cst.BinaryOperation(cst.Name(name), cst.Add(), stopped)
+
+
+def turns(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
+    """An expression transposed, flipped, or as its negation."""
+    if not may_be_array(node, clues):
+        return
+    own = atom(node)
+    yield cst.Attribute(own, cst.Name("T"))
+    for a, b in ((-1, -2), (1, 2)):
+        yield cst.Call(
+            cst.Attribute(own, cst.Name("swapaxes")),
+            [cst.Arg(number(a, whole=True), comma=COMMA), cst.Arg(number(b, whole=True))],
+        )
+    if clues.framework == "torch":
+        yield from (cst.parse_expression(f"{code_of(own)}.flip({axis})") for axis in (0, 1, -1))
+    else:
+        yield from (
+            cst.parse_expression(f"{code_of(own)}{cut}") for cut in ("[::-1]", "[:, ::-1]", "[..., ::-1]")
+        )
+    yield cst.UnaryOperation(cst.Minus(whitespace_after=cst.SimpleWhitespace("")), own)
+
+
+def wraps(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
+    """A function of the other side around an expression, and a number by which it is multiplied, divided or
+    moved."""
+    if not may_be_array(node, clues):
+        return
+    modules = ("jax.nn", "jax.numpy") if clues.framework == "jax" else ("torch", "torch.nn.functional")
+    for function in clues.functions:
+        name = next((n for m in modules if (n := name_of(m, function, clues))), "")
+        if name:
+            yield cst.Call(cst.parse_expression(name), [cst.Arg(node)])
+    own = atom(node)
+    if clues.ratio:
+        yield cst.BinaryOperation(
+            own, cst.Multiply(), number(clues.ratio, whole=clues.ratio == int(clues.ratio))
+        )
+    for given in clues.said[:MOST_GIVEN]:
+        for operator in (cst.Multiply(), cst.Divide(), cst.Add()):
+            yield cst.BinaryOperation(own, operator, number(given, whole=True))
+    yield cst.BinaryOperation(own, cst.Power(), cst.Integer("2"))
+    yield cst.BinaryOperation(own, cst.Add(), cst.Integer("1"))
+    yield cst.BinaryOperation(own, cst.Subtract(), cst.Integer("1"))
