@@ -9,10 +9,23 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from stablenum.diagnosis.diff.mending.clues import Clues, clues_of, short
+from stablenum.diagnosis.diff.mending.names import Held, names_seen
 from stablenum.diagnosis.diff.mending.operators import OPERATORS
 from stablenum.diagnosis.edits.tree import Tree
 
-NAMES = {"jax": jax, "jnp": jnp, "optax": optax, "torch": torch, "F": F, "HEADS": 4, "is_matrix": len}
+
+class Block:
+    def __call__(self, x, train=False):
+        return x
+
+
+NAMES = {
+    "jax": jax, "jnp": jnp, "optax": optax, "torch": torch, "F": F, "HEADS": 4, "is_matrix": len,
+    "Block": Block,
+}  # fmt: skip
+A23, A32 = Held("array", (2, 3)), Held("array", (3, 2))
+MASK = {"valid": Held("array", (2, 3), logical=True)}
+LIMIT = {"forgotten": ("LIMIT",)}
 
 
 def changed(kind, text, clues):
@@ -59,6 +72,18 @@ def changed(kind, text, clues):
         ("function", "optax.ema(0.9)", "optax.trace(0.9)", {}),
         ("variable", "q * dim ** -0.5", "q * (dim // HEADS) ** -0.5", {}),
         ("variable", "f(k, q)", "f(q, q)", {"variables": ("q", "k")}),
+        ("variable", "f(k, q)", "f(v, q)", {"variables": ("v", "m"), "held": {"k": A23, "v": A23, "m": A32}}),
+        ("exchange", 'jnp.einsum("bti,oi->bto", x, w)', 'jnp.einsum("bti,io->bto", x, w)', {}),
+        ("word", 'f(x, indexing="ij")', 'f(x, indexing="xy")', {}),
+        ("number", "f(x, axis=(1, 2))", "f(x, axis=(0, 1))", {}),
+        ("keyword", "optax.adam(1e-3)", "optax.adam(1e-3, eps=EPS)", {"forgotten": ("EPS",)}),
+        ("keyword", "Block(4)(x)", "Block(4)(x, train=train)", {"variables": ("train",)}),
+        ("function", "x.at[i].set(y)", "x.at[i].add(y)", {}),
+        ("operand", "f(x)", "f(x * HEADS ** 0.5)", {"operands": (("mul", 2.0),)}),
+        ("operand", "f(x)", "f(x / 0.3)", {"operands": (("div", 0.3),)}),
+        ("mask", "f(x)", 'f(jnp.where(valid, x, float("-inf")))', {"variables": ("valid",), "held": MASK}),
+        ("clip", "optax.sgd(0.1)", "optax.chain(optax.clip_by_global_norm(LIMIT), optax.sgd(0.1))", LIMIT),
+        ("clip", "optax.chain(a)", "optax.chain(optax.clip_by_global_norm(LIMIT), a)", LIMIT),
         ("exchange", "a - b", "b - a", {}),
         ("exchange", "jnp.concatenate([a, b])", "jnp.concatenate([b, a])", {}),
         ("exchange", "m[:, None, :, None]", "m[:, None, None, :]", {}),
@@ -110,6 +135,7 @@ def test_numbers_of_the_lines_come_first_and_those_of_both_sides_are_no_clue():
         ({1e-3, 1e-4}, {1e-3, 0.99999}),
         ["optimizer = AdamW(lr=1e-3, weight_decay=0.01)"],
         "optax.add_decayed_weights: mul",
+        [],
         {},
         "jax",
     )
@@ -130,3 +156,23 @@ def test_numbers_of_the_lines_come_first_and_those_of_both_sides_are_no_clue():
 )
 def test_a_keyword_leaves_the_end_of_a_call_as_it_is(before, after):
     assert after in changed("keyword", before, Clues(namespace=NAMES))
+
+
+def test_variables_that_cannot_stand_there_are_not_offered():
+    held = {"x": A23, "y": A32, "n": Held("number"), "p": Held("other"), "u": Held()}
+    clues = Clues(namespace=NAMES, variables=("y", "n", "p", "u"), held=held)
+    assert changed("variable", "f(x)", clues) == ["f(u)"]
+    assert "f(p.T)" not in changed("turn", "f(p)", clues)
+
+
+def test_names_are_watched_while_functions_run(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text("def run(x, n):\n    for y in (x, x[0], n):\n        z = y\n    return z\n")
+    code, names = compile(path.read_text(), str(path), "exec"), {}
+    exec(code, names)
+    with names_seen([str(path.resolve())]) as seen:
+        names["run"](torch.ones(2, 3) > 0, 2)
+    found = seen[str(path.resolve()), "run"]
+    assert found["x"] == Held("array", (2, 3), logical=True)
+    assert found["y"] == found["z"] == Held()
+    assert found["n"] == Held("number")

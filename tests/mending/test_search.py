@@ -91,17 +91,27 @@ def test_nothing_is_offered_where_no_small_change_helps(tmp_path: Path) -> None:
     assert found.ended == "the time for it was over"
 
 
+MOMENTUM = "optax.sgd(RATE, momentum=0.9)"
+CORRECTED = "optax.chain(optax.ema(0.9), optax.scale(-RATE))"
+
+
 @pytest.mark.parametrize(
-    ("mistake", "agrees"),
-    [((), True), ((("optax.sgd(RATE, momentum=0.9)", "optax.sgd(RATE)"),), False)],
-    ids=["none", "no momentum"],
+    ("mended", "before", "agrees"),
+    [
+        (MOMENTUM, MOMENTUM, True),
+        ("optax.sgd(RATE)", "optax.sgd(RATE)", False),  # in the first step, a momentum does nothing
+        (CORRECTED, CORRECTED, True),  # by a factor in the second step, as of a schedule that is elsewhere
+        (CORRECTED, CORRECTED.replace("0.9", "0.9, debias=False"), False),  # the change makes the factor
+    ],
+    ids=["equal", "no momentum", "a schedule", "a correction"],
 )
 def test_programs_must_agree_in_later_steps_too(
-    tmp_path: Path, mistake: tuple[tuple[str, str], ...], agrees: bool
+    tmp_path: Path, mended: str, before: str, agrees: bool
 ) -> None:
     path = tmp_path / "a_port.py"
-    path.write_text(with_mistakes(*mistake))
+    path.write_text(with_mistakes((MOMENTUM, mended)))
     pair = load_pair(path)
     report, comparison = examined(pair.left, pair.right)
-    assert report.ok  # in the first step, a momentum does nothing
-    assert agree_elsewhere(comparison.left, comparison.right, comparison.weights) is agrees
+    assert report.ok
+    unchanged = built(Origin(path, "right"), {str(path.resolve()): with_mistakes((MOMENTUM, before))}).program
+    assert agree_elsewhere(comparison.left, comparison.right, comparison.weights, unchanged) is agrees

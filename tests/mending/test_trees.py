@@ -101,3 +101,15 @@ def test_what_acts_on_files_is_not_run_with_a_change(source, runs):
 def test_a_form_feed_ends_no_line():
     tree = Tree("a = 1\n\x0c\nb = 2\nc = 30\n")
     assert tree.with_node(expression(tree, 4, "30"), cst.Integer("7")) == "a = 1\n\x0c\nb = 2\nc = 7\n"
+
+
+def test_a_statement_comes_after_the_next_one():
+    tree = Tree("x = f(1)  # one\ny = g(\n    x,\n)\nfor i in y:\n    pass\n")
+    expected = "y = g(\n    x,\n)  # one\nx = f(1)\nfor i in y:\n    pass\n"
+    assert tree.with_next_first(tree.statement_at(1)) == expected
+    assert tree.with_next_first(tree.statement_at(2)) == ""  # a loop follows
+    assert tree.with_next_first(tree.statement_at(6)) == ""
+
+
+def test_constants_that_nothing_reads_were_forgotten():
+    assert Tree("RATE = 0.1\nEPS = 1e-5\nprint(RATE)\n").forgotten == ("EPS",)

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -151,12 +152,18 @@ def _forget(folder: Path, before: Collection[str]) -> None:
 
 def _own_modules(folder: Path, before: Collection[str]) -> list[str]:
     """Return the names of the modules that lie in a folder and were not there before."""
-    found = []
+    found, within = [], os.path.join(folder, "")
     for name in [n for n in sys.modules if n not in before]:
         file = getattr(sys.modules[name], "__file__", None)
-        if file is not None and Path(file).resolve().is_relative_to(folder) and not package_of(file):
+        if file is not None and _real(file).startswith(within) and not package_of(file):
             found.append(name)
     return found
+
+
+@cache
+def _real(file: str) -> str:
+    """Return the real path of a module's file: there are thousands of modules."""
+    return os.path.realpath(file)
 
 
 def load_program_of(path: Path, side: str | None) -> Program:

@@ -97,7 +97,9 @@ def proof_of(task: Task) -> Proof:
         again = measured(built(left_at, task.texts).program, steps=steps)
         if not same_results(comparison.left, again):
             return Proof(error="the changes are in code of both programs, and the other one changes, too.")
-    elsewhere = agree_elsewhere(comparison.left, right, comparison.weights) if report.ok else None
+    elsewhere = (
+        agree_elsewhere(comparison.left, right, comparison.weights, unchanged.program) if report.ok else None
+    )
     return Proof(
         ok=report.ok,
         elsewhere=elsewhere,

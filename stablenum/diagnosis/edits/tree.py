@@ -75,7 +75,7 @@ class Tree:
 
     def __init__(self, text: str) -> None:
         wrapper = MetadataWrapper(cst.parse_module(text))
-        self._text, self._body = text, wrapper.module.body
+        self.text, self._body = text, wrapper.module.body
         self._starts = list(itertools.accumulate(map(len, lines_in(text)), initial=0))
         self._ranges = wrapper.resolve(PositionProvider)
         self._parents = wrapper.resolve(ParentNodeProvider)
@@ -202,11 +202,34 @@ class Tree:
         return tuple(dict.fromkeys(reversed(found)))
 
     @cached_property
+    def forgotten(self) -> tuple[str, ...]:
+        """The constants of the module that nothing in the text reads."""
+        names = [name for s in self._body for name in sorted(targets_of(s)) if name.isupper()]
+        words = Counter(re.findall(r"\w+", self.text))
+        return tuple(n for n in names if words[n] == 1)
+
+    @cached_property
     def unused(self) -> tuple[str, ...]:
         """The functions of the module that nothing in the text names."""
         names = [s.name.value for s in self._body if isinstance(s, cst.FunctionDef)]
-        words = Counter(re.findall(r"\w+", self._text))
+        words = Counter(re.findall(r"\w+", self.text))
         return tuple(n for n in names if words[n] == 1 and n not in ("left", "right", "program"))
+
+    def with_next_first(self, statement: cst.CSTNode) -> str:
+        """Return the source with a statement after the next one; "" if no simple one follows it there."""
+        around = self.parent(statement)
+        body = list(getattr(around, "body", ()))
+        place = body.index(statement) if statement in body else len(body)
+        both = body[place : place + 2]
+        if len(both) < 2 or not all(isinstance(s, cst.SimpleStatementLine) for s in both):
+            return ""
+        spans = []
+        for at in (self._ranges[s] for s in both):
+            begin, end = (self._starts[p.line - 1] + p.column for p in (at.start, at.end))
+            spans.append((begin, end))
+        (a, b), (c, d) = spans
+        text = self.text
+        return f"{text[:a]}{text[c:d]}{text[b:c]}{text[a:b]}{text[d:]}"
 
     def with_node(self, old: cst.BaseExpression, new: cst.BaseExpression) -> str:
         """Return the source with another expression, in parentheses where it needs them."""
@@ -219,7 +242,7 @@ class Tree:
             new = atom(new)
         begin = self._starts[at.start.line - 1] + at.start.column
         end = self._starts[at.end.line - 1] + at.end.column
-        return f"{self._text[: begin - before]}{code_of(new)}{self._text[end + behind :]}"
+        return f"{self.text[: begin - before]}{code_of(new)}{self.text[end + behind :]}"
 
 
 def _last(function: cst.BaseExpression) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import libcst as cst
 
 from stablenum.diagnosis.diff.mending.clues import Clues
+from stablenum.diagnosis.diff.mending.names import Held
 from stablenum.diagnosis.diff.mending.nodes import (
     COMMA,
     MOST_GIVEN,
@@ -14,11 +15,12 @@ from stablenum.diagnosis.diff.mending.nodes import (
     name_of,
     number,
     resolved,
+    spelled,
     without,
 )
-from stablenum.diagnosis.edits.tree import atom, code_of
+from stablenum.diagnosis.edits.tree import atom, code_of, dotted
 
-__all__ = ["drops", "stops", "straight_through", "turns", "unstops", "wraps"]
+__all__ = ["clips", "drops", "masks", "operands", "stops", "straight_through", "turns", "unstops", "wraps"]
 
 
 def drops(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
@@ -115,6 +117,51 @@ def turns(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression
             cst.parse_expression(f"{code_of(own)}{cut}") for cut in ("[::-1]", "[:, ::-1]", "[..., ::-1]")
         )
     yield cst.UnaryOperation(cst.Minus(whitespace_after=cst.SimpleWhitespace("")), own)
+
+
+def operands(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
+    """An expression to which is done what the other side's line does with a number, such as a factor."""
+    if may_be_array(node, clues):
+        for operation, value in clues.operands:
+            yield cst.BinaryOperation(atom(node), _ARITHMETIC[operation](), spelled(value, clues))
+
+
+_ARITHMETIC: Mapping[str, type[cst.BaseBinaryOp]] = {
+    "mul": cst.Multiply,
+    "div": cst.Divide,
+    "add": cst.Add,
+    "sub": cst.Subtract,
+    "pow": cst.Power,
+}
+
+
+def masks(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
+    """An expression with the entries left out for which a variable does not hold."""
+    where = name_of("jax.numpy" if clues.framework == "jax" else "torch", "where", clues)
+    if not where or not may_be_array(node, clues):
+        return
+    for name in (n for n in clues.variables if clues.held.get(n, Held()).logical):
+        for filled in ('float("-inf")', "0.0"):
+            yield cst.parse_expression(f"{where}({name}, {code_of(node)}, {filled})")
+
+
+def clips(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
+    """An optimizer of optax whose gradients are clipped before, by a function of the file or of optax."""
+    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        return
+    made, module = resolved(node.func, clues), dotted(node.func.value)
+    if (
+        not (getattr(made, "__module__", None) or "").startswith("optax.")
+        or "schedule" in node.func.attr.value
+    ):
+        return
+    for function in (*clues.unused, f"{module}.clip_by_global_norm"):
+        for limit in (*clues.forgotten, *(code_of(spelled(n, clues)) for n in clues.new[:MOST_GIVEN])):
+            first = cst.Arg(cst.parse_expression(f"{function}({limit})"), comma=COMMA)
+            if node.func.attr.value == "chain":
+                yield node.with_changes(args=[first, *node.args])
+            else:
+                yield cst.parse_expression(f"{module}.chain({function}({limit}), {code_of(node)})")
 
 
 def wraps(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from stablenum.diagnosis.diff.mending.names import Held
+
 __all__ = ["Clues", "clues_of", "short"]
 
 # Numbers are the same that differ by less, as those of float32 do.
@@ -29,7 +31,10 @@ class Clues:
         strings: those on the other side's lines.
         functions: the functions that the other side's lines call.
         variables: those of the function around the line that is to be mended.
+        operands: what the other side's lines do with a number: the operation, such as "mul", and the number.
         unused: the functions of the file that nothing in it calls: one may have been forgotten.
+        forgotten: the constants of the file that nothing in it reads.
+        held: what the variables hold, as far as that is known.
         namespace: what the names of the module to be mended mean.
         framework: that of the side to be mended.
     """
@@ -42,7 +47,10 @@ class Clues:
     strings: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
+    operands: tuple[tuple[str, float], ...] = ()
     unused: tuple[str, ...] = ()
+    forgotten: tuple[str, ...] = ()
+    held: Mapping[str, Held] = field(default_factory=dict)
     namespace: Mapping[str, Any] = field(default_factory=dict)
     framework: str = "jax"
 
@@ -70,6 +78,7 @@ def clues_of(
     written: tuple[Collection[float], Collection[float]],
     lines: Iterable[str],
     operation: str | None,
+    operands: Iterable[tuple[str, float]],
     namespace: Mapping[str, Any],
     framework: str,
 ) -> Clues:
@@ -81,6 +90,7 @@ def clues_of(
         written: the numbers that the two sides compute with, in this order.
         lines: the other side's lines.
         operation: what the other side does there.
+        operands: as in ``Clues``, not yet shortened.
         namespace, framework: as in ``Clues``.
     """
     own, other = ([short(float(n)) for n in some if np.isfinite(n)] for some in written)
@@ -106,20 +116,24 @@ def clues_of(
         0.0 if values is None or not values[0] else short(values[1] / values[0]),
         tuple(dict.fromkeys(strings)),
         tuple(dict.fromkeys(functions)),
+        operands=tuple(dict.fromkeys((name, short(value)) for name, value in operands)),
         namespace=namespace,
         framework=framework,
     )
 
 
 def short(number: float) -> float:
-    """Return the shortest number that float32 does not tell from this one.
+    """Return the number that was written for this one: the shortest that float32 does not tell from it if it
+    is one of float32, else the nearest of 13 digits.
 
     Example:
-        >>> short(float(np.float32(0.1)))
-        0.1
+        >>> short(float(np.float32(0.1))), short(1 - 0.9), short(32**0.5)
+        (0.1, 0.1, 5.656854249492)
     """
-    near = float(str(np.float32(number)))
-    return near if np.isfinite(near) and _same(near, number) else number
+    near = np.float32(number)
+    if not np.isfinite(near):
+        return number
+    return float(str(near)) if float(near) == number else float(f"{number:.13g}")
 
 
 def _apart(a: float, b: float) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +23,7 @@ __all__ = [
     "number",
     "parameters_of",
     "resolved",
+    "spelled",
     "value_of",
     "with_last",
     "without",
@@ -42,6 +45,30 @@ def number(value: float, *, whole: bool) -> cst.BaseExpression:
     return cst.Float(repr(float(value)))
 
 
+def spelled(value: float, clues: Clues) -> cst.BaseExpression:
+    """Return a number by a constant of the module if one of its simple forms is it, else as it is written."""
+    for name, known in clues.namespace.items():
+        if not name.isupper() or isinstance(known, bool) or not isinstance(known, int | float) or known <= 0:
+            continue
+        if known > _TELLING or known == int(value):
+            for form, of in _FORMS:
+                if math.isclose(of(float(known)), value, rel_tol=_EXACT):
+                    return cst.parse_expression(form.format(name))
+    return number(value, whole=value == int(value))
+
+
+# Constants up to this one are found by chance in forms of others. Chosen.
+_TELLING = 2
+# Far below what float32 tells apart, and above rounding in float64. Chosen.
+_EXACT = 1e-10
+_FORMS: tuple[tuple[str, Callable[[float], float]], ...] = (
+    ("{}", lambda x: x),
+    ("{} ** 0.5", math.sqrt),
+    ("1 / {}", lambda x: 1 / x),
+    ("{} ** -0.5", lambda x: x**-0.5),
+)
+
+
 def value_of(node: cst.BaseExpression) -> int | float | None:
     """Return the value of a literal number, which may have a sign."""
     if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
@@ -61,8 +88,12 @@ def resolved(node: cst.BaseExpression, clues: Clues) -> Any:
 
 
 def parameters_of(call: cst.Call, clues: Clues) -> list[inspect.Parameter]:
-    """Return the parameters of a function that is called, if it is known."""
+    """Return the parameters of a function that is called, or of an object of a class that is, if it is
+    known."""
     function = resolved(call.func, clues)
+    if isinstance(call.func, cst.Call) and inspect.isclass(made := resolved(call.func.func, clues)):
+        method = getattr(made, "__call__" if clues.framework == "jax" else "forward", None)
+        function = None if method is None else functools.partial(method, None)
     with suppress(TypeError, ValueError):
         return [] if function is None else list(inspect.signature(function).parameters.values())
     return []
@@ -90,6 +121,8 @@ def may_be_array(node: cst.BaseExpression, clues: Clues) -> bool:
         return False
     if value_of(node) is not None:
         return False
+    if isinstance(node, cst.Name) and (held := clues.held.get(node.value)) is not None and held.kind:
+        return held.kind == "array"
     known = resolved(node, clues) if dotted(node) else None
     return not (inspect.ismodule(known) or callable(known) or isinstance(known, str | int | float | tuple))
 

@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 
 import libcst as cst
 
-from stablenum.diagnosis.diff.mending.amounts import drops, stops, straight_through, turns, unstops, wraps
+from stablenum.diagnosis.diff.mending.amounts import (
+    clips,
+    drops,
+    masks,
+    operands,
+    stops,
+    straight_through,
+    turns,
+    unstops,
+    wraps,
+)
 from stablenum.diagnosis.diff.mending.clues import Clues
 from stablenum.diagnosis.diff.mending.nodes import parameters_of, value_of
 from stablenum.diagnosis.diff.mending.order import exchanges, moves, operators
@@ -31,6 +41,9 @@ OPERATORS: Mapping[str, Operator] = {
     "straight_through": straight_through,
     "turn": turns,
     "wrap": wraps,
+    "operand": operands,
+    "mask": masks,
+    "clip": clips,
 }
 
 

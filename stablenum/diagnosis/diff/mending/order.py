@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +35,7 @@ _ORDERED = (cst.Subtract, cst.Divide, cst.MatrixMultiply, cst.Power, cst.FloorDi
 
 
 def exchanges(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
-    """Two operands, arguments or entries the other way round."""
+    """Two operands, arguments, entries or letters of an einsum the other way round."""
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, _ORDERED):
         yield node.with_changes(left=atom(node.right), right=atom(node.left))
     elif isinstance(node, cst.IfExp):
@@ -44,6 +46,18 @@ def exchanges(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpres
         yield from (node.with_changes(elements=some) for some in _swapped(node.elements, "value"))
     elif isinstance(node, cst.Subscript):
         yield from (node.with_changes(slice=some) for some in _swapped(node.slice, "slice"))
+    elif isinstance(node, cst.SimpleString) and "->" in node.value:
+        yield from (cst.SimpleString(text) for text in _subscripts(node.value))
+
+
+def _subscripts(text: str) -> Iterator[str]:
+    """Yield the subscripts of an einsum with two letters of one operand exchanged."""
+    for term in re.finditer(r"[A-Za-z]{2,}", text):
+        letters = term.group()
+        for i, j in itertools.combinations(range(len(letters)), 2):
+            turned = list(letters)
+            turned[i], turned[j] = turned[j], turned[i]
+            yield text[: term.start()] + "".join(turned) + text[term.end() :]
 
 
 def _swapped(parts: Sequence[Any], name: str) -> Iterator[list[Any]]:

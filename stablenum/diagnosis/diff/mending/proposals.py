@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import libcst as cst
 
 from stablenum.diagnosis.diff.differences import Difference, Location
 from stablenum.diagnosis.diff.mending.clues import Clues
+from stablenum.diagnosis.diff.mending.names import Names
 from stablenum.diagnosis.diff.mending.operators import OPERATORS, shows_number
 from stablenum.diagnosis.edits.fix import Rewrite
 from stablenum.diagnosis.edits.tree import Tree, code_of
@@ -28,17 +30,17 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "norm_axis": ("number", "keyword"),
     "running_statistics": ("number", "keyword"),
     "flipped_kernel": ("keyword", "number", "turn", "drop"),
-    "transposed_weight": ("turn", "drop", "number"),
+    "transposed_weight": ("exchange", "turn", "drop", "number"),
     "head_split_order": ("exchange", "number", "function", "turn"),
     "entry_order": ("exchange", "turn", "drop", "number"),
     "other_input": ("exchange", "variable", "drop", "number", "function"),
     "rotary_layout": ("exchange", "function", "number"),
     "scale": ("number", "variable", "drop", "wrap", "keyword", "operator", "exchange"),
-    "mask_missing": ("operator", "exchange", "number", "keyword", "function"),
+    "mask_missing": ("mask", "operator", "exchange", "number", "keyword", "function"),
     "mask_shifted": ("operator", "number", "keyword", "function"),
     "mask_added": ("number", "operator", "function"),
     "padding": ("word", "number", "keyword", "exchange"),
-    "pooling_count": ("keyword", "number"),
+    "pooling_count": ("keyword", "number", "mask"),
     "resize_mode": ("word", "keyword", "number"),
     "softmax_axis": ("number", "keyword"),
     "reduction": ("function", "number", "keyword", "drop", "wrap"),
@@ -58,7 +60,7 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "momentum_dampening": ("function", "keyword", "number"),
     "nesterov": ("number", "keyword"),
     "schedule_offset": ("number", "wrap", "keyword", "drop"),
-    "clip_missing": ("number", "exchange", "function", "keyword"),
+    "clip_missing": ("clip", "number", "exchange", "function", "keyword"),
     "clip_per_tensor": ("function", "number"),
     "clip_epsilon": ("number", "keyword"),
     "loss_scale_left_in": ("number", "drop", "wrap"),
@@ -73,17 +75,19 @@ FORMS: Mapping[str, tuple[str, ...]] = {
         "variable",
         "wrap",
     ),
-    "missing_operation": ("wrap", "turn", "keyword", "number"),
+    "missing_operation": ("wrap", "turn", "keyword", "number", "mask"),
     "extra_operation": ("drop", "keyword", "number"),
 }  # fmt: skip
 # What a change costs that is of no kind which the cause suggests, beside one place farther away: these are
 # chosen, not measured.
 _OTHER_KIND, _HEAVY, _LIKELIER, _MANY = 1.5, 3.0, 1.0, 1.0
 # There are few changes of these kinds, so that they are tried for every cause.
-_FEW, _OF_FEW = ("word", "unstop"), 0.05
-_OF_ARRAYS = ("stop", "turn", "wrap", "straight_through")
-# These are tried only where a cause suggests them: there are as many as pairs of variables.
-_SUGGESTED = ("straight_through",)
+_FEW, _OF_FEW = ("word", "unstop", "operand"), 0.05
+_OF_ARRAYS = ("stop", "turn", "wrap", "straight_through", "operand", "mask")
+# These are tried only where a cause suggests them: there are many.
+_SUGGESTED = ("straight_through", "mask", "clip")
+# Two statements are exchanged after what is likely in one of them, and before what is not. Chosen.
+_STATEMENTS = 0.5
 # How far a place is from the line of the difference.
 _SAME_LINE, _FURTHER_LINES, _DEFINITIONS, _AROUND = 0.0, 0.7, 1.0, 2.5
 
@@ -92,11 +96,17 @@ class _Spot(NamedTuple):
     """An expression that may be changed."""
 
     node: cst.BaseExpression
+    statement: cst.CSTNode
     distance: float
 
 
 def proposals(
-    difference: Difference, side: str, texts: Mapping[str, str], clues: Clues, more: Iterable[str] = ()
+    difference: Difference,
+    side: str,
+    texts: Mapping[str, str],
+    clues: Clues,
+    more: Iterable[str] = (),
+    names: Names = MappingProxyType({}),
 ) -> Iterator[Rewrite]:
     """Yield rewrites of a side's source, the likeliest first.
 
@@ -106,6 +116,7 @@ def proposals(
         texts: the source of each file that may be changed.
         clues: what the difference tells.
         more: further lines that lead to the difference, as "file:LINE".
+        names: what the names in the functions hold.
     """
     ways = list[tuple[float, int, _Way]]()
     places = lines_of(difference, side)
@@ -113,24 +124,45 @@ def proposals(
         lines = places.setdefault(file, [])
         lines += [line for line in further if line not in lines]
     for file, lines in places.items():
-        text = texts.get(file)
-        if text is None:
-            continue
-        tree = Tree(text)
-        known = replace(clues, variables=tree.variables_at(lines[0]), unused=tree.unused)
-        for place, spot in enumerate(_spots(tree, lines)):
-            for kind in OPERATORS:
-                if kind in _SUGGESTED and kind not in FORMS.get(clues.code, ()):
-                    continue
-                if _fits(tree, spot.node, kind):
-                    cost = spot.distance + _cost(kind, spot.node, clues)
-                    ways.append((cost, place, _Way(tree, file, text, spot.node, kind, known)))
+        if file in texts:
+            ways += _ways(Tree(texts[file]), file, lines, clues, names)
     seen = set[str]()
     for _, _, way in sorted(ways, key=lambda row: row[:2]):
         for rewrite in way.rewrites():
             if rewrite.after not in seen:
                 seen.add(rewrite.after)
                 yield rewrite
+
+
+def _ways(
+    tree: Tree, file: str, lines: Sequence[int], clues: Clues, names: Names
+) -> Iterator[tuple[float, int, _Way]]:
+    """Yield what may be changed in a file, with what it costs and its place."""
+    known, statement = clues, None
+    for place, spot in enumerate(_spots(tree, lines)):
+        if spot.statement is not statement:
+            statement = spot.statement
+            known = _known(tree, file, statement, clues, names)
+            if tree.with_next_first(statement):
+                yield spot.distance + _STATEMENTS, place, _Way(tree, file, statement, "statements", known)
+        for kind in OPERATORS:
+            if kind in _SUGGESTED and kind not in FORMS.get(clues.code, ()):
+                continue
+            if _fits(tree, spot.node, kind):
+                cost = spot.distance + _cost(kind, spot.node, clues)
+                yield cost, place, _Way(tree, file, spot.node, kind, known)
+
+
+def _known(tree: Tree, file: str, statement: cst.CSTNode, clues: Clues, names: Names) -> Clues:
+    """Return the clues with what is known of the variables around a statement."""
+    function = tree.function_of(statement)
+    return replace(
+        clues,
+        variables=tree.variables_at(tree.range_of(statement).start.line),
+        held=names.get((file, "<module>" if function is None else function.name.value), {}),
+        unused=tree.unused,
+        forgotten=tree.forgotten,
+    )
 
 
 def _cost(kind: str, node: cst.BaseExpression, clues: Clues) -> float:
@@ -156,22 +188,29 @@ def _fits(tree: Tree, node: cst.BaseExpression, kind: str) -> bool:
 
 
 class _Way(NamedTuple):
-    """A kind of change of one expression."""
+    """A kind of change of one expression, or of the order of two statements."""
 
     tree: Tree
     file: str
-    text: str
-    node: cst.BaseExpression
+    node: cst.CSTNode
     kind: str
     clues: Clues
 
     def rewrites(self) -> Iterator[Rewrite]:
         """Yield the changes."""
+        line, text = self.tree.range_of(self.node).start.line, self.tree.text
+        for after, old, new in self._texts():
+            if after != text and _is_python(after):
+                yield Rewrite(self.file, line, text, after, old, new, self.kind)
+
+    def _texts(self) -> Iterator[tuple[str, str, str]]:
+        """Yield texts of the file, with what was there before and what is there now."""
+        if isinstance(self.node, cst.BaseExpression):
+            for new in OPERATORS[self.kind](self.node, self.clues):
+                yield self.tree.with_node(self.node, new), code_of(self.node), code_of(new)
+            return
         line = self.tree.range_of(self.node).start.line
-        for new in OPERATORS[self.kind](self.node, self.clues):
-            after = self.tree.with_node(self.node, new)
-            if after != self.text and _is_python(after):
-                yield Rewrite(self.file, line, self.text, after, code_of(self.node), code_of(new), self.kind)
+        yield self.tree.with_next_first(self.node), f"line {line}", "the line after the next statement"
 
 
 def _is_python(text: str) -> bool:
@@ -206,7 +245,7 @@ def _spots(tree: Tree, lines: Iterable[int]) -> Iterator[_Spot]:
     may_be = [(s, distance) for s, distance in ranked.items() if tree.may_run_otherwise(s)]
     for statement, distance in sorted(may_be, key=lambda row: row[1]):
         nodes = sorted(tree.expressions(statement), key=lambda n: abs(tree.range_of(n).start.line - line))
-        yield from (_Spot(node, distance) for node in nodes)
+        yield from (_Spot(node, statement, distance) for node in nodes)
 
 
 def lines_of(difference: Difference, side: str) -> dict[str, list[int]]:

@@ -11,15 +11,18 @@ from dataclasses import dataclass, field
 from linecache import getline
 from typing import Any, NamedTuple
 
-from stablenum.diagnosis.diff.differences import Difference
+from stablenum.diagnosis.diff.differences import Difference, Location
 from stablenum.diagnosis.diff.mending.built import Built
 from stablenum.diagnosis.diff.mending.clues import Clues, clues_of
+from stablenum.diagnosis.diff.mending.names import Names, names_seen
 from stablenum.diagnosis.diff.mending.proposals import lines_of, proposals
 from stablenum.diagnosis.diff.mending.trials import NOT_RUN, Trial, Trials
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.report.report import DiffReport
+from stablenum.diagnosis.diff.sides.sides import Side
 from stablenum.diagnosis.diff.weights.given import Weights
 from stablenum.diagnosis.edits.fix import Rewrite, texts_after
+from stablenum.diagnosis.replay.trace import Step
 from stablenum.errors import ProgramError
 
 __all__ = ["Mended", "Mending", "mended"]
@@ -88,14 +91,16 @@ def mended(
         say: called with messages about the progress.
     """
     mending = Mending()
-    made = build({})
-    if not Trials(found[1], weights).unchanged(made.program):
+    with names_seen(texts.keys()) as names:
+        made = build({})
+        unchanged = Trials(found[1], weights).unchanged(made.program)
+    if not unchanged:
         mending.ended = "the program is another one each time it is made: give its random numbers a seed"
         return mending
     namespace = made.namespace
     for _ in range(_MOST_ROUNDS):
         before = len(mending.mended)
-        _round(mending, found, weights, texts, build, namespace, seconds, say)
+        _round(mending, found, weights, texts, build, namespace, names, seconds, say)
         if mending.agrees or len(mending.mended) == before or mending.ended:
             break
         say("comparing the programs again")
@@ -113,6 +118,7 @@ def _round(
     texts: Mapping[str, str],
     build: Callable[[Mapping[str, str]], Built],
     namespace: Mapping[str, Any],
+    names: Names,
     seconds: float,
     say: Callable[[str], object],
 ) -> None:
@@ -127,9 +133,8 @@ def _round(
         clues = _clues(comparison, difference, namespace)
         last = number == len(report.differences)
         current = {**texts, **texts_after(mending.rewrites)}
-        for rewrite in proposals(
-            difference, "right", current, clues, _more_lines(comparison, report, difference)
-        ):
+        further = _more_lines(comparison, report, difference)
+        for rewrite in proposals(difference, "right", current, clues, further, names):
             if time.monotonic() > end:
                 mending.ended = "the time for it was over"
                 break
@@ -222,12 +227,33 @@ def _shown(rewrite: Rewrite) -> str:
 def _targets(comparison: Comparison, difference: Difference) -> frozenset[int]:
     """Return the left values that a mended program has, too: those that the line makes from where it differs;
     none if the left side lacks the operation."""
-    place, side = difference.left, comparison.left
+    side = comparison.left
+    return frozenset(v for s in _line(side, difference.left) for v in s.outputs if not side.neutral(v))
+
+
+def _line(side: Side, place: Location | None) -> list[Step]:
+    """Return the steps of a line from where it differs; none if a side lacks the operation."""
     if place is None or place.operation is None or place.row is None or place.row >= len(side.trace.steps):
-        return frozenset()
+        return []
     step = side.trace.steps[place.row]
     line = [s for s in side.trace.steps[place.row :] if s is step or (s.place and s.place == step.place)]
-    return frozenset(v for s in line if s.phase == step.phase for v in s.outputs if not side.neutral(v))
+    return [s for s in line if s.phase == step.phase]
+
+
+def _operands(side: Side, place: Location | None) -> list[tuple[str, float]]:
+    """Return what a line does with numbers: the operation, and the number."""
+    found = list[tuple[str, float]]()
+    for step in _line(side, place):
+        numbers = [*step.scalars]
+        for i in step.inputs:
+            made = side.trace.values[i]
+            if made.producer is None and made.role == "constant" and side.prints[i].entries == 1:
+                numbers.append(side.prints[i].total)
+        found += [(step.operation, n) for n in numbers if step.operation in _ARITHMETIC and n not in (0, 1)]
+    return found
+
+
+_ARITHMETIC = ("mul", "div", "add", "sub", "pow")
 
 
 def _clues(comparison: Comparison, difference: Difference, namespace: Mapping[str, Any]) -> Clues:
@@ -241,6 +267,7 @@ def _clues(comparison: Comparison, difference: Difference, namespace: Mapping[st
         (written[0], written[1]),
         _with_codes(lines, difference),
         None if place is None else place.operation,
+        _operands(comparison.left, place),
         namespace,
         comparison.right.program.framework,
     )

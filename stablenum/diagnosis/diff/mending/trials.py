@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stablenum.diagnosis.diff.causes.by_update import multiple_of
+from stablenum.diagnosis.diff.mending.clues import short
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.results import Group, Update, groups_of
 from stablenum.diagnosis.diff.sides.fingerprints import Fingerprint, distance
@@ -109,7 +110,7 @@ class Trials:
             side = measured(program, weights=arrays, steps=self._left.steps)
             groups = groups_of(self._left, side, mapped)
         if all(not g.differing for g in groups):
-            return Trial(True, agree_elsewhere(self._left, side, mapped))
+            return Trial(True, agree_elsewhere(self._left, side, mapped, self._right.program))
         shared = _shared(Comparison(self._left, side, mapped))
         return Trial(False, shared=shared, differing=self._differing(groups))
 
@@ -197,14 +198,15 @@ class _Enough(Exception):  # noqa: N818
     """Ends an evaluation when no more of it is needed."""
 
 
-def agree_elsewhere(left: Side, right: Side, mapped: WeightMap) -> bool | None:
+def agree_elsewhere(left: Side, right: Side, mapped: WeightMap, before: Program) -> bool | None:
     """Return whether two programs that agree do so at other weights and in a second training step, too: what
     a change leaves out may be 0 or 1 in the weights that a program begins with, and a momentum does nothing
     in its first step. None if that is not known: weights are not carried over, one side is a recording, or
     what was recorded does not fit other weights.
 
     The updates of the second step may differ by one factor: a schedule that is outside of one program, as
-    those of PyTorch are, goes on in the other one.
+    those of PyTorch are, goes on in the other one. What the right program computes of the number of the step
+    is then the same as ``before`` the change, so that the factor is not of its making.
     """
     if isinstance(left.program, RecordedProgram) or right.weights is None or not mapped.carried:
         return None
@@ -224,8 +226,23 @@ def agree_elsewhere(left: Side, right: Side, mapped: WeightMap) -> bool | None:
         apart = [g for g in comparison.groups if g.differing]
         further = left.steps < steps and all(g.kind == "updated" and g.step == steps for g in apart)
         outside = left.program.framework != right.program.framework
-        return not apart or (further and outside and _but_for_rate(comparison.updates(apart[0])))
+        if not apart or not (further and outside and _but_for_rate(comparison.updates(apart[0]))):
+            return not apart
+        first = measured(before, steps=steps, noise=False)
+        return _timed(first) == _timed(comparison.right)
     return None
+
+
+def _timed(side: Side) -> set[float]:
+    """Return the numbers that the updates of a program compute of the number of the training step, as those
+    of schedules and of corrections of a bias are: they come from nothing but constants."""
+    fixed = {v.id for v in side.trace.values if v.producer is None and v.role == "constant"}
+    found = set[float]()
+    for step in side.trace.steps:
+        if step.phase == "update" and fixed.issuperset(step.inputs):
+            fixed.update(step.outputs)
+            found.update(short(side.prints[v].total) for v in step.outputs if side.prints[v].entries == 1)
+    return found
 
 
 # What an evaluation raises whose recorded operations do not fit its values.

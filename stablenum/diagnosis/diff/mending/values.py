@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import libcst as cst
 
 from stablenum.diagnosis.diff.mending.clues import Clues
+from stablenum.diagnosis.diff.mending.names import Held
 from stablenum.diagnosis.diff.mending.nodes import (
     MOST_GIVEN,
     number,
@@ -41,6 +43,7 @@ _FAMILIES = tuple(
         "repeat tile", "maximum minimum", "cumsum cumprod", "any all", "concatenate stack cat",
         "avg_pool max_pool avg_pool2d max_pool2d", "adam adamw nadam nadamw radam amsgrad lion", "trace ema",
         "clip_by_global_norm clip clip_by_block_rms", "argsort sort", "floor_divide divide true_divide",
+        "add set multiply",
     )
 )  # fmt: skip
 _PADDINGS = ("SAME", "VALID", "CIRCULAR", "CAUSAL")
@@ -48,7 +51,7 @@ _STRINGS = (
     _PADDINGS, ("mean", "sum", "none"),
     ("nearest", "bilinear", "linear", "bicubic", "cubic"),
     ("constant", "reflect", "edge", "wrap", "symmetric"),
-    ("tanh", "none"), ("fan_in", "fan_out", "fan_avg"),
+    ("tanh", "none"), ("fan_in", "fan_out", "fan_avg"), ("ij", "xy"),
 )  # fmt: skip
 
 
@@ -56,6 +59,7 @@ def numbers(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpressi
     """Another number: one of the other side, or one next to it."""
     if isinstance(node, cst.Name) and node.value in ("True", "False"):
         yield cst.Name("False" if node.value == "True" else "True")
+    yield from _axes(node)
     value = value_of(node)
     if value is None:
         return
@@ -72,6 +76,18 @@ def numbers(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpressi
     ]
     found = dict.fromkeys(n for n in (*turned, *near, *given) if n != value)
     yield from (number(n, whole=whole) for n in found)
+
+
+def _axes(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield as many other axes as a tuple of axes names."""
+    values = [value_of(e.value) for e in node.elements] if isinstance(node, cst.Tuple) else []
+    given = [int(n) for n in values if isinstance(n, int) and -_SMALL <= n < _SMALL]
+    if len(given) < 2 or len(given) != len(values) or sorted(set(given)) != given:
+        return
+    count = len(given)
+    for axes in (*itertools.combinations(range(_SMALL), count), tuple(range(-count, 0))):
+        if list(axes) != given:
+            yield cst.parse_expression(repr(axes))
 
 
 # What a program computes with may be made of what its author wrote, such as 1 - 0.9.
@@ -116,7 +132,8 @@ def keywords(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpress
             continue
         if name in given or default is parameter.empty:
             continue
-        for value in _instead_of(default, name, clues):
+        variable = [cst.Name(name)] if name in clues.variables else []
+        for value in (*variable, *_instead_of(default, name, clues)):
             yield node.with_changes(args=with_last(node.args, cst.Arg(value, cst.Name(name), _EQUAL)))
     for i, argument in enumerate(node.args):
         if argument.keyword is not None:
@@ -133,6 +150,7 @@ def _instead_of(default: Any, name: str, clues: Clues) -> Iterator[cst.BaseExpre
     elif isinstance(default, int | float):
         whole = isinstance(default, int)
         old = clues.is_old(default)
+        yield from (cst.Name(n) for n in clues.forgotten if n != name)
         known = [n for n in clues.near(default) if n != default and (not whole or n == int(n))]
         near = [default + 1, default - 1] if whole and abs(default) <= _SMALL else []
         most = _MOST_NUMBERS if old else MOST_GIVEN
@@ -169,8 +187,10 @@ def variables(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpres
     known = clues.namespace.get(node.value)
     if callable(known) or inspect.ismodule(known):
         return
-    yield from (cst.Name(n) for n in clues.variables[:_MOST_VARIABLES] if n != node.value)
-    for name in clues.sizes:
+    own = clues.held.get(node.value, Held())
+    others = [n for n in clues.variables if n != node.value and own.like(clues.held.get(n, Held()))]
+    yield from (cst.Name(n) for n in others[:_MOST_VARIABLES])
+    for name in clues.sizes if own.kind in ("", "number") else ():
         if name != node.value:
             yield cst.Name(name)
             yield cst.BinaryOperation(cst.Name(node.value), cst.FloorDivide(), cst.Name(name))
