@@ -11,6 +11,12 @@ def train_step(params, opt_state, batch):
 
 from typing import TYPE_CHECKING
 
+try:
+    import jax  # noqa: F401
+    import optax  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("stablenum_jax needs JAX: pip install jax optax", name=error.name) from error
+
 from stablenum import __version__ as __version__
 from stablenum._support.public_names import imported_later, present
 from stablenum_jax import losses, numerics, policy

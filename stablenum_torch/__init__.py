@@ -2,6 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("stablenum_torch needs PyTorch: pip install torch", name=error.name) from error
+
 from stablenum import __version__ as __version__
 from stablenum._support.public_names import imported_later, present
 from stablenum_torch import losses, numerics

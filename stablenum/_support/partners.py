@@ -39,30 +39,30 @@ def imported(needed_by: str, partners: Mapping[str, str], oldest: str) -> Any:
     raise _missing(needed_by, next(iter(partners.values())), oldest, "")
 
 
-def of_extra(needed_by: str, module: str, distribution: str, extra: str) -> Any:
+def of_extra(needed_by: str, module: str, distribution: str) -> Any:
     """Import a module that one of stablenum's extras installs.
 
     Args:
         needed_by: what needs it.
         module: the module.
         distribution: the name by which it is installed.
-        extra: the extra that has it.
 
     Raises:
         ImportError: it is not installed. The message says what to install.
 
     Example:
-        >>> of_extra("plot", "nowhere", "drawing", "demo")
+        >>> of_extra("plot", "nowhere", "drawing")
         Traceback (most recent call last):
-        ImportError: plot needs drawing: pip install drawing or 'stablenum[demo]'
+        ImportError: plot needs drawing: pip install drawing
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module:
             raise  # it is there, but something that it needs itself is not
-        install = f"pip install {distribution} or 'stablenum[{extra}]'"
-        raise ImportError(f"{needed_by} needs {distribution}: {install}", name=module) from error
+        raise ImportError(
+            f"{needed_by} needs {distribution}: pip install {distribution}", name=module
+        ) from error
 
 
 def _numbers(version: str) -> tuple[int, ...]:

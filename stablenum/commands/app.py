@@ -24,7 +24,6 @@ def app_of(*commands: Callable[..., None]) -> typer.Typer:
     app = typer.Typer(
         cls=_Group,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # brackets in the help are TOML, and paragraphs wrap
         context_settings={"help_option_names": ["-h", "--help"]},

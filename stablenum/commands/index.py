@@ -1,4 +1,4 @@
-"""The commands: where each is, what it does in one line, what it needs, and which extras have that.
+"""The commands: where each is, what it does in one line, and what it needs.
 
 Nothing is imported here, so that the command can list itself and say what to install where it lacks all else.
 """
@@ -30,13 +30,11 @@ class Command:
         module: the module in ``stablenum.commands`` that has the function of the command's name.
         about: what it does, for the list of all commands.
         needs: what it needs beyond the extra ``cli``.
-        extras: the extras each of which has all of ``needs``.
     """
 
     module: str
     about: str
     needs: Needs = field(default_factory=dict)
-    extras: tuple[str, ...] = ()
 
 
 # In the order in which they are listed.
@@ -45,31 +43,26 @@ COMMANDS: Mapping[str, Command] = {
         module="explain.command",
         about="Name the line of a script at which a value stops being finite.",
         needs=_FRAMEWORK,
-        extras=("torch", "jax"),
     ),
     "checkup": Command(
         module="explain.checkup_command",
         about="Name what keeps a script from learning although all is finite.",
         needs=_FRAMEWORK,
-        extras=("torch", "jax"),
     ),
     "record": Command(
         module="diff.record",
         about="Write a program's numbers into a file, to compare elsewhere.",
         needs=_NUMPY,
-        extras=("torch", "jax"),
     ),
     "diff": Command(
         module="diff.command",
         about="Name the first operation at which two programs part.",
         needs=_NUMPY,
-        extras=("torch", "jax"),
     ),
     "verify": Command(
         module="verify.command",
         about="Name what in a checkpoint is not finite or suspicious.",
         needs=_ARRAYS,
-        extras=("torch", "jax"),
     ),
     "report": Command(
         module="report.command",
@@ -79,7 +72,6 @@ COMMANDS: Mapping[str, Command] = {
         module="compare.command",
         about="Run unstable trainings without and with the guard on every backend.",
         needs={"matplotlib": ("matplotlib",), **_ARRAYS, "scikit-learn": ("sklearn",)},
-        extras=("demo",),
     ),
 }
 
@@ -91,15 +83,12 @@ def is_app_there() -> bool:
 
 def complaint(name: str) -> str | None:
     """Return what a command lacks and how to install it; None if it lacks nothing."""
-    command = COMMANDS[name]
-    of_cli, own = _missing(CLI), _missing(command.needs)
-    if not of_cli and not own:
+    lacks = [*_missing(CLI), *_missing(COMMANDS[name].needs)]
+    if not lacks:
         return None
-    extras = command.extras if own else ("cli",)
-    if own and of_cli:
-        extras = tuple(f"cli,{extra}" for extra in extras)
-    install = " or ".join(f"'stablenum[{extra}]'" for extra in extras)
-    return f"{name} needs {', '.join((*of_cli, *own))}: pip install {install}"
+    # By the names of packages: stablenum itself need not come from an index that knows its extras.
+    packages = " ".join(need.partition(" ")[0] for need in lacks)
+    return f"{name} needs {', '.join(lacks)}: pip install {packages}"
 
 
 def _missing(needs: Needs) -> list[str]:

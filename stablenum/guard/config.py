@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -258,7 +259,7 @@ class GuardConfig:
         Raises:
             ImportError: ``tomli-w`` is not installed.
         """
-        text: str = of_extra("GuardConfig.to_toml", "tomli_w", "tomli-w", "demo").dumps(self.to_dict())
+        text: str = of_extra("GuardConfig.to_toml", "tomli_w", "tomli-w").dumps(self.to_dict())
         return text
 
     @classmethod
@@ -306,6 +307,20 @@ class Settings(TypedDict, total=False):
     exact_norms: bool
 
 
+# What settings are called in torch, HF Trainer, Lightning, DeepSpeed, Megatron and optax.
+_ELSEWHERE = {
+    **dict.fromkeys(
+        (
+            "max_norm", "max_grad_norm", "gradient_clip_val", "gradient_clipping", "clip_grad", "clip_norm",
+            "clip_grad_norm", "grad_clip", "clip_by_global_norm",
+        ),
+        "clip",
+    ),
+    **dict.fromkeys(("fp16", "grad_scaler", "scaler", "init_scale", "scale", "amp"), "loss_scale"),
+    **dict.fromkeys(("max_consecutive_errors", "max_skips", "patience"), "max_skips_in_a_row"),
+}  # fmt: skip
+
+
 def make_config(config: GuardConfig | None, overrides: Settings) -> GuardConfig:
     """Return ``config`` with some fields replaced by ``overrides``.
 
@@ -321,7 +336,9 @@ def make_config(config: GuardConfig | None, overrides: Settings) -> GuardConfig:
     names = [field.name for field in dataclasses.fields(GuardConfig)]
     for name in overrides:
         if name not in names:
-            raise TypeError(f"unknown setting {name!r}; GuardConfig has {', '.join(names)}.")
+            meant = [_ELSEWHERE[name]] if name in _ELSEWHERE else difflib.get_close_matches(name, names, 1)
+            hint = f": did you mean {meant[0]}=?" if meant else ";"
+            raise TypeError(f"unknown setting {name!r}{hint} GuardConfig has {', '.join(names)}.")
     return dataclasses.replace(config or GuardConfig(), **overrides)
 
 

@@ -78,6 +78,16 @@ class Metrics(StepRecord):
     skipped_in_a_row: int
 
 
+class _Fields(dict[str, Any]):
+    """A record whose entries are also attributes: ``last.reason`` is ``last["reason"]``."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"a step has no {name!r}; it has {', '.join(self)}.") from None
+
+
 def _record(row: Row, names: Names | None) -> StepRecord:
     rank, index = rank_of(row.worst), parameter_of(row.worst)
     if callable(names):
@@ -87,7 +97,7 @@ def _record(row: Row, names: Names | None) -> StepRecord:
     known = of_rank is not None and 0 <= index < len(of_rank)
     worst = Worst(index, of_rank[index] if of_rank is not None and known else None)
     found = {"applied": row.applied, "worst": worst, "worst_rank": rank}
-    return cast("StepRecord", row._asdict() | found)
+    return cast("StepRecord", _Fields(row._asdict() | found))
 
 
 def history(state: GuardState, names: Names | None = None) -> list[StepRecord]:
@@ -107,6 +117,7 @@ def history(state: GuardState, names: Names | None = None) -> list[StepRecord]:
 
 def metrics(state: GuardState, names: Names | None = None) -> Metrics:
     """Return the last step as a dict of plain values: its entry in :func:`history`, and the skip counters.
+    They are attributes, too: ``last.reason`` is ``last["reason"]``.
 
     Before the first step, ``applied`` is False, ``reason`` is NO_STEP_YET and ``grad_norm`` is NaN.
 
@@ -119,11 +130,8 @@ def metrics(state: GuardState, names: Names | None = None) -> Metrics:
     row, nan = last_row(state.recorder), float("nan")
     if row is None:
         row = Row(-1, nan, nan, state.loss_scale.scale.tolist(), 1.0, Reason.NO_STEP_YET, -1)
-    return {
-        **_record(row, names),
-        "skipped_total": state.skipped_total.tolist(),
-        "skipped_in_a_row": state.skipped_in_a_row.tolist(),
-    }
+    skips = {name: getattr(state, name).tolist() for name in ("skipped_total", "skipped_in_a_row")}
+    return cast("Metrics", _Fields(_record(row, names), **skips))
 
 
 def loss_was_given(row: Mapping[str, Any]) -> bool:

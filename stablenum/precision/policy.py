@@ -20,6 +20,7 @@ __all__ = ["Policy", "PolicyRule", "as_policy", "parse_format", "wider"]
 _PARTS = {"p": "params", "c": "compute", "o": "output"}
 _NAMES = {
     "f64": "float64", "f32": "float32", "full": "float32", "f16": "float16", "bf16": "bfloat16",
+    "fp64": "float64", "fp32": "float32", "fp16": "float16",
     "fp8": "float8_e4m3fn", "f8": "float8_e4m3fn", "float8": "float8_e4m3fn",
     "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
 }  # fmt: skip
@@ -36,8 +37,8 @@ def parse_format(name: object, *, half: str = "float16") -> str:
         ValueError: ``name`` is not a floating-point format.
 
     Example:
-        >>> parse_format("bf16"), parse_format("half")
-        ('bfloat16', 'float16')
+        >>> parse_format("bf16"), parse_format("fp16"), parse_format("half")
+        ('bfloat16', 'float16', 'float16')
     """
     text = str(getattr(name, "name", None) or getattr(name, "__name__", None) or name)
     text = text.strip().removeprefix("torch.")

@@ -395,9 +395,9 @@ def test_round_trips(config):
     assert hash(GuardConfig.from_dict(plain)) == hash(config)
 
 
-def test_without_tomli_w_its_extra_is_named(monkeypatch):
+def test_without_tomli_w_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tomli_w", None)
-    with pytest.raises(ImportError, match=r"to_toml needs tomli-w: pip install tomli-w or .*\[demo\]"):
+    with pytest.raises(ImportError, match=r"to_toml needs tomli-w: pip install tomli-w$"):
         GuardConfig().to_toml()
 
 
@@ -536,7 +536,7 @@ def test_make_config_replaces_fields_by_overrides():
     assert make_config(None, {}) == GuardConfig()
     assert make_config(base, {}) == base
     assert make_config(base, {"clip": None}) == GuardConfig(loss_scale="dynamic")
-    with pytest.raises(TypeError, match="unknown setting 'max_norm'; GuardConfig has clip, loss_scale"):
+    with pytest.raises(TypeError, match=r"'max_norm': did you mean clip=\? GuardConfig has clip, loss"):
         make_config(base, {"max_norm": 1.0})
     with pytest.raises(TypeError, match="config must be a GuardConfig or None; got float"):
         make_config(1.0, {})

@@ -40,7 +40,11 @@ def test_wrapping_a_guarded_optimizer_again():
         ({"loss_scale": 0}, ValueError, "loss_scale must be a finite number at least .*; got 0"),
         ({"on_nonfinite": "ignore"}, ValueError, "on_nonfinite must be 'skip' or 'raise'; got 'ignore'"),
         ({"max_skips_in_a_row": 0}, ValueError, "max_skips_in_a_row must be a whole number from 1"),
-        ({"clipping": 1.0}, TypeError, "unknown setting 'clipping'; GuardConfig has clip, loss_scale"),
+        (
+            {"clipping": 1.0},
+            TypeError,
+            "unknown setting 'clipping': did you mean clip=. GuardConfig has clip, loss_scale",
+        ),
         ({"config": {"clip": 1.0}}, TypeError, "config must be a GuardConfig or None; got dict"),
         ({"names": 3}, TypeError, "names must be the model"),
         ({"names": ["w"]}, TypeError, "names must be the model"),

@@ -101,7 +101,7 @@ def to_toml(streams: Iterable[Stream]) -> str:
     """
     # The default tolerance of a file depends on the formats, so the tolerance is always written.
     tables = [_plain(stream) | {"tolerance": dataclasses.asdict(stream.tolerance)} for stream in streams]
-    text: str = of_extra("to_toml", "tomli_w", "tomli-w", "demo").dumps({"scenario": tables})
+    text: str = of_extra("to_toml", "tomli_w", "tomli-w").dumps({"scenario": tables})
     return text
 
 

@@ -79,7 +79,7 @@ def check_fixable(pair: Pair, side: str) -> None:
             ``weights`` are given for the right one; or libcst is not installed.
     """
     if importlib.util.find_spec("libcst") is None:
-        raise ValueError("--fix needs libcst: pip install 'stablenum[cli]'")
+        raise ValueError("--fix needs libcst: pip install libcst")
     changed, other = pair.origins[::-1] if side == "right" else pair.origins
     if changed.path.suffix.lower() in FILES:
         raise ValueError(f"--fix changes source, and {changed.path} is a recording: give it as LEFT.")

@@ -104,8 +104,7 @@ def _part_of(framework: str, part: str) -> Any:
     try:
         return importlib.import_module(f"stablenum_{framework}._diagnosis.{part}")
     except ModuleNotFoundError as error:
-        install = f"pip install 'stablenum[{framework}]'"
-        raise ImportError(f"watching {framework} needs {error.name}: {install}") from error
+        raise ImportError(f"watching {framework} needs {error.name}: pip install {error.name}") from error
 
 
 def _as_python_would(plan: Plan) -> None:

@@ -133,7 +133,7 @@ class RangeReport:
         Raises:
             ImportError: rich is not installed (extra ``cli``).
         """
-        of_extra("RangeReport.rich_table", "rich", "rich", "cli")
+        of_extra("RangeReport.rich_table", "rich", "rich")
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -168,7 +168,7 @@ class RangeReport:
         """
         if not any(row.histogram for row in self.rows):
             raise bad_field("plot", "called on a report with at least one value other than 0", self.rows)
-        of_extra("RangeReport.plot", "matplotlib", "matplotlib", "demo")
+        of_extra("RangeReport.plot", "matplotlib", "matplotlib")
         from stablenum.diagnosis.ranges.plot import draw
 
         scale = self.loss_scale("float16") if "float16" in self.formats else None

@@ -109,8 +109,10 @@ def find_backends(names: list[str] | None = None) -> tuple[list[Backend], dict[s
         if name not in BACKENDS:
             raise ValueError(f"unknown backend {name!r}; the known ones are {', '.join(BACKENDS)}.")
         if BACKENDS[name].missing:
-            framework, missing = BACKENDS[name].framework, " and ".join(BACKENDS[name].missing)
-            raise ValueError(f"backend {name!r} needs {missing}: pip install 'stablenum[{framework}]'")
+            missing = BACKENDS[name].missing
+            raise ValueError(
+                f"backend {name!r} needs {' and '.join(missing)}: pip install {' '.join(missing)}"
+            )
     absent = {name: backend.missing for name, backend in BACKENDS.items() if backend.missing}
     chosen = [b for b in BACKENDS.values() if b.name not in absent and (not names or b.name in names)]
     if all(b.name != REFERENCE for b in chosen):

@@ -10,6 +10,7 @@ from typing import Any
 import libcst as cst
 
 from stablenum.diagnosis.diff.mending.clues import Clues
+from stablenum.diagnosis.diff.mending.names import Held
 from stablenum.diagnosis.edits.tree import atom, code_of
 
 __all__ = ["exchanges", "moves", "operators"]
@@ -41,13 +42,22 @@ def exchanges(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpres
     elif isinstance(node, cst.IfExp):
         yield node.with_changes(body=node.orelse, orelse=node.body)
     elif isinstance(node, cst.Call):
-        yield from (node.with_changes(args=some) for some in _swapped(node.args, "value"))
+        yield from (node.with_changes(args=some) for some in _swapped(node.args, "value", clues))
     elif isinstance(node, cst.Tuple | cst.List):
-        yield from (node.with_changes(elements=some) for some in _swapped(node.elements, "value"))
+        yield from (node.with_changes(elements=some) for some in _swapped(node.elements, "value", clues))
     elif isinstance(node, cst.Subscript):
-        yield from (node.with_changes(slice=some) for some in _swapped(node.slice, "slice"))
+        yield from (node.with_changes(slice=some) for some in _swapped(node.slice, "slice", clues))
     elif isinstance(node, cst.SimpleString) and "->" in node.value:
         yield from (cst.SimpleString(text) for text in _subscripts(node.value))
+
+
+def _may_be_exchanged(one: cst.CSTNode, other: cst.CSTNode, clues: Clues) -> bool:
+    """Return whether two parts may stand for each other, as far as that is known: not a word or a tuple for
+    something else, nor an array for a number."""
+    if any(isinstance(one, kind) != isinstance(other, kind) for kind in (cst.BaseString, cst.Tuple)):
+        return False
+    kinds = {clues.held.get(n.value, Held()).kind for n in (one, other) if isinstance(n, cst.Name)}
+    return len(kinds - {""}) < 2
 
 
 def _subscripts(text: str) -> Iterator[str]:
@@ -60,7 +70,7 @@ def _subscripts(text: str) -> Iterator[str]:
             yield text[: term.start()] + "".join(turned) + text[term.end() :]
 
 
-def _swapped(parts: Sequence[Any], name: str) -> Iterator[list[Any]]:
+def _swapped(parts: Sequence[Any], name: str, clues: Clues) -> Iterator[list[Any]]:
     """Yield some parts with two of them exchanged, those that are next to each other first."""
     pairs = [(i, j) for j in range(len(parts)) for i in range(j) if parts[j] is not parts[i]]
     for i, j in sorted(pairs, key=lambda p: p[1] - p[0]):
@@ -68,7 +78,7 @@ def _swapped(parts: Sequence[Any], name: str) -> Iterator[list[Any]]:
         if any(getattr(p, "keyword", None) is not None or getattr(p, "star", "") for p in (a, b)):
             continue
         one, other = getattr(a, name), getattr(b, name)
-        if code_of(one) == code_of(other):
+        if code_of(one) == code_of(other) or not _may_be_exchanged(one, other, clues):
             continue
         found = list(parts)
         found[i], found[j] = a.with_changes(**{name: other}), b.with_changes(**{name: one})

@@ -89,7 +89,7 @@ _SUGGESTED = ("straight_through", "mask", "clip")
 # Two statements are exchanged after what is likely in one of them, and before what is not. Chosen.
 _STATEMENTS = 0.5
 # How far a place is from the line of the difference.
-_SAME_LINE, _FURTHER_LINES, _DEFINITIONS, _AROUND = 0.0, 0.7, 1.0, 2.5
+_SAME_LINE, _READ_THERE, _FURTHER_LINES, _DEFINITIONS, _AROUND = 0.0, 0.4, 0.7, 1.0, 2.5
 
 
 class _Spot(NamedTuple):
@@ -228,8 +228,10 @@ def _spots(tree: Tree, lines: Iterable[int]) -> Iterator[_Spot]:
     near = dict.fromkeys(s for s, _ in statements)
     ranked = {s: _SAME_LINE if i == 0 else _FURTHER_LINES for i, s in enumerate(near)}
     for statement in near:
+        own = tree.function_of(statement)
         for other in tree.definitions(statement):
-            ranked.setdefault(other, _DEFINITIONS)
+            local = own is not None and tree.function_of(other) is own
+            ranked.setdefault(other, _READ_THERE if local else _DEFINITIONS)
             for inner in tree.within(other):
                 ranked.setdefault(inner, _DEFINITIONS + _FURTHER_LINES)
         for other in tree.readers(statement):

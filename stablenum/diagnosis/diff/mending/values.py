@@ -36,7 +36,8 @@ _FAMILIES = tuple(
     frozenset(words.split())
     for words in (
         "relu gelu silu swish tanh sigmoid softplus elu leaky_relu hard_swish hardswish relu6 celu selu mish",
-        "mean sum max min amax amin prod std var median logsumexp nanmean",
+        "mean sum max min", "amax amin mean sum", "std var", "mean median nanmean", "logsumexp max sum",
+        "sigmoid hard_sigmoid hardsigmoid", "tanh hard_tanh hardtanh", "sum prod",
         "softmax log_softmax sigmoid log_sigmoid logsigmoid",
         "sin cos tan", "exp exp2 expm1", "log log1p log2 log10", "sqrt rsqrt square abs cbrt",
         "floor ceil round trunc", "argmax argmin", "tril triu", "zeros ones", "zeros_like ones_like",
