@@ -20,14 +20,16 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-changed test-slow test-all test-gpu test-kernels mutants lint docs docs-site stories wheel-test release-check bench bench-gpu bench-all clean
+.PHONY: help demo conformance check test test-changed test-slow test-all test-gpu test-kernels mutants lint docs docs-site stories wheel-test release-check bench bench-gpu bench-all clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(PACKAGE) ## Run unstable trainings on every backend and show that they agree
-	$(BIN)/stablenum compare --jobs 2 --json demo-results.json --html demo-results.html
-	@echo "demo-results.html"
+demo: $(PACKAGE) ## Show in two minutes what the library does: a run that dies, and three diagnoses
+	$(BIN)/stablenum demo
+
+conformance: $(PACKAGE) ## Run unstable trainings on every backend and show that they agree
+	$(BIN)/stablenum compare --jobs 2 --json conformance.json --html conformance.html
 
 # The linters use one core and take less time than the tests, so they run beside them and are heard at the end.
 check: $(STAMP) ## Check style, types and import contracts, and run the tests (what CI runs)

@@ -17,7 +17,8 @@ __all__ = ["EXPLAINED", "FAILURES", "FRAMEWORKS", "Shown", "said", "shown", "wri
 
 FAILURES = Path(__file__).parent / "failures"
 
-EXPLAINED = ("train.py", "--lr", "0.1", "--epochs", "3")
+EXPLAINED = ("train.py", "--lr", "0.01")
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 # In the order of the page.
 FRAMEWORKS = {
@@ -70,7 +71,7 @@ def shown(name: str) -> Shown:
 
 def explained() -> str:
     """What `stablenum explain` prints for the script on the page "Diagnosis": messages, then the report."""
-    messages, report = said("explain", FAILURES, *EXPLAINED)
+    messages, report = said("explain", EXAMPLES / "explain", *EXPLAINED)
     return "\n".join([*messages, "", report])
 
 

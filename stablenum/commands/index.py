@@ -39,6 +39,16 @@ class Command:
 
 # In the order in which they are listed.
 COMMANDS: Mapping[str, Command] = {
+    "demo": Command(
+        module="demo.command",
+        about="Show in two minutes what all this does, on programs that come with it.",
+        needs={
+            "matplotlib": ("matplotlib",),
+            **_ARRAYS,
+            "scikit-learn": ("sklearn",),
+            "torch (or jax)": ("torch", "jax"),
+        },
+    ),
     "explain": Command(
         module="explain.command",
         about="Name the line of a script at which a value stops being finite.",

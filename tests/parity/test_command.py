@@ -503,7 +503,7 @@ def test_scenarios_whose_tensors_the_guard_does_not_fit_are_left_out(tmp_path: P
     assert f"scenario 1 ('mine'): {reason}" in plain(result).replace("│ ", "")
 
 
-@pytest.mark.slow(reason="runs every scenario; what is compiled once is for the time of `make demo`")
+@pytest.mark.slow(reason="runs every scenario; what is compiled once is for the time of `make conformance`")
 def test_a_run_of_all_does_not_compile_the_same_rules_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

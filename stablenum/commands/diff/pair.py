@@ -114,7 +114,12 @@ def built(origin: Origin, texts: Mapping[str, str]) -> Built:
                 for name in own:
                     sys.modules.pop(name, None)
                 module = executed(path)
-                return Built(getattr(module, origin.function)(), vars(module))
+                made = getattr(module, origin.function)()
+                if not _is_program(made):
+                    raise TypeError(
+                        f"{origin.function}() returned {type(made).__name__}, which is no program."
+                    )
+                return Built(made, vars(module))
         finally:
             for name in {*own, *_own_modules(path.parent, before)}:
                 sys.modules.pop(name, None)
@@ -164,6 +169,10 @@ def _own_modules(folder: Path, before: Collection[str]) -> list[str]:
 def _real(file: str) -> str:
     """Return the real path of a module's file: there are thousands of modules."""
     return os.path.realpath(file)
+
+
+def _is_program(made: Any) -> bool:
+    return hasattr(made, "play") and hasattr(made, "parameters")
 
 
 def load_program_of(path: Path, side: str | None) -> Program:
@@ -218,7 +227,7 @@ def _side(module: Any, path: Path, name: str) -> Program:
         made = function()
     except Exception as error:
         raise _failed(path, f"{name}()", error) from error
-    if not (hasattr(made, "play") and hasattr(made, "parameters")):
+    if not _is_program(made):
         raise typer.BadParameter(
             f"{name}() in {path} must return a program made by stablenum_torch.program or "
             f"stablenum_jax.program; it returns {type(made).__name__}.",
