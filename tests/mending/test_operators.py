@@ -25,6 +25,7 @@ NAMES = {
 }  # fmt: skip
 A23, A32 = Held("array", (2, 3)), Held("array", (3, 2))
 MASK = {"valid": Held("array", (2, 3), logical=True)}
+ADAM_L2 = "optax.chain(optax.add_decayed_weights(w), optax.adam(r, b1=b))"
 LIMIT = {"forgotten": ("LIMIT",)}
 
 
@@ -84,6 +85,17 @@ def changed(kind, text, clues):
         ("mask", "f(x)", 'f(jnp.where(valid, x, float("-inf")))', {"variables": ("valid",), "held": MASK}),
         ("clip", "optax.sgd(0.1)", "optax.chain(optax.clip_by_global_norm(LIMIT), optax.sgd(0.1))", LIMIT),
         ("clip", "optax.chain(a)", "optax.chain(optax.clip_by_global_norm(LIMIT), a)", LIMIT),
+        ("operand", "f(x)", "f(x * self.scale)", {"kept": ("scale",)}),
+        ("keyword", "x.std(axis=0)", "x.std(axis=0, ddof=1)", {}),
+        ("keyword", "F.gelu(x)", 'F.gelu(x, approximate="tanh")', {"framework": "torch"}),
+        ("decay", "optax.adamw(r, weight_decay=w, b1=b)", ADAM_L2, {}),
+        ("decay", ADAM_L2, "optax.adamw(r, b1=b, weight_decay=w)", {}),
+        (
+            "wrap",
+            "jax.nn.one_hot(y, 3)",
+            "optax.smooth_labels(jax.nn.one_hot(y, 3), 0.1)",
+            {"code": "label_smoothing", "new": (0.1,)},
+        ),
         ("exchange", "a - b", "b - a", {}),
         ("exchange", "jnp.concatenate([a, b])", "jnp.concatenate([b, a])", {}),
         ("exchange", "m[:, None, :, None]", "m[:, None, None, :]", {}),

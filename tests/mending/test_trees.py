@@ -113,3 +113,10 @@ def test_a_statement_comes_after_the_next_one():
 
 def test_constants_that_nothing_reads_were_forgotten():
     assert Tree("RATE = 0.1\nEPS = 1e-5\nprint(RATE)\n").forgotten == ("EPS",)
+
+
+def test_attributes_that_nothing_reads_were_forgotten():
+    text = (
+        "class A:\n    def f(self, x):\n        self.a = x\n        self.b: int = 2\n        return self.a\n"
+    )
+    assert Tree(text).kept == ("b",)

@@ -209,6 +209,13 @@ class Tree:
         return tuple(n for n in names if words[n] == 1)
 
     @cached_property
+    def kept(self) -> tuple[str, ...]:
+        """The attributes of ``self`` that are given a value and that nothing in the text reads."""
+        names = dict.fromkeys(re.findall(r"^\s+self\.(\w+)\b[^=\n]*=(?!=)", self.text, re.MULTILINE))
+        words = Counter(re.findall(r"\w+", self.text))
+        return tuple(n for n in names if words[n] == 1)
+
+    @cached_property
     def unused(self) -> tuple[str, ...]:
         """The functions of the module that nothing in the text names."""
         names = [s.name.value for s in self._body if isinstance(s, cst.FunctionDef)]

@@ -10,17 +10,30 @@ from stablenum.diagnosis.diff.mending.clues import Clues
 from stablenum.diagnosis.diff.mending.names import Held
 from stablenum.diagnosis.diff.mending.nodes import (
     COMMA,
+    EQUAL,
     MOST_GIVEN,
     may_be_array,
     name_of,
     number,
     resolved,
     spelled,
+    with_last,
     without,
 )
 from stablenum.diagnosis.edits.tree import atom, code_of, dotted
 
-__all__ = ["clips", "drops", "masks", "operands", "stops", "straight_through", "turns", "unstops", "wraps"]
+__all__ = [
+    "clips",
+    "decays",
+    "drops",
+    "masks",
+    "operands",
+    "stops",
+    "straight_through",
+    "turns",
+    "unstops",
+    "wraps",
+]
 
 
 def drops(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
@@ -120,10 +133,16 @@ def turns(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression
 
 
 def operands(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
-    """An expression to which is done what the other side's line does with a number, such as a factor."""
+    """An expression to which is done what the other side's line does with a number, such as a factor, or that
+    is combined with an attribute that nothing reads."""
     if may_be_array(node, clues):
         for operation, value in clues.operands:
             yield cst.BinaryOperation(atom(node), _ARITHMETIC[operation](), spelled(value, clues))
+        for name in clues.kept:
+            for operator in (cst.Multiply(), cst.Add()):
+                yield cst.BinaryOperation(
+                    atom(node), operator, cst.Attribute(cst.Name("self"), cst.Name(name))
+                )
 
 
 _ARITHMETIC: Mapping[str, type[cst.BaseBinaryOp]] = {
@@ -164,6 +183,33 @@ def clips(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression
                 yield cst.parse_expression(f"{module}.chain({function}({limit}), {code_of(node)})")
 
 
+def decays(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
+    """AdamW as Adam with the decay in its gradients, and the inverse."""
+    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        return
+    name, module = node.func.attr.value, node.func.value
+    coupled = cst.Attribute(module, cst.Name("add_decayed_weights"))
+    given = {a.keyword.value: i for i, a in enumerate(node.args) if a.keyword is not None}
+    if name == "adamw" and "weight_decay" in given:
+        decay = node.args[given["weight_decay"]].value
+        adam = node.with_changes(
+            func=cst.Attribute(module, cst.Name("adam")), args=without(node.args, given["weight_decay"])
+        )
+        first = cst.Call(coupled, [cst.Arg(decay)])
+        parts = [cst.Arg(first, comma=COMMA), cst.Arg(adam)]
+        yield cst.Call(cst.Attribute(module, cst.Name("chain")), parts)
+    if name == "chain" and len(node.args) > 1:
+        pairs = zip(node.args, node.args[1:], strict=False)
+        for i, (a, b) in enumerate(pairs):
+            if not (isinstance(a.value, cst.Call) and isinstance(b.value, cst.Call) and a.value.args):
+                continue
+            if (dotted(a.value.func), dotted(b.value.func)) == (dotted(coupled), f"{dotted(module)}.adam"):
+                keyword = cst.Arg(a.value.args[0].value, cst.Name("weight_decay"), EQUAL)
+                adamw = cst.Call(cst.Attribute(module, cst.Name("adamw")), with_last(b.value.args, keyword))
+                rest = [*node.args[:i], b.with_changes(value=adamw), *node.args[i + 2 :]]
+                yield adamw if len(rest) == 1 else node.with_changes(args=rest)
+
+
 def wraps(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
     """A function of the other side around an expression, and a number by which it is multiplied, divided or
     moved."""
@@ -175,6 +221,12 @@ def wraps(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression
         if name:
             yield cst.Call(cst.parse_expression(name), [cst.Arg(node)])
     own = atom(node)
+    if clues.code == "label_smoothing" and clues.framework == "jax":
+        smooth = name_of("optax", "smooth_labels", clues)
+        for given in clues.new[:MOST_GIVEN] if smooth else ():
+            yield cst.Call(
+                cst.parse_expression(smooth), [cst.Arg(node, comma=COMMA), cst.Arg(spelled(given, clues))]
+            )
     if clues.ratio:
         yield cst.BinaryOperation(
             own, cst.Multiply(), number(clues.ratio, whole=clues.ratio == int(clues.ratio))

@@ -34,6 +34,7 @@ class Clues:
         operands: what the other side's lines do with a number: the operation, such as "mul", and the number.
         unused: the functions of the file that nothing in it calls: one may have been forgotten.
         forgotten: the constants of the file that nothing in it reads.
+        kept: the attributes of ``self`` that nothing in the file reads.
         held: what the variables hold, as far as that is known.
         namespace: what the names of the module to be mended mean.
         framework: that of the side to be mended.
@@ -50,6 +51,7 @@ class Clues:
     operands: tuple[tuple[str, float], ...] = ()
     unused: tuple[str, ...] = ()
     forgotten: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
     held: Mapping[str, Held] = field(default_factory=dict)
     namespace: Mapping[str, Any] = field(default_factory=dict)
     framework: str = "jax"

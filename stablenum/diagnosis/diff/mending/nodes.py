@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ from stablenum.diagnosis.edits.tree import dotted
 
 __all__ = [
     "COMMA",
+    "EQUAL",
     "MOST_GIVEN",
     "may_be_array",
     "name_of",
@@ -31,6 +32,7 @@ __all__ = [
 
 # Of the numbers of the other side, so many are tried where nothing says that one is meant. Chosen.
 MOST_GIVEN = 3
+EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
 
 
@@ -94,9 +96,26 @@ def parameters_of(call: cst.Call, clues: Clues) -> list[inspect.Parameter]:
     if isinstance(call.func, cst.Call) and inspect.isclass(made := resolved(call.func.func, clues)):
         method = getattr(made, "__call__" if clues.framework == "jax" else "forward", None)
         function = None if method is None else functools.partial(method, None)
+    name = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
+    if function is None and isinstance(call.func, cst.Attribute) and may_be_array(call.func.value, clues):
+        same = getattr(sys.modules.get("jax.numpy"), name, None)  # as a method of an array
+        function = functools.partial(same, None) if callable(same) and clues.framework == "jax" else None
+    if clues.framework == "torch" and name in _BUILTIN:
+        return [
+            inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=x) for k, x in _BUILTIN[name].items()
+        ]
     with suppress(TypeError, ValueError):
         return [] if function is None else list(inspect.signature(function).parameters.values())
     return []
+
+
+# What PyTorch's builtin functions, which have no signature, take by name, with its default.
+_SPREAD = {"correction": 1, "unbiased": True}
+_POOL = {"ceil_mode": False, "count_include_pad": True}
+_BUILTIN: Mapping[str, Mapping[str, Any]] = {
+    "gelu": {"approximate": "none"}, "std": _SPREAD, "var": _SPREAD, "avg_pool1d": _POOL, "avg_pool2d": _POOL,
+    "leaky_relu": {"negative_slope": 0.01}, "elu": {"alpha": 1.0},
+}  # fmt: skip
 
 
 def name_of(module: str, function: str, clues: Clues) -> str:

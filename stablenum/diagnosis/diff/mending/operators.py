@@ -8,6 +8,7 @@ import libcst as cst
 
 from stablenum.diagnosis.diff.mending.amounts import (
     clips,
+    decays,
     drops,
     masks,
     operands,
@@ -44,6 +45,7 @@ OPERATORS: Mapping[str, Operator] = {
     "operand": operands,
     "mask": masks,
     "clip": clips,
+    "decay": decays,
 }
 
 

@@ -45,7 +45,7 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "softmax_axis": ("number", "keyword"),
     "reduction": ("function", "number", "keyword", "drop", "wrap"),
     "label_shift": ("number", "drop"),
-    "label_smoothing": ("number", "keyword"),
+    "label_smoothing": ("number", "keyword", "wrap"),
     "ignored_labels": ("function", "operator", "number", "keyword"),
     "dropout": ("number", "keyword", "drop"),
     "stopped_gradient": ("unstop", "stop", "exchange", "drop"),
@@ -53,7 +53,7 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "accumulation": ("drop", "function", "wrap"),
     "adam_epsilon_placement": ("keyword", "number", "exchange", "function", "move"),
     "bias_correction": ("keyword", "number", "drop"),
-    "decay_coupling": ("keyword", "number", "exchange", "function"),
+    "decay_coupling": ("decay", "keyword", "number", "exchange", "function"),
     "decay_excluded": ("keyword", "number", "operator", "drop"),
     "betas": ("number", "keyword"),
     "momentum": ("number", "keyword"),
@@ -85,7 +85,7 @@ _OTHER_KIND, _HEAVY, _LIKELIER, _MANY = 1.5, 3.0, 1.0, 1.0
 _FEW, _OF_FEW = ("word", "unstop", "operand"), 0.05
 _OF_ARRAYS = ("stop", "turn", "wrap", "straight_through", "operand", "mask")
 # These are tried only where a cause suggests them: there are many.
-_SUGGESTED = ("straight_through", "mask", "clip")
+_SUGGESTED = ("straight_through", "mask", "clip", "decay")
 # Two statements are exchanged after what is likely in one of them, and before what is not. Chosen.
 _STATEMENTS = 0.5
 # How far a place is from the line of the difference.
@@ -162,6 +162,7 @@ def _known(tree: Tree, file: str, statement: cst.CSTNode, clues: Clues, names: N
         held=names.get((file, "<module>" if function is None else function.name.value), {}),
         unused=tree.unused,
         forgotten=tree.forgotten,
+        kept=tree.kept,
     )
 
 

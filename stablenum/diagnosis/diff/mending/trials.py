@@ -69,6 +69,7 @@ class Trials:
         self._first = comparison.differing
         self.differing = 0 if self._first is None else len(self._first.differing)
         self._counts = counts_of(comparison.groups)
+        self._numbers = comparison.left.program.written(comparison.left.steps)
         self._sought, self._until = self._seen_early(comparison)
         self.shared = _shared(comparison)
 
@@ -157,7 +158,7 @@ class Trials:
         """Return a changed program as it is compared, and the weights that it is given."""
         left, steps = self._left, self._left.steps
         recorded(program, "right", steps)
-        program.numbers = left.program.written(steps)
+        program.numbers = self._numbers
         mapped, arrays = self._mapped, self._arrays
         if _shapes(program) != self._shapes:
             mapped, arrays = carried(left, program, self._weights)

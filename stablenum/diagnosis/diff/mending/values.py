@@ -13,6 +13,7 @@ import libcst as cst
 from stablenum.diagnosis.diff.mending.clues import Clues
 from stablenum.diagnosis.diff.mending.names import Held
 from stablenum.diagnosis.diff.mending.nodes import (
+    EQUAL,
     MOST_GIVEN,
     number,
     parameters_of,
@@ -135,13 +136,10 @@ def keywords(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpress
             continue
         variable = [cst.Name(name)] if name in clues.variables else []
         for value in (*variable, *_instead_of(default, name, clues)):
-            yield node.with_changes(args=with_last(node.args, cst.Arg(value, cst.Name(name), _EQUAL)))
+            yield node.with_changes(args=with_last(node.args, cst.Arg(value, cst.Name(name), EQUAL)))
     for i, argument in enumerate(node.args):
         if argument.keyword is not None:
             yield node.with_changes(args=without(node.args, i))
-
-
-_EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 
 
 def _instead_of(default: Any, name: str, clues: Clues) -> Iterator[cst.BaseExpression]:
