@@ -97,7 +97,7 @@ bench-all: $(STAMP) ## Every measurement of the documentation
 	$(BIN)/python -m benchmarks
 
 clean: ## Remove the virtual environment and everything that was built
-	rm -rf $(VENV) docs/_build demo-results.json demo-results.html
+	rm -rf $(VENV) docs/_build conformance.json conformance.html stablenum-demo.html
 
 # A stamp is written last, so an interrupted installation is begun again.
 $(PACKAGE): pyproject.toml $(CONSTRAINTS)

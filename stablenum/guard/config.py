@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, SupportsFloat, TypedDict, cast
+from typing import Any, Literal, Protocol, SupportsFloat, TypedDict, TypeVar, cast
 
 from stablenum._support.partners import of_extra
 from stablenum._support.pickled_fields import pickled_by_name
@@ -33,7 +34,7 @@ from stablenum.rules.loss_scale import (
 )
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard, SpikeRule, as_spike_rule
 
-__all__ = ["GuardConfig", "Settings", "make_config"]
+__all__ = ["GuardConfig", "Settings", "make_config", "settings_shown"]
 
 _SPIKE_RULES = (SpikeGuard, MeanStdSpikeGuard)
 _RULES: dict[str, dict[str, type[Any]]] = {
@@ -319,6 +320,33 @@ _ELSEWHERE = {
     **dict.fromkeys(("fp16", "grad_scaler", "scaler", "init_scale", "scale", "amp"), "loss_scale"),
     **dict.fromkeys(("max_consecutive_errors", "max_skips", "patience"), "max_skips_in_a_row"),
 }  # fmt: skip
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def settings_shown(function: F) -> F:
+    """Let ``help()`` show the settings that a function takes as ``**overrides``, each with its default.
+
+    Example:
+        >>> @settings_shown
+        ... def train(steps, **overrides):
+        ...     pass
+        >>> list(inspect.signature(train).parameters)[:3]
+        ['steps', 'clip', 'loss_scale']
+    """
+    own = inspect.signature(function)
+    shown = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for field in dataclasses.fields(GuardConfig):
+        hint = Settings.__annotations__[field.name]
+        hint = getattr(hint, "__forward_arg__", hint)
+        shown.append(
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint
+            )
+        )
+    function.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
+    return function
 
 
 def make_config(config: GuardConfig | None, overrides: Settings) -> GuardConfig:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 import stablenum
 from stablenum._support.settings_checks import check_flag
-from stablenum.guard.config import Settings, make_config
+from stablenum.guard.config import Settings, make_config, settings_shown
 from stablenum_jax._step import skip_watch
 from stablenum_jax._step.apply import apply_multiplier, zeros_unless
 from stablenum_jax._step.decide_and_update import without_unsupported_value
@@ -42,6 +42,7 @@ __all__ = ["chain", "check_axis_name", "check_named_once", "guard"]
 PyTree: TypeAlias = Any
 
 
+@settings_shown
 def guard(
     inner: optax.GradientTransformation | None = None,
     config: stablenum.GuardConfig | None = None,

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from stablenum._support.settings_checks import check_callable
 from stablenum.errors import bad_type
-from stablenum.guard.config import GuardConfig, Settings, make_config
+from stablenum.guard.config import GuardConfig, Settings, make_config, settings_shown
 from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import Metrics, StepRecord, history, scalars
 from stablenum.guard.replicas import steps_between_checks
@@ -51,6 +51,7 @@ __all__ = ["GuardedOptimizer", "wrap"]
 S = TypeVar("S")
 
 
+@settings_shown
 def wrap(
     optimizer: Optimizer,
     config: GuardConfig | None = None,

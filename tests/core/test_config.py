@@ -608,3 +608,22 @@ def test_the_norms_of_single_parameters_are_needed_by_some_rules(clip, needed):
 def test_json_that_is_nested_too_deep_is_a_value_error(text):
     with pytest.raises(ValueError, match="nested too deep"):
         GuardConfig.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("max_grad_norm", "clip"),
+        ("fp16", "loss_scale"),
+        ("loss_scaling", "loss_scale"),
+        ("on_non_finite", "on_nonfinite"),
+    ],
+)
+def test_a_setting_by_the_name_of_another_library_or_misspelt_is_recognised(given, meant):
+    with pytest.raises(TypeError, match=rf"unknown setting '{given}': did you mean {meant}=\?"):
+        make_config(None, {given: 1})
+
+
+def test_a_setting_that_is_like_none_gets_no_guess():
+    with pytest.raises(TypeError, match="unknown setting 'colour'; GuardConfig has"):
+        make_config(None, {"colour": 1})

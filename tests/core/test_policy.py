@@ -36,7 +36,7 @@ def test_the_grammar_equals_jmps(text: str) -> None:
 def test_formats_are_known_by_any_name() -> None:
     named = ("bf16", "bfloat16", torch.bfloat16, jnp.bfloat16, jnp.dtype(jnp.bfloat16), "torch.bfloat16")
     assert {parse_format(name) for name in named} == {"bfloat16"}
-    assert parse_format(np.float16) == parse_format("half") == "float16"
+    assert parse_format(np.float16) == parse_format("half") == parse_format("fp16") == "float16"
     assert parse_format("half", half="bfloat16") == "bfloat16"
 
 

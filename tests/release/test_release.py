@@ -99,3 +99,15 @@ def test_the_pages_of_versions_stand_side_by_side(versions: Any, tmp_path: Path)
     assert all((site / row["path"] / "index.html").read_text("utf-8") == row["version"] for row in rows)
     assert 'url=0.10.0/"' in (site / "index.html").read_text(encoding="utf-8")
     assert not (site / "0.10.0" / ".doctrees").exists()
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned_by_their_hash(path: Path) -> None:
+    used = re.findall(r"uses: (\S+)(.*)", path.read_text(encoding="utf-8"))
+    assert used
+    for action, comment in used:
+        assert re.search(r"@[0-9a-f]{40}$", action), action
+        assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), action

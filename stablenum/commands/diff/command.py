@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from stablenum.commands.changes import Write, apply, check_write
+from stablenum.commands.diff.starter import write_pair
 from stablenum.commands.outputs import MENDED, check_folder, check_suffix, check_target
 from stablenum.commands.reports import about, write_reports
 from stablenum.commands.terminal import Terminal, say
@@ -74,6 +75,9 @@ def diff(
         ),
     ] = False,
     write: Write = False,
+    init: Annotated[
+        bool, typer.Option("--init", help="Write PAIR.py, a pair of programs to begin with, and exit.")
+    ] = False,
     json: Annotated[
         Path | None, typer.Option(help="Write the report as strict JSON.", show_default=False)
     ] = None,
@@ -114,6 +118,12 @@ def diff(
     from stablenum.diagnosis.diff.compare import reported
     from stablenum.diagnosis.diff.weights.weights import UnmappedError
 
+    if init:
+        if right is not None:
+            raise typer.BadParameter("one file is written: leave out RIGHT", param_hint="--init")
+        write_pair(left)
+        say(f"{left} is written: put your programs into it, and run `stablenum diff {left}`")
+        return
     check_write(fix=fix, write=write)
     for option, path, suffixes in (("--json", json, (".json",)), ("--html", html, (".html", ".htm"))):
         check_target(option, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -11,6 +12,8 @@ from stablenum.diagnosis.edits.fix import Fix
 
 __all__ = ["Shown", "amount", "as_rich", "as_text", "headline", "several", "title", "weights_title", "within"]
 
+# The style of lines of code, which are not wrapped; rich knows it as none.
+_CODE = "none"
 # The terminal shows so many weights of the map, and says where all of them are. Chosen, not measured.
 _MOST_WEIGHTS = 8
 _MOST_LINES = 6  # of a side that a sentence names; chosen, not measured
@@ -65,12 +68,22 @@ def as_text(report: Shown) -> str:
     return "\n".join(printable(text) for text, _ in _lines(report))
 
 
-def as_rich(report: Shown) -> Iterator[Any]:
-    """Return the report as lines for a terminal."""
+def as_rich(report: Shown, width: int | None = None) -> Iterator[Any]:
+    """Return the report as lines for a terminal; with ``width``, sentences are wrapped under their beginning,
+    and lines of code are left as they are."""
     from stablenum.diagnosis.report.rich_lines import line
 
     for text, style in _lines(report):
-        yield line(text, style=style)
+        for part in [text] if width is None or style == _CODE else _wrapped(text, width):
+            yield line(part, style=style)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    indent = " " * (len(text) - len(text.lstrip()))
+    found = textwrap.wrap(
+        text, width, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False
+    )
+    return found or [text]
 
 
 def _lines(report: Shown) -> Iterator[tuple[str, str]]:
@@ -85,7 +98,7 @@ def _lines(report: Shown) -> Iterator[tuple[str, str]]:
         yield "", ""
         yield f"{title(number, difference, with_step=several(report))}:", "bold"
         for side, location in (("left", difference.left), ("right", difference.right)):
-            yield from ((text, "") for text in _side(side, location))
+            yield from _side(side, location)
         several_heal = sum(c.confirmed for c in difference.causes) > 1
         for cause in difference.causes:
             tried = ("confirmed, either of" if several_heal else "confirmed") if cause.confirmed else "likely"
@@ -113,7 +126,7 @@ def _fixes(fixes: Sequence[Fix]) -> Iterator[tuple[str, str]]:
             yield "", ""
             yield f"{heading}: {fix.explanation}", style
             yield f"  {fix.evidence}", "dim"
-            yield from ((line, "") for line in fix.patch.splitlines())
+            yield from ((line, _CODE) for line in fix.patch.splitlines())
 
 
 def within(difference: Difference) -> str:
@@ -172,16 +185,16 @@ def several(report: Shown) -> bool:
     return max([*steps, *(d.step for d in report.differences)], default=1) > 1
 
 
-def _side(name: str, location: Location | None) -> Iterator[str]:
+def _side(name: str, location: Location | None) -> Iterator[tuple[str, str]]:
     if location is None:
-        yield f"  {name:<6} nothing leads to it"
+        yield f"  {name:<6} nothing leads to it", ""
         return
     what = location.operation or "no such operation here"
     module = f" in {location.module}" if location.module else ""
     called = f", called at {location.called_at}" if location.called_at else ""
-    yield f"  {name:<6} {location.where}  {what}{module}{called}"
+    yield f"  {name:<6} {location.where}  {what}{module}{called}", ""
     if location.code:
-        yield f"           {location.code}"
+        yield f"           {location.code}", _CODE
 
 
 def _off(side: str, off: Off) -> str:

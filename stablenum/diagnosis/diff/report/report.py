@@ -20,6 +20,8 @@ from stablenum.errors import either
 
 __all__ = ["DiffReport"]
 
+_WIDEST = 100  # columns: longer lines of text are hard to read
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffReport:
@@ -80,7 +82,7 @@ class DiffReport:
         return as_text(self)
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        return as_rich(self)
+        return as_rich(self, min(console.width, _WIDEST) if console.is_terminal else None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, without the single operations."""
