@@ -111,3 +111,16 @@ def test_actions_are_pinned_by_their_hash(path: Path) -> None:
     for action, comment in used:
         assert re.search(r"@[0-9a-f]{40}$", action), action
         assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), action
+
+
+def test_links_and_picture_of_the_readme_have_addresses_on_an_index() -> None:
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["metadata"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    before = re.findall(r"\]\(([^)]+)\)", text)
+    for substitution in hook["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(substitution["pattern"], substitution["replacement"], text)
+    after = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(after) == len(before) > 20
+    assert all(link.startswith("https://") for link in after)
+    assert [link.endswith(old) for link, old in zip(after, before, strict=True)] == [True] * len(before)
+    assert text.count("https://raw.githubusercontent.com") == 1  # the picture
