@@ -121,7 +121,7 @@ class Row:
         step: the training step, from 1.
         state: "equal": the other side has the same value, also as the programs are; "rounding": the same in
             float64 only; "unmatched": no counterpart, but nothing that differs depends on it; "different":
-            on the way to a result that differs.
+            on the way to a result that differs, from inputs that do not; "follows": further on the way.
         partner: the index of the row of the other side that has the same value; None if there is none.
         error: the relative difference from the partner in float64.
         allowed: how much of it rounding explains.

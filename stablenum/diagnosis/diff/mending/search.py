@@ -215,7 +215,7 @@ def _more_lines(comparison: Comparison, report: DiffReport, difference: Differen
     place, steps = difference.right, comparison.right.trace.steps
     if place is not None and place.row is not None and place.row < len(steps):
         return [f"{frame.file}:{frame.line}" for frame in reversed(steps[place.row].frames)]
-    rows = (row for row in report.right_rows if row.state in ("different", "unmatched"))
+    rows = (row for row in report.right_rows if row.state in ("different", "follows", "unmatched"))
     return [row.where for row in rows] if place is None else []
 
 

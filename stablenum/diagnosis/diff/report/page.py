@@ -24,7 +24,7 @@ from stablenum.diagnosis.report.html import listed, page, sealed_head
 __all__ = ["as_html"]
 
 SCRIPTS = ("data", "tree", "detail", "grid", "keys", "filters", "plot", "weights", "start")
-STATES = {"different": "≠", "unmatched": "∘", "rounding": "≈", "equal": "="}
+STATES = {"different": "≠", "follows": "↳", "unmatched": "∘", "rounding": "≈", "equal": "="}
 PHASES = ("forward", "backward", "update")
 
 

@@ -60,9 +60,11 @@ def _rows(
                 step=1 + sum(step.index > end for end in ends[:-1]),
                 state=matched
                 if partner is not None
-                else "different"
-                if step.index in differing
-                else "unmatched",
+                else "unmatched"
+                if step.index not in differing
+                else "follows"
+                if any(side.trace.values[i].producer in differing for i in step.inputs)
+                else "different",
                 partner=None if partner is None else other.trace.values[partner].producer,
                 error=None if partner is None else distance(side.prints[value], other.prints[partner]),
                 allowed=None if partner is None else side.tolerance[value] + other.tolerance[partner],

@@ -1,11 +1,12 @@
 // The rows of both programs, and the lines in which they stand.
 
-const GLYPHS = { equal: "=", rounding: "≈", unmatched: "∘", different: "≠" };
+const GLYPHS = { equal: "=", rounding: "≈", unmatched: "∘", follows: "↳", different: "≠" };
 const MEANINGS = {
   equal: "The other side has the same value, also as the programs are.",
   rounding: "The other side has the same value in float64; only rounding distinguishes them.",
   unmatched: "No counterpart on the other side, but nothing that differs depends on it.",
-  different: "On the way to a result that differs.",
+  follows: "On the way to a result that differs, like one of its inputs.",
+  different: "On the way to a result that differs, while none of its inputs is.",
 };
 const SIDES = ["left", "right"];
 

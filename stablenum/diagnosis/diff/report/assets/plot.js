@@ -90,7 +90,7 @@ function tolerance({ x, y, bottom }) {
 
 // Dots of no length with round ends; errors on the way to a difference are diamonds.
 function marks({ x, y }) {
-  const paths = { equal: "", rounding: "", unmatched: "", different: "" };
+  const paths = { equal: "", rounding: "", unmatched: "", follows: "", different: "" };
   for (const row of points) {
     const [at, up] = [x(row.line).toFixed(1), y(row.error).toFixed(1)];
     paths[row.state] += row.state === "different" ? `M${at} ${up - 4}l4 4l-4 4l-4 -4z` : `M${at} ${up}h0`;
@@ -100,7 +100,7 @@ function marks({ x, y }) {
 
 // A strip for each side: the more a state matters, the higher its bar.
 function strips({ x, across }) {
-  const heights = { equal: 3, rounding: 4, unmatched: 6, different: 9 };
+  const heights = { equal: 3, rounding: 4, unmatched: 5, follows: 6, different: 9 };
   return SIDES.flatMap((side, number) => {
     const base = SIZE.height - SIZE.strip + 14 + number * 11;
     return runs(side).map(({ state, from, to }) =>

@@ -80,7 +80,7 @@ function tidy(path) {
 }
 
 function countsOf(found) {
-  const counts = { different: 0, unmatched: 0, rounding: 0, equal: 0 };
+  const counts = { different: 0, follows: 0, unmatched: 0, rounding: 0, equal: 0 };
   for (const row of found) counts[row.state]++;
   return counts;
 }
