@@ -27,7 +27,7 @@ _PARTS = {"cpu": "steps", "gpu-h100": "gpu"}
 
 
 def write_short_costs(results: Path, directory: Path) -> None:
-    """Write ``short-costs.md``: a bare step, the peer's and ours, in milliseconds.
+    """Write ``short-costs.md``: a bare step in milliseconds, and the peer's and ours as multiples of it.
 
     Raises:
         FileNotFoundError: there are no results.
@@ -37,13 +37,14 @@ def write_short_costs(results: Path, directory: Path) -> None:
     for file, wanted in _ROWS.items():
         rows = {row["name"]: row for row in read(results / f"{file}.json", _PARTS[file])["rows"]}
         body += [_row(title, rows[name]) for name, title in wanted.items()]
-    head = ["a step of AdamW", "bare, ms", "with the usual tools, ms", "guarded: scale and clip, ms"]
+    head = ["a step of AdamW", "bare, ms", "with the usual tools, times", "guarded: scale and clip, times"]
     (directory / "short-costs.md").write_text("\n".join(table(head, body)) + "\n", encoding="utf-8")
 
 
 def _row(title: str, row: dict[str, Any]) -> list[str]:
     bare, peer, ours = (row["variants"][name] for name in ("bare", row["peer"], "fold"))
-    return [title, _ms(bare), f"{_ms(peer)} ({peer['label']})", _ms(ours)]
+    times = [f"{variant['ratio_to_bare']:.2f}" for variant in (peer, ours)]
+    return [title, _ms(bare), f"{times[0]} ({peer['label']})", times[1]]
 
 
 def _ms(variant: dict[str, Any]) -> str:
