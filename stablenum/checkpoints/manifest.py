@@ -195,7 +195,7 @@ def _complaint(folder: Path, name: str, wanted: FileRecord, checksums: bool) -> 
         if there.st_size != wanted.bytes:
             return f"{name} has {there.st_size} bytes instead of {wanted.bytes}"
         if not stat.S_ISREG(there.st_mode):
-            return f"{name} is no file"
+            return f"{name} is not a file"
         if checksums and record_of(path) != wanted:
             return f"{name} does not match its checksum"
     except FileNotFoundError:

@@ -41,7 +41,7 @@ class Command:
 COMMANDS: Mapping[str, Command] = {
     "demo": Command(
         module="demo.command",
-        about="Show in two minutes what all this does, on programs that come with it.",
+        about="Show in two minutes what stablenum does, on programs that come with it.",
         needs={
             "matplotlib": ("matplotlib",),
             **_ARRAYS,
@@ -56,7 +56,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "checkup": Command(
         module="explain.checkup_command",
-        about="Name what keeps a script from learning although all is finite.",
+        about="Name what keeps a script from learning although all values are finite.",
         needs=_FRAMEWORK,
     ),
     "record": Command(
@@ -66,12 +66,12 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "diff": Command(
         module="diff.command",
-        about="Name the first operation at which two programs part.",
+        about="Name the first operation at which two programs differ.",
         needs=_NUMPY,
     ),
     "verify": Command(
         module="verify.command",
-        about="Name what in a checkpoint is not finite or suspicious.",
+        about="Name what in a checkpoint is non-finite or suspicious.",
         needs=_ARRAYS,
     ),
     "report": Command(

@@ -62,7 +62,7 @@ def first_bad_parameter(row: StepRecord) -> str:
     where = "" if row["worst_rank"] is None else f" on rank {row['worst_rank']}"
     parameter = f"{worst.name or f'parameter {worst.index}'}{where}"
     if row["reason"] == Reason.NONFINITE_UPDATE:
-        return f"First parameter that is not finite: {parameter} ({numbers})."
+        return f"First non-finite parameter: {parameter} ({numbers})."
     if math.isfinite(row["grad_norm"]):
         bad_loss = where and row["reason"] == Reason.NONFINITE_LOSS
         return f"All gradients were finite ({numbers}{f'; first bad loss{where}' if bad_loss else ''})."

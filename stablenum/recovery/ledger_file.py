@@ -39,7 +39,7 @@ def read_file(folder: Path | None) -> tuple[Path, bytes | str] | None:
     if path is None or not path.exists():
         return None
     try:
-        return path, path.read_bytes() if path.is_file() else "it is no file"
+        return path, path.read_bytes() if path.is_file() else "it is not a file"
     except OSError as error:
         return path, error.strerror or str(error)
 
@@ -67,7 +67,7 @@ def _checked(event: RecoveryEvent) -> RecoveryEvent:
     """Return an event whose numbers are those that the next answers are computed from."""
     counts = (event.attempt, event.to_step, event.symptom.step, event.symptom.origin)
     if not all(type(count) is int for count in counts):
-        raise TypeError("a step or an attempt is no whole number")
+        raise TypeError("a step or an attempt is not a whole number")
     return event
 
 

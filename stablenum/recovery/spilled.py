@@ -155,7 +155,7 @@ class Spilled:
         loaded = self._store.load(None, step)
         plain: dict[str, Any] = loaded.state
         if not plain.keys() >= _FIELDS:
-            raise CheckpointError(f"{loaded.folder.name} is a checkpoint, and no snapshot of a recovery")
+            raise CheckpointError(f"{loaded.folder.name} is a checkpoint, not a snapshot of a recovery")
         self._store.adopted.add(loaded.folder.name)
         if plain["ranks"] != self._ranks.size:
             raise CheckpointError(self._of_others(plain["ranks"]))

@@ -89,8 +89,8 @@ _WRONG = {
     ),
     "unexplained": (
         SymptomCode.POISONED_MOMENTS,
-        "the second moments of 1 parameter are such as no gradients make",
-        "the second moments of {} parameters are such as no gradients make",
+        "the second moments of 1 parameter are such that no gradients produce them",
+        "the second moments of {} parameters are such that no gradients produce them",
     ),
     "jumped": (
         SymptomCode.RUNAWAY_PARAMETER,

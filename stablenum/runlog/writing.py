@@ -185,7 +185,7 @@ class LogFile:
         if self._size is not None and size > self._size and not self._told:
             self._told = True
             _logger.warning(
-                f"Something else writes into {self.path}: it is longer than this run has left it. Give each "
+                f"Something else writes into {self.path}: it is longer than this run left it. Give each "
                 "guard and each process a log of its own."
             )
 

@@ -130,7 +130,7 @@ def _agrees(guard: DeviceGuard, kernel: Kernel, seen: Seen, measured: Measured) 
             wanted = decided_without_wait(guard.config, kernel.kinds.still, begin, one)
             trial.decide(kernel, as_seen)
             if not _same(trial, wanted):
-                _warn("they decide otherwise than the operations of torch do")
+                _warn("they decide differently from the operations of torch")
                 return False
     except UnprintableError:
         return False

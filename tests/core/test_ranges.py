@@ -328,7 +328,7 @@ def test_the_table_begins_with_the_worst():
     assert lines[2].split()[:2] == ["over", "activation"]
     assert "over 50%" in lines[2]
     assert "zero 50%" in lines[3]
-    assert any("bad" in line and "not finite 2" in line for line in lines)
+    assert any("bad" in line and "non-finite 2" in line for line in lines)
     assert made.table(rows=1).endswith("(3 more rows with less trouble)")
     assert len(made.table(rows=None).splitlines()) == 6
     assert str(made).endswith(made.verdict)

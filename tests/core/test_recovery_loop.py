@@ -638,7 +638,7 @@ def test_an_enlarged_second_moment_is_named() -> None:
     _, loop = run(hurt=once(50, enlarged))
     (event,) = loop.events
     assert (event.symptom.code, event.symptom.names) == (SymptomCode.POISONED_MOMENTS, ("weight",))
-    assert event.symptom.detail == "the second moments of 1 parameter are such as no gradients make"
+    assert event.symptom.detail == "the second moments of 1 parameter are such that no gradients produce them"
 
 
 def wrong(measures: dict[str, Measures], watch: ParameterWatch | None = None) -> dict[str, list[str]]:

@@ -236,7 +236,7 @@ def test_a_halt_names_the_parameter_too():
     )
     for _ in range(5):
         params, state = step(params, state)
-    with pytest.raises(NonFiniteError, match="First parameter that is not finite: b") as caught:
+    with pytest.raises(NonFiniteError, match="First non-finite parameter: b") as caught:
         stablenum_jax.metrics(state)
     assert caught.value.metrics["reason"] is Reason.NONFINITE_UPDATE
 

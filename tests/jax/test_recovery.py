@@ -148,7 +148,7 @@ def test_a_second_moment_that_no_gradient_explains_takes_the_run_back(value: flo
     # The last step before the check is skipped, so that no update takes the moment's root.
     event = only(run(hurt=once(40, put(SECOND_MOMENT, value)), spoil=scaled(40, 40, math.nan)))
     assert (event.symptom.code, event.symptom.names) == (SymptomCode.POISONED_MOMENTS, ("last",))
-    assert "such as no gradients make" in event.symptom.detail
+    assert "such that no gradients produce them" in event.symptom.detail
 
 
 def test_skips_in_a_row_take_the_run_back() -> None:

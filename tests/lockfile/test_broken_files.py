@@ -79,14 +79,14 @@ def first_operation(place: int, new: Any) -> Callable[[Any], Any]:
 
 BROKEN: dict[str, tuple[Callable[[MEMBERS], None], str]] = {
     "a later format": (text(format=layout.FORMAT + 1), "this version reads up to"),
-    "no format": (text(format="1"), "its format is no number"),
-    "no operations": (text(operations=[]), "is no number from 0 on below 0"),
-    "an operation of the future": (text(operations=first_operation(3, [10**6])), "is no number from 0 on"),
-    "a negative value": (text(operations=first_operation(3, [-1])), "is no number from 0 on"),
+    "no format": (text(format="1"), "its format is not a number"),
+    "no operations": (text(operations=[]), "is not a number from 0 on below 0"),
+    "an operation of the future": (text(operations=first_operation(3, [10**6])), "is not a number from 0 on"),
+    "a negative value": (text(operations=first_operation(3, [-1])), "is not a number from 0 on"),
     "an operation in no phase": (text(operations=first_operation(2, "sideways")), "belongs to no phase"),
-    "a result that is no value": (text(results=[["loss", "loss", 10**9, 1]]), "is no number from 0 on"),
-    "an unknown result": (text(results=[["secret", "loss", 0, 1]]), "is no kind of result"),
-    "a negative shape": (text(shapes=lambda s: [[-3], *s[1:]]), "is no number from 0 on"),
+    "a result that is no value": (text(results=[["loss", "loss", 10**9, 1]]), "is not a number from 0 on"),
+    "an unknown result": (text(results=[["secret", "loss", 0, 1]]), "is not a kind of result"),
+    "a negative shape": (text(shapes=lambda s: [[-3], *s[1:]]), "is not a number from 0 on"),
     "a list in place of a table": (lambda m: m.update({layout.TEXT: b"[]"}), "holds no table"),
     "half of the text": (member(layout.TEXT, lambda d: d[: len(d) // 2]), "cannot be read as a recording"),
     "a text that nests without end": (lambda m: m.update({layout.TEXT: b"[" * 10**6}), "cannot be read"),
@@ -99,7 +99,7 @@ BROKEN: dict[str, tuple[Callable[[MEMBERS], None], str]] = {
     "a pickle": (member("limits.npy", lambda d: array(np.array([Harm()], object))), "holds no numbers"),
     "a pickle as a member": (member("limits.npy", lambda d: pickle.dumps(Harm())), "magic string"),
     "a weight of another shape": (member("weight_0.npy", lambda d: array(np.ones(3))), "another shape"),
-    "text for a framework": (text(framework="x" * 10**6), "is none of jax, torch"),
+    "text for a framework": (text(framework="x" * 10**6), "is not one of jax, torch"),
     "an escape for a version": (
         text(format=99, made={"stablenum": "1\n\x1b[31m"}),
         "\\n\\x1b[31m",
@@ -176,7 +176,7 @@ def test_weights_that_are_no_file_are_refused(tmp_path: Path, monkeypatch: pytes
     (weights,) = tmp_path.glob("*.weights")
     weights.unlink()
     weights.symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match="beside it is no file"):
+    with pytest.raises(ValueError, match="beside it is not a file"):
         stablenum.load_program(tmp_path / "golden.snum")
 
 
@@ -198,7 +198,7 @@ def test_what_is_no_archive_is_refused(data: bytes, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "foreign.snum"
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"foreign\.snum is not a recording: it is no zip archive"):
+    with pytest.raises(ValueError, match=r"foreign\.snum is not a recording: it is not a zip archive"):
         stablenum.load_program(path)
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -33,7 +33,7 @@ def test_a_proven_change_is_shown_and_then_written(tmp_path: Path) -> None:
     (fix,) = report["fixes"]
     assert fix["proven"]
     assert fix["evidence"] == (
-        "In a process of its own, all results agree in float64: 1 loss, 3 gradients, 3 updated parameters, "
+        "In a separate process, all results agree in float64: 1 loss, 3 gradients, 3 updated parameters, "
         "at the programs' own weights and, for one more step, at others."
     )
     (tmp_path / "fix.patch").write_text(fix["patch"])

@@ -88,7 +88,7 @@ def test_nothing_is_offered_where_no_small_change_helps(tmp_path: Path) -> None:
     found, _ = mend(tmp_path, with_mistakes(mistake), seconds=3.0)
     assert not found.agrees
     assert not found.mended
-    assert found.ended == "the time for it was over"
+    assert found.ended == "the time for it ran out"
 
 
 MOMENTUM = "optax.sgd(RATE, momentum=0.9)"

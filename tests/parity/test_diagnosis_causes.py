@@ -393,7 +393,7 @@ def test_a_remedy_that_cannot_be_tried_is_said_not_to_be_and_why():
     report = stablenum_torch.replay(lambda x: (x + mask).softmax(-1).sum(), leaf(1.0, 2.0))
     assert report.verdict.safe_function == "stablenum_torch.numerics.softmax"
     assert report.verdict.tried == ""
-    assert "    not tried: what the operation read is not finite already" in str(report)
+    assert "    not tried: what the operation read is already non-finite" in str(report)
 
 
 def test_a_part_of_a_function_is_not_tried_in_place_of_the_function():

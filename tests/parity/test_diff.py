@@ -257,8 +257,8 @@ def test_the_weights_can_be_given_by_name_or_by_a_function() -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"hidden": "nowhere"}, "'nowhere', which is no parameter of the left program"),
-        ({"nowhere": "out.bias"}, "'nowhere', which is no parameter of the right program"),
+        ({"hidden": "nowhere"}, "'nowhere', which is not a parameter of the left program"),
+        ({"nowhere": "out.bias"}, "'nowhere', which is not a parameter of the right program"),
         ({"hidden": "out.bias"}, "no transposition or reshape does that"),
         ("similar", "weights must be 'match'"),
         (lambda left: {"hidden": np.zeros(3)}, "with the shape"),

@@ -151,8 +151,8 @@ def test_an_entry_may_leave_a_parameter_alone() -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (("match", {"heads": "emb.weight"}), "'heads', which is no parameter of the right"),
-        (("match", {"head": "emb"}), "'emb', which is no parameter of the left"),
+        (("match", {"heads": "emb.weight"}), "'heads', which is not a parameter of the right"),
+        (("match", {"head": "emb"}), "'emb', which is not a parameter of the left"),
         (("match", {"head": "up.bias"}), "no transposition or reshape"),
         (("as they are", {"head": "emb.weight"}), "weights must be"),
         (("match", "head"), "weights must be"),
@@ -253,7 +253,9 @@ def test_parts_of_a_fused_matrix_and_the_map_of_a_function_go_round() -> None:
 
 
 def test_words_that_were_copied_are_refused_with_what_to_give() -> None:
-    with pytest.raises(ValueError, match=r"'q\.weight, transposed', which is no parameter .*report\.weights"):
+    with pytest.raises(
+        ValueError, match=r"'q\.weight, transposed', which is not a parameter .*report\.weights"
+    ):
         stablenum.diff(original(tied=False), port(), weights={"q": "q.weight, transposed"})
 
 

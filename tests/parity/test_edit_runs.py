@@ -104,7 +104,7 @@ def test_a_safe_form_that_does_not_help_is_not_offered(tmp_path):
     assert report["verdict"]["code"] == ""
     said = report["verdict"]["trial"]
     assert said.startswith(
-        "not tried; a change of the line was, in vain: with stablenum_torch.numerics.divide("
+        "not tried; a change of the line was, without success: with stablenum_torch.numerics.divide("
     )
     assert said.endswith("step 12 still fails")
 

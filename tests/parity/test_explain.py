@@ -353,7 +353,9 @@ for i in range(20):
 def test_what_was_passed_by_is_mentioned_at_the_end(tmp_path):
     result = command(written(tmp_path, COPES), cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "passed by, because training went on without it: the loss of step 1 is not finite" in result.stderr
+    assert (
+        "passed over, because training went on without it: the loss of step 1 is not finite" in result.stderr
+    )
     assert "although not every number in them was finite" in result.stderr
     assert "nothing went wrong" not in result.stderr
     assert "--strict reports where that came from, and why" in result.stderr

@@ -398,4 +398,4 @@ def test_a_line_that_is_too_long_is_refused(where, log, monkeypatch):
 def test_a_pipe_is_no_log(tmp_path):
     os.mkfifo(tmp_path / "run.jsonl")
     code, text = report(tmp_path / "run.jsonl")
-    assert (code, "it is no file, but a pipe" in text) == (2, True)
+    assert (code, "it is not a file, but a pipe" in text) == (2, True)

@@ -96,7 +96,7 @@ def test_a_second_moment_that_no_gradient_explains_is_found(fused: bool, value: 
 
     symptom = training.run(hurt=hurt, at=40, policy=QUICK).events[0].symptom
     assert (symptom.code, symptom.names, symptom.step) == (SymptomCode.POISONED_MOMENTS, ("0.weight",), 40)
-    assert "such as no gradients make" in symptom.detail
+    assert "such that no gradients produce them" in symptom.detail
 
 
 def test_a_weight_that_is_overwritten_is_found_where_a_normalization_hides_it() -> None:

@@ -26,7 +26,7 @@ def compare(
         typer.Option(help="TOML: [guard] replaces settings of all scenarios, [[scenario]] adds streams."),
     ] = None,
     jobs: Annotated[
-        int, typer.Option(min=1, help="Run this many scenarios at a time, each in a process of its own.")
+        int, typer.Option(min=1, help="Run this many scenarios at a time, each in a separate process.")
     ] = 1,
     json: Annotated[Path | None, typer.Option(help="Write the results as strict JSON.")] = None,
     plot: Annotated[

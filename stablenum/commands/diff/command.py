@@ -94,13 +94,13 @@ def diff(
         ),
     ] = None,
 ) -> None:
-    """Compare two programs and name the first operation at which they part for another reason than rounding.
+    """Compare two programs and name the first operation at which they differ by more than rounding.
 
     PAIR.py defines left() and right(), each of which returns stablenum_torch.program(...) or
     stablenum_jax.program(...). Two files may be given instead, each of which defines program(), or is a
     recording (.snum, written by `stablenum record`) or a file of named arrays (.npz). The right program is
-    given the parameters of the left one; which is which is found out, unless a file defines weights, which
-    may be all that stablenum.diff takes as weights.
+    given the parameters of the left one. The mapping is inferred, unless a file defines weights, which may
+    be anything that stablenum.diff takes as weights.
 
     With `--fix`, small changes of the source are tried at the lines that differ, first those that the causes
     suggest. What makes the programs agree is tried again in another process, at other weights and for one

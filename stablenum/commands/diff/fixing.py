@@ -86,7 +86,9 @@ def check_fixable(pair: Pair, side: str) -> None:
     if other.path.suffix.lower() == ".npz" or isinstance(pair.left, Dump):
         raise ValueError("--fix needs a program, or a recording of one, beside that which is changed.")
     if side == "left" and not isinstance(pair.weights, str):
-        raise ValueError("--side left needs weights that are found out: leave out weights in the file.")
+        raise ValueError(
+            "--side left needs a map of the weights that is inferred: leave weights out of the file."
+        )
 
 
 def fixed(
@@ -180,21 +182,21 @@ def _fix(mended: Mended, *, proven: bool, evidence: str) -> Fix:
 def _said(difference: Difference, proof: Proof) -> str:
     """Return what the other process has shown, in a sentence."""
     if proof.error:
-        return f"In a process of its own it could not be tried: {proof.error}"
+        return f"It could not be tried in a separate process: {proof.error}"
     if not proof.ok:
         gone = places_of(difference) not in proof.differences
         where = " and ".join(filter(None, proof.differences[0])) if proof.differences else ""
         return (
-            f"In a process of its own, the programs no longer part at this place; they part at {where}."
+            f"In a separate process, the programs no longer differ at this place; they differ at {where}."
             if gone
-            else "In a process of its own, the programs still part at this place."
+            else "In a separate process, the programs still differ at this place."
         )
     counts = proof.results or {}
     said = ", ".join(f"{n} {_NAMES[kind][n > 1]}" for kind, n in counts.items() if n)
     also = ", at the programs' own weights and, for one more step, at others" if proof.elsewhere else ""
-    tail = "; at other weights, or in one more step, they part" if proof.elsewhere is False else ""
+    tail = "; at other weights, or in one more step, they differ" if proof.elsewhere is False else ""
     tail = "; other weights could not be tried" if proof.elsewhere is None else tail
-    return f"In a process of its own, all results agree in float64: {said}{also}{tail}."
+    return f"In a separate process, all results agree in float64: {said}{also}{tail}."
 
 
 _NAMES = {

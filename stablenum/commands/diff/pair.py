@@ -117,7 +117,7 @@ def built(origin: Origin, texts: Mapping[str, str]) -> Built:
                 made = getattr(module, origin.function)()
                 if not _is_program(made):
                     raise TypeError(
-                        f"{origin.function}() returned {type(made).__name__}, which is no program."
+                        f"{origin.function}() returned {type(made).__name__}, which is not a program."
                     )
                 return Built(made, vars(module))
         finally:

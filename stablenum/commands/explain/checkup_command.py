@@ -41,7 +41,7 @@ def checkup(
     json: Json = None,
     html: Html = None,
 ) -> None:
-    """Run a PyTorch or JAX training script and report what keeps it from learning although all is finite.
+    """Run a PyTorch or JAX training script; report what keeps it from learning though all values are finite.
 
     Your script is not changed. Some of its steps are measured in full: activations, gradients, parameters and
     updates. If the cure of the first finding can be tried (another rate or initialisation, clipping, scaled

@@ -46,7 +46,7 @@ def explain(
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", help="Stop at the first value that is not finite, even if the script copes with it."
+            "--strict", help="Stop at the first non-finite value, even if the script copes with it."
         ),
     ] = False,
     seed: Seed = 0,
@@ -65,7 +65,7 @@ def explain(
     json: Json = None,
     html: Html = None,
 ) -> None:
-    """Run a PyTorch or JAX training script until a value that is not finite does harm; report where and why.
+    """Run a PyTorch or JAX training script until a non-finite value affects training; report where and why.
 
     Your script is not changed. A loss, a gradient or a parameter that is NaN or inf counts unless the script
     copes with it: it skips the step, retries a line search, or only prints a metric. Such values are passed
@@ -76,14 +76,14 @@ def explain(
     learning is reported.
 
     Under `torchrun --nproc-per-node 4 -m stablenum explain train.py`, every rank runs the script, and rank 0
-    writes one report: on which rank the value was born, and how it came to the others.
+    writes one report: on which rank the value originated, and how it came to the others.
 
     If the remedy is a change of one expression, the script runs once more with that change, in memory, until
     some steps after the failure; what came of it is printed beside the remedy. With `--fix` it is printed
     as a patch, too. It is proven if that run was finite to its end, and its losses before the failure were
     those of the first run, within some ulps; only then `--write` writes it.
 
-    The exit code is 1 if a value that is not finite did harm, 0 if not, 2 for a usage error, 3 if the script
+    The exit code is 1 if a non-finite value affected training, 0 if not, 2 for a usage error, 3 if the script
     itself failed and nothing was found, and 4 if `--fix` has a change that is proven.
     """
     check_write(fix=fix, write=write)
@@ -184,7 +184,7 @@ def _tell_of_nothing(
     summary = _ended(outcome)
     say(summary)
     if outcome.harmless:
-        say(f"passed by, because training went on without it: {outcome.harmless}")
+        say(f"passed over, because training went on without it: {outcome.harmless}")
         say("--strict reports where that came from, and why")
     plain, page = nothing_found(summary, outcome)
     if checkup is None or checkup.ok:

@@ -74,7 +74,7 @@ def with_edits_tried(
         seen.append(f"with {_in_one_line(edit)}, {result.said}")
     vain = "; ".join(seen)
     vainly = report.without_function()
-    return vainly.with_trial(f"not tried; a change of the line was, in vain: {vain}"), None
+    return vainly.with_trial(f"not tried; a change of the line was, without success: {vain}"), None
 
 
 def _fix(report: Report, edits: tuple[Edit, ...], result: Tried, texts: Texts) -> Fix:

@@ -79,7 +79,7 @@ def _check_log(path: Path) -> None:
     _check_folder(path)
     check_file(path, "LOG")
     if not path.is_file():
-        raise _unreadable(path, "it is no file, but a pipe or a device.")
+        raise _unreadable(path, "it is not a file, but a pipe or a device.")
 
 
 def _check_folder(path: Path) -> None:

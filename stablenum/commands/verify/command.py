@@ -33,7 +33,7 @@ def verify(
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Entries with such names may be not finite, as in --allow '*.mask'. May be repeated.",
+            help="Entries with these names may be non-finite, as in --allow '*.mask'. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -59,8 +59,8 @@ def verify(
     Reads what torch.save, safetensors, torch.distributed.checkpoint, Orbax, numpy.savez and
     stablenum's Checkpoints write. No code of a checkpoint is run, and nothing is changed.
 
-    The exit code is 0 if all is good, 1 if something is poisoned (a parameter, buffer or moment that is not
-    finite, a negative second moment, a NaN anywhere else), and 2 if something is unreadable, corrupt or
+    The exit code is 0 if all is good, 1 if something is poisoned (a non-finite parameter, buffer or moment,
+    a negative second moment, a NaN anywhere else), and 2 if something is unreadable, corrupt or
     unknown.
     """
     # They import NumPy, and the help is shown without it.

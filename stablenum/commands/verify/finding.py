@@ -119,7 +119,7 @@ def _of_file(file: Path) -> str:
         return "safetensors"
     if re.match(rb"\x80[\x02-\x05]", head):
         raise NotCheckedError("unreadable", "needs arbitrary code: it is a pickle, which was not run")
-    raise NotCheckedError("unknown", "it is none of the formats that are known")
+    raise NotCheckedError("unknown", "it is in none of the known formats")
 
 
 def _of_archive(file: Path) -> str:

@@ -95,7 +95,7 @@ def read_json(file: Path, limits: Limits) -> Any:
         NotCheckedError: it is too long.
     """
     if not file.is_file():
-        raise FileNotFoundError(f"{file.name} is not there, or is no file")
+        raise FileNotFoundError(f"{file.name} is not there, or is not a file")
     limits.check("description", file.stat().st_size, f"the bytes of {file.name}")
     try:
         return json.loads(file.read_bytes())

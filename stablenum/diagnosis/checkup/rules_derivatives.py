@@ -126,8 +126,8 @@ def _summed(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     yield Complaint.of(
         Symptom.WRONG_GRADIENT,
         Level.FAULT,
-        f"in {len(steps)} of {course.steps} steps a backward pass starts at a loss of which another loss is "
-        "a part whose gradients are already there",
+        f"in {len(steps)} of {course.steps} steps a backward pass starts at a loss that contains "
+        "another loss, whose gradients are already there",
         since=min(steps),
         place=second,
         places=places_of(first),

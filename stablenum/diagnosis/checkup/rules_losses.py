@@ -43,7 +43,7 @@ def _not_finite(course: Course, readings: Sequence[Reading]) -> Iterator[Complai
     yield Complaint.of(
         Symptom.NOT_FINITE,
         Level.FAULT,
-        f"{joined(began)}: not finite in step {first}, the first of the measured steps with such; "
+        f"{joined(began)}: non-finite in step {first}, the first such step that was measured; "
         f"{len(found)} in all",
         since=first,
         parameters=tuple(found),

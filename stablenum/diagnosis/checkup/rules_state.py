@@ -90,7 +90,7 @@ def _table(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             parameters=(name,),
             what="a codebook that is in use never changes",
             cure="train it (a codebook loss, with the table as a parameter of the optimizer), or update it "
-            "by a moving average and keep the result; a table that is fixed on purpose is no fault",
+            "by a moving average and keep the result; a table that is fixed on purpose is not a fault",
             expects="rows that move towards what chooses them",
         )
         return

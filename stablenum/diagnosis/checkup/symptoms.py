@@ -297,7 +297,7 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
     ),
     S.LOSS_SCALE: SymptomText(
         "the loss scale does not settle",
-        "at its smallest value: some number overflows whatever the scale, so find it with "
+        "at its smallest value: some number overflows at any scale, so find it with "
         "`stablenum explain`, or compute it in float32; growing without end: the gradients are 0, or need no "
         "scale",
         "a scale that changes rarely",

@@ -117,7 +117,7 @@ def _histogram(
     label = "gradients of parameters" if kind == GRADIENT else f"{kind}s"
     label = "gradients of activations" if kind == ACTIVATION_GRADIENT else label
     title = f"{label}: {elements:,} elements, {zeros / elements:.0%} exact zeros" if elements else label
-    title += f", {bad} not finite" if bad else ""
+    title += f", {bad} non-finite" if bad else ""
     title += f"; outline: with the loss scale for float16, $2^{{{k}}}$" if k else ""
     axis.set_title(title, fontsize=8.5, loc="left")
     axis.set_ylabel("fraction", fontsize=8)

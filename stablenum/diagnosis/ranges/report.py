@@ -215,7 +215,7 @@ class RangeReport:
         }
         shown = [f"{word} {_share(row.fraction(count))}" for word, count in counts.items() if count]
         bad = row.nan + row.inf
-        return " ".join([*shown, *([f"not finite {bad}"] if bad else [])])
+        return " ".join([*shown, *([f"non-finite {bad}"] if bad else [])])
 
     def _left_out(self, rows: int | None) -> list[str]:
         more = 0 if rows is None else len(self.rows) - rows
@@ -232,6 +232,6 @@ def _share(fraction: float) -> str:
 
 
 def _style(cell: str) -> str:
-    if "over" in cell or "not finite" in cell:
+    if "over" in cell or "non-finite" in cell:
         return "bold red"
     return "yellow" if "zero" in cell or "lost" in cell else "dim"

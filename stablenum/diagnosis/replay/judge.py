@@ -61,7 +61,7 @@ def _before(role: tuple[str, ...]) -> Signature:
 
 def _parameters(e: Evidence) -> str:
     if e.bad_parameters and (e.first is None or e.first.phase == "before"):
-        return f"not finite before the step: {_some(e.bad_parameters)}"
+        return f"non-finite before the step: {_some(e.bad_parameters)}"
     return _before(("parameter", "buffer"))(e)
 
 
@@ -146,9 +146,7 @@ def _mask(e: Evidence) -> str:
         return ""
     if f.derivative:
         masked = f.placed and f.operation in MASKED
-        return (
-            f"the derivative of {f.operation} is {f.gives} for a row that is masked whole" if masked else ""
-        )
+        return f"the derivative of {f.operation} is {f.gives} for a fully masked row" if masked else ""
     if f.placed and f.phase == "before":
         return "an infinity in the input or in a constant reaches the result"
     if f.placed:
@@ -375,7 +373,7 @@ _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
     (
         Cause.OPTIMIZER_STATE,
         lambda e: (
-            (e.state[0] if e.state else f"not finite after the update: {_some(e.bad_updates)}")
+            (e.state[0] if e.state else f"non-finite after the update: {_some(e.bad_updates)}")
             if e.bad_updates or e.state
             else ""
         ),
@@ -413,7 +411,7 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
     if cause is Cause.TRANSIENT:
         facts += [f"differs: {difference}" for difference in e.differences]
     if e.bad_gradients:
-        facts.append(f"gradients not finite: {_some(e.bad_gradients)}")
+        facts.append(f"non-finite gradients: {_some(e.bad_gradients)}")
     advice = advice_on(cause, f, loss_finite=e.loss_finite, tried=e.tried)
     if cause is Cause.OPTIMIZER_STATE and fact in e.settings:
         advice = Advice(of_settings(fact))

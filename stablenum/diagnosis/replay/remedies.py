@@ -361,7 +361,7 @@ _WRITTEN_UNSEEN = (
     "torch.from_numpy): no operation of torch has made these numbers"
 )
 _CAPTURED = (
-    "mend the array where it is prepared: look for the element that is not finite (0/0, a missing value), "
+    "mend the array where it is prepared: look for the non-finite element (0/0, a missing value), "
     "and put a number in its place there; np.errstate and functions such as nanmax hide where it came from"
 )
 

@@ -71,7 +71,7 @@ def with_trial(
         return replace(evidence, untried="the operation is only a part of what the function would replace")
     # What is not finite already (a mask) has no finite derivative to look for.
     if not all(map(finite, arrays[: trial.arrays])):
-        return replace(evidence, untried="what the operation read is not finite already")
+        return replace(evidence, untried="what the operation read is already non-finite")
     function = getattr(importlib.import_module(f"{package}.{part}"), name)
     if trial.name == POWER_OF_ARRAYS:
         function = _power_of_arrays(function, exp)

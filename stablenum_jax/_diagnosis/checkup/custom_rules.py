@@ -137,7 +137,7 @@ def _unbatched(data: Any, shape: tuple[int, ...]) -> Any:
             return jax.numpy.asarray(data)[
                 tuple(0 if i in axes else slice(None) for i in range(np.ndim(data)))
             ]
-    raise ValueError(f"an array of shape {np.shape(data)} is no batch of arrays of shape {shape}")
+    raise ValueError(f"an array of shape {np.shape(data)} is not a batch of arrays of shape {shape}")
 
 
 class _Call:

@@ -121,7 +121,7 @@ class _Shower(Player):
         name = "" if self.makers is None else primitive_of(eqn, operation)
         for cell in outputs:
             if self.makers is not None and self.makers[cell.id : cell.id + 1] != [name]:
-                raise ReplacedError(f"{name}: a branch or loop goes on otherwise with the values replaced")
+                raise ReplacedError(f"{name}: a branch or loop takes another course with the values replaced")
             self.visit(cell.id, cell.data)
         return _NO_STEP
 

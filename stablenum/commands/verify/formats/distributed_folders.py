@@ -174,5 +174,5 @@ def _count(number: Any) -> int:
         TypeError: it is none.
     """
     if type(number) is not int or not 0 <= number < 2**63:
-        raise TypeError(f"what is of {type(number).__name__} is no number of elements or bytes")
+        raise TypeError(f"a value of type {type(number).__name__} is not a number of elements or bytes")
     return number

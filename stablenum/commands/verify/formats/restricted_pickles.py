@@ -166,7 +166,7 @@ class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
             return function.made(*arguments)
         if type(function) is Sealed:
             return function(*arguments)
-        raise needs_code(f"a call of what is of {type(function).__name__}")
+        raise needs_code(f"a call of a value of type {type(function).__name__}")
 
     def load_reduce(self) -> None:
         arguments = self.stack.pop()
@@ -180,7 +180,7 @@ class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
         elif isinstance(target, Record | Built):
             target.take(state)
         else:
-            raise needs_code(f"a state of what is of {type(target).__name__}")
+            raise needs_code(f"a state of a value of type {type(target).__name__}")
 
     # --- containers --------------------------------------------------------------------------
 

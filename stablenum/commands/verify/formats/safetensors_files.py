@@ -68,7 +68,7 @@ def _contents(file: BinaryIO, limits: Limits) -> Contents:
     header, begin = _header(file, size, limits)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict):
-        raise NotCheckedError("corrupt", "its metadata are no JSON object")
+        raise NotCheckedError("corrupt", "its metadata is not a JSON object")
     limits.check("parts", len(header) + len(metadata), "its arrays and plain values are many")
     _check_cover(header, size - begin)
     arrays, notes = [], []

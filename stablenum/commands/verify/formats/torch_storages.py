@@ -192,7 +192,7 @@ class Stored:
 
         self._unpickler(data, storage).load()  # the number by which it is recognised
         if self._unpickler(data, storage).load() != _VERSION:
-            raise ValueError("it is of a version of the format that is not known")
+            raise ValueError("it has an unknown version of the format")
         system = self._unpickler(data, storage).load()
         if isinstance(system, dict) and system.get("little_endian", True) != (sys.byteorder == "little"):
             raise NotCheckedError("unreadable", "it was written on a machine with another order of bytes")

@@ -70,7 +70,7 @@ def load_program(path: str | PathLike[str]) -> RecordedProgram | Dump:
         pass
     if not zipfile.is_zipfile(file):
         raise ValueError(
-            f"{file} is not a recording: it is no zip archive, or its end is missing. Write one with "
+            f"{file} is not a recording: it is not a zip archive, or its end is missing. Write one with "
             "stablenum.save_program, or named arrays with numpy.savez."
         )
     try:
@@ -96,7 +96,7 @@ def _dump(archive: Archive, path: Path) -> Dump:
 def _read(archive: Archive, path: Path) -> RecordedProgram:
     text = archive.text()
     form = text["format"]
-    _check(isinstance(form, int) and not isinstance(form, bool) and form >= 1, "its format is no number")
+    _check(isinstance(form, int) and not isinstance(form, bool) and form >= 1, "its format is not a number")
     if form > FORMAT:
         made = text.get("made", {})
         by = made.get("stablenum", "a later version") if isinstance(made, dict) else "a later version"
@@ -154,7 +154,9 @@ def _sketches(row: Any, results: tuple[Result, ...]) -> dict[int, float]:
 
 def _column(archive: Archive, name: str, count: int) -> Any:
     array = archive.array(name)
-    _check(array.shape == (count,) and array.dtype.kind == "f", f"{name} has not one number for each value")
+    _check(
+        array.shape == (count,) and array.dtype.kind == "f", f"{name} does not have one number for each value"
+    )
     return array.astype(np.float64)
 
 
@@ -229,7 +231,7 @@ def _weights(
 def _beside(path: Path, digest: str) -> Archive | None:
     if not path.exists():
         return None
-    _check(path.is_file(), f"{path.name} beside it is no file")
+    _check(path.is_file(), f"{path.name} beside it is not a file")
     with path.open("rb") as file:
         own = hashlib.file_digest(file, "sha256").hexdigest()
     _check(own == digest, f"{path} beside it is not the file that was written with it; record it again")
@@ -247,23 +249,23 @@ def _check(holds: bool, otherwise: str) -> None:
 def _whole(x: Any, least: int, below: int | None = None) -> int:
     _check(
         isinstance(x, int) and not isinstance(x, bool) and x >= least and (below is None or x < below),
-        f"{x!r} is no number from {least} on" + ("" if below is None else f" below {below}"),
+        f"{x!r} is not a number from {least} on" + ("" if below is None else f" below {below}"),
     )
     return int(x)
 
 
 def _text(x: Any) -> str:
-    _check(isinstance(x, str), f"{x!r} is no text")
+    _check(isinstance(x, str), f"{x!r} is not text")
     return str(x)
 
 
 def _one_of(x: Any, known: tuple[str, ...]) -> str:
-    _check(x in known, f"{str(x)[:40]!r} is none of {', '.join(known)}")
+    _check(x in known, f"{str(x)[:40]!r} is not one of {', '.join(known)}")
     return str(x)
 
 
 def _number(x: Any) -> float:
-    _check(isinstance(x, int | float) and not isinstance(x, bool), f"{x!r} is no number")
+    _check(isinstance(x, int | float) and not isinstance(x, bool), f"{x!r} is not a number")
     return float(x)
 
 
@@ -344,7 +346,7 @@ def _at(places: list[Place], number: Any) -> Place | None:
 
 def _result(row: Any, count: int) -> Result:
     kind, name, value, step = row
-    _check(kind in _KINDS, f"{kind!r} is no kind of result")
+    _check(kind in _KINDS, f"{kind!r} is not a kind of result")
     return Result(kind, _text(name), _whole(value, 0, count), _whole(step, 1))
 
 

@@ -95,7 +95,7 @@ def mended(
         made = build({})
         unchanged = Trials(found[1], weights).unchanged(made.program)
     if not unchanged:
-        mending.ended = "the program is another one each time it is made: give its random numbers a seed"
+        mending.ended = "the program is different each time it is made: give its random numbers a seed"
         return mending
     namespace = made.namespace
     for _ in range(_MOST_ROUNDS):
@@ -136,7 +136,7 @@ def _round(
         further = _more_lines(comparison, report, difference)
         for rewrite in proposals(difference, "right", current, clues, further, names):
             if time.monotonic() > end:
-                mending.ended = "the time for it was over"
+                mending.ended = "the time for it ran out"
                 break
             mending.tried += 1
             say(f"difference {number}: trying {_shown(rewrite)}")

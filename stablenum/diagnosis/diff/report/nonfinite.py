@@ -17,7 +17,7 @@ __all__ = ["not_finite"]
 _TEXT = (
     "the {} is {} in both programs, so that nothing can be compared there. {} appears in the left program "
     "first in {}, in the right program first in {}. Give both a batch and weights whose results are finite; "
-    "`stablenum explain` finds what makes them not finite."
+    "`stablenum explain` finds what makes them non-finite."
 )
 
 

@@ -65,7 +65,7 @@ def unknown(name: str, side: str, program: Program) -> ValueError:
     copied = _COPIED if side == "left" and "," in name else ""
     known = ", ".join(list(program.parameters())[:_MOST_NAMED])
     return ValueError(
-        f"weights names {name!r}, which is no parameter of the {side} program. Its parameters are {known}."
+        f"weights names {name!r}, which is not a parameter of the {side} program. Its parameters are {known}."
         + copied
     )
 
