@@ -136,6 +136,7 @@ def setup(app: Sphinx) -> None:
     costs.write_ranks(results / "ranks.json", generated)
     ranks.write_distributed(results / "distributed.json", generated)
     ranks.write_ranks_model(generated)
+    diffs.write_diff_causes(generated)
     diffs.write_diff_peers(results / "diff-peers.json", generated)
     diffs.write_diff_cost(results / "diff.json", generated)
     recoveries.write_recoveries(results / "recovery.json", generated)

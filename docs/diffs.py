@@ -1,4 +1,4 @@
-"""Tables of the page on comparing two programs, from the results of the last benchmark runs."""
+"""Tables of the pages on comparing two programs: the causes, and the results of the last benchmark runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 from measured import read, software, table, with_software
 
-__all__ = ["write_diff_cost", "write_diff_peers"]
+from stablenum.diagnosis.diff.causes.remedies import REMEDIES, REMEDIES_OF_UPDATES
+
+__all__ = ["write_diff_causes", "write_diff_cost", "write_diff_peers"]
 
 _PHASES = ("forward", "backward", "update")
 _TITLES = {
@@ -15,6 +17,16 @@ _TITLES = {
     "rewritten": "A program of PyTorch, rewritten with other modules and operations",
     "ported": "A program of PyTorch, and its port to JAX",
 }
+
+
+def write_diff_causes(directory: Path) -> None:
+    """Write ``diff-causes.md``: the names of the causes, and what to do about each."""
+    rows = []
+    for code, remedy in REMEDIES.items():
+        of_updates = REMEDIES_OF_UPDATES[code]
+        more = "" if of_updates == remedy else f" Where updates differ: {of_updates}"
+        rows.append([f"`{code}`", f"{remedy}{more}".replace("*", "\\*")])
+    (directory / "diff-causes.md").write_text("\n".join(table(["cause", "what to do"], rows)) + "\n", "utf-8")
 
 
 def write_diff_peers(results: Path, directory: Path) -> None:

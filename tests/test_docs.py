@@ -71,6 +71,7 @@ def test_the_pages_have_examples():
         "checkpoints.md",
         "checkup.md",
         "diagnosis.md",
+        "diff-reference.md",
         "diff.md",
         "distributed-jax.md",
         "distributed-replicas.md",

@@ -32,6 +32,16 @@ def test_the_page_includes_the_tables() -> None:
         written = f"write_{name.replace('-', '_')}(" in conf
         assert (f"{{include}} _build/generated/{name}.md" in page) == written
     assert "write_diff_peers(" in conf
+    reference = (ROOT / "docs" / "diff-reference.md").read_text(encoding="utf-8")
+    assert "{include} _build/generated/diff-causes.md" in reference
+    assert "write_diff_causes(" in conf
+
+
+def test_the_table_of_the_causes(diffs: ModuleType, tmp_path: Path) -> None:
+    diffs.write_diff_causes(tmp_path)
+    text = (tmp_path / "diff-causes.md").read_text(encoding="utf-8")
+    assert "| `softmax_axis` | Take the softmax over the same axis. |" in text
+    assert "1e-6 in flax. Where updates differ: Give both optimizers the same epsilon" in text
 
 
 def test_the_results_are_of_the_pairs_that_there_are() -> None:

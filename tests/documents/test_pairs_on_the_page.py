@@ -6,7 +6,7 @@ from tests.pairs.judged import HERE, cases
 from tests.pairs.record import table
 from tests.pairs.test_pairs import ALL, BLIND, FOUND, NOT_THE_SAME
 
-PAGE = (HERE.parents[1] / "docs" / "diff.md").read_text(encoding="utf-8")
+PAGE = (HERE.parents[1] / "docs" / "diff-reference.md").read_text(encoding="utf-8")
 
 
 def test_every_other_equivalent_pair_was_called_the_same() -> None:

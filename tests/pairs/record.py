@@ -1,7 +1,7 @@
 """Judge all pairs with today's version, and write what is right into ``found.json``.
 
 ``python -m tests.pairs.record`` judges all sets, about an hour and a half on two cores, or those that
-are named, and prints the table of ``docs/diff.md``; with ``--table``, it only prints the table.
+are named, and prints the table of ``docs/diff-reference.md``; with ``--table``, it only prints the table.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ def test_a_pair_is_judged_as_it_was(name: str, case: str, tmp_path: Path) -> Non
         pytest.skip(f"needs {lacking}")
     found = judged(name, cases(name)[case], tmp_path)._asdict()
     expected = FOUND[name][case]
-    # Confirmed meant less when this was recorded (docs/diff.md); what is confirmed today may not be wrong.
+    # Confirmed meant less when this was recorded (docs/diff-reference.md); what is confirmed today may not be
+    # wrong.
     right = {k for k, v in expected.items() if v and k != "confirmed"}
     assert {k for k in right if found[k]} == right
     wrong = [r["confirmed"] and not r["cause"] for r in (found, expected)]

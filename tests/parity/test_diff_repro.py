@@ -335,13 +335,16 @@ def test_the_scripts_of_an_update_of_optax(tmp_path: Path) -> None:
 def test_the_scripts_on_the_page_are_those_that_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "diff.md").read_text(encoding="utf-8")
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "diff.md").read_text(encoding="utf-8")
+    reference = (docs / "diff-reference.md").read_text(encoding="utf-8")
     (example,) = (e for e in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "report = " in e)
     (tmp_path / "pair.py").write_text(example.partition("report = ")[0], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     pair = load_pair(Path("pair.py"))
     stablenum.diff(pair.left, pair.right).write_repro("repro")
-    shown = [text for text in re.findall(r"^```text\n(.*?)^```", page, re.M | re.S) if "def run()" in text]
+    texts = re.findall(r"^```text\n(.*?)^```", reference, re.M | re.S)
+    shown = [text for text in texts if "def run()" in text]
     assert len(shown) == 2
     for name, text in zip(("left.py", "right.py"), shown, strict=True):
         assert text in (tmp_path / "repro" / name).read_text(encoding="utf-8")
