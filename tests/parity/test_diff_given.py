@@ -261,7 +261,7 @@ def test_words_that_were_copied_are_refused_with_what_to_give() -> None:
 
 def test_the_map_of_a_report_of_other_programs_is_refused() -> None:
     first = stablenum.diff(port(fused=True), original(tied=False))
-    with pytest.raises(ValueError, match=r"report of other programs|no parameter of the left"):
+    with pytest.raises(ValueError, match=r"report of other programs|not a parameter of the left"):
         stablenum.diff(original(tied=False), original(tied=False), weights=first.weights)
 
 
