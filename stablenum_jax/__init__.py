@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from stablenum_jax._diagnosis.diff.program import program
     from stablenum_jax._diagnosis.ranges import range_report
     from stablenum_jax._diagnosis.replay import replay
+    from stablenum_jax._precision.blocks import dequantize, quantize
     from stablenum_jax._recovery.checkpoints import Checkpoints
     from stablenum_jax._recovery.eased import eased
     from stablenum_jax._recovery.recovery import Recovery
@@ -63,6 +64,7 @@ __all__ = [
     "check_replicas",
     "checkup",
     "clear_halt",
+    "dequantize",
     "eased",
     "fp8_dot",
     "guard",
@@ -80,6 +82,7 @@ __all__ = [
     "policy",
     "precision",
     "program",
+    "quantize",
     "range_report",
     "repair",
     "replay",
@@ -100,8 +103,10 @@ if not TYPE_CHECKING:
             "Recovery": "stablenum_jax._recovery.recovery",
             "audit": "stablenum_jax._diagnosis.audit",
             "checkup": "stablenum_jax._diagnosis.checkup.few_steps",
+            "dequantize": "stablenum_jax._precision.blocks",
             "eased": "stablenum_jax._recovery.eased",
             "program": "stablenum_jax._diagnosis.diff.program",
+            "quantize": "stablenum_jax._precision.blocks",
             "range_report": "stablenum_jax._diagnosis.ranges",
             "repair": "stablenum_jax._diagnosis.audit",
             "replay": "stablenum_jax._diagnosis.replay",

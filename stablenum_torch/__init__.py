@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stablenum_torch._diagnosis.diff.program import program
     from stablenum_torch._diagnosis.ranges import range_report
     from stablenum_torch._diagnosis.replay.replay import replay
+    from stablenum_torch._precision.blocks import dequantize, quantize
     from stablenum_torch._recovery.checkpoints import Checkpoints
     from stablenum_torch._recovery.recovery import Recovery
 
@@ -37,10 +38,12 @@ __all__ = [
     "StochasticRounding",
     "audit",
     "checkup",
+    "dequantize",
     "losses",
     "numerics",
     "precision",
     "program",
+    "quantize",
     "range_report",
     "repair",
     "replay",
@@ -65,7 +68,9 @@ if not TYPE_CHECKING:
             "Recovery": "stablenum_torch._recovery.recovery",
             "audit": "stablenum_torch._diagnosis.audit",
             "checkup": "stablenum_torch._diagnosis.checkup.few_steps",
+            "dequantize": "stablenum_torch._precision.blocks",
             "program": "stablenum_torch._diagnosis.diff.program",
+            "quantize": "stablenum_torch._precision.blocks",
             "range_report": "stablenum_torch._diagnosis.ranges",
             "repair": "stablenum_torch._diagnosis.audit",
             "replay": "stablenum_torch._diagnosis.replay.replay",

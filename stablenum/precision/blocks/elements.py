@@ -101,10 +101,12 @@ def encoded(x32: Array, element: Element, random_bits: Array | None = None, *, x
     exponent = at_least((magnitude >> _MANTISSA) - _BIAS, element.min_exponent, xp=xp)
     exponent = at_most(exponent, element.max_exponent + 1, xp=xp)
     units = over_power_of_two(magnitude, exponent - element.mantissa, xp=xp)
+    units = at_most(units, 2.0 ** (element.mantissa + 2), xp=xp)  # beyond the largest number
     if random_bits is None:
         whole = xp.round(units)  # ties to even
     else:
         whole = xp.floor(units + xp.astype(random_bits & 0xFFFF, xp.float32) * 2.0**-16)
+    whole = xp.where(magnitude >= _INF, xp.zeros_like(whole), whole)  # NaN and inf are no integers
     # The codes of all numbers are counted from zero on: a carry into the next exponent is right by itself.
     steps = xp.astype(whole, xp.int32) + ((exponent - element.min_exponent) << element.mantissa)
     code = at_most(steps, element.max_code, xp=xp)

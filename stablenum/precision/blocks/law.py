@@ -131,6 +131,8 @@ class BlockLaw:
             bits = xp.where((bits & _SIGN_LESS) < 0x00800000, xp.zeros_like(bits), bits)
         magnitude = bits & _SIGN_LESS
         largest = self._of_blocks(magnitude, axes, xp=xp)
+        # The scale of a block that is not finite is NaN, whatever its numbers are.
+        magnitude = xp.where(magnitude < 0x7F800000, magnitude, xp.zeros_like(magnitude))
         tensor_scale = None
         if self.format.scale == "e8m0":
             scales = e8m0_scales(largest, self.format.element, self.scale_mode, xp=xp)
@@ -199,9 +201,10 @@ class BlockLaw:
                 magnitude = magnitude if zeros is None else xp.concat([magnitude, zeros], axis=axis)
             shape = (*magnitude.shape[:axis], blocks, self.format.block, *magnitude.shape[axis + 1 :])
             magnitude = xp.reshape(magnitude, shape)
-            magnitude = (
-                xp.max(magnitude, axis=axis + 1) if 0 not in shape else xp.sum(magnitude, axis=axis + 1)
-            )
+            if 0 in shape:
+                magnitude = xp.astype(xp.sum(magnitude, axis=axis + 1), xp.int32)
+            else:
+                magnitude = xp.max(magnitude, axis=axis + 1)
         return magnitude
 
     def _spread(self, scales: Array, shape: Sequence[int], axes: tuple[int, ...], *, xp: Namespace) -> Array:

@@ -87,10 +87,12 @@ def e4m3_scales(largest: Array, element: Element, *, xp: Namespace) -> tuple[Arr
         are 0, NaN if one is not finite.
     """
     e4m3 = ELEMENTS["e4m3"]
+    finite = xp.isfinite(largest)
+    largest = xp.where(finite, largest, xp.ones_like(largest))
     top = xp.max(largest) if largest.shape and 0 not in largest.shape else xp.sum(largest)
     whole = at_least(divided(top, e4m3.max * element.max, xp=xp), _SMALLEST, xp=xp)
     whole = xp.where(top == 0, xp.ones_like(whole), whole)
-    whole = xp.where(xp.isfinite(top), whole, xp.full_like(whole, float("nan")))
+    whole = xp.where(xp.all(finite), whole, xp.full_like(whole, float("nan")))
     scale = divided(divided(largest, element.max, xp=xp), whole, xp=xp)
     least = 2.0**e4m3.min_exponent
     inside = at_least(at_most(scale, e4m3.max, xp=xp), least, xp=xp)
@@ -100,9 +102,11 @@ def e4m3_scales(largest: Array, element: Element, *, xp: Namespace) -> tuple[Arr
 def float32_scales(largest: Array, element: Element, *, xp: Namespace) -> Array:
     """Return float32 scales: the largest magnitude over that of the format (DeepSeek-V3, arXiv 2412.19437,
     section 3.3.2); 1 for a block of zeros, NaN for one that is not finite."""
+    finite = xp.isfinite(largest)
+    largest = xp.where(finite, largest, xp.ones_like(largest))
     scale = at_least(divided(largest, element.max, xp=xp), _SMALLEST, xp=xp)
     scale = xp.where(largest == 0, xp.ones_like(scale), scale)
-    return xp.where(xp.isfinite(largest), scale, xp.full_like(scale, float("nan")))
+    return xp.where(finite, scale, xp.full_like(scale, float("nan")))
 
 
 def divided(x: Array, by: Any, *, xp: Namespace) -> Array:
