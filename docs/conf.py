@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 
 import stablenum
@@ -39,13 +40,18 @@ html_theme_options = {
     name: {"code-font-size": "76%"} for name in ("light_css_variables", "dark_css_variables")
 }
 html_static_path = ["static"]
+html_copy_source = False
+html_search_scorer = str(HERE / "scorer.js")
+# Pages with a little of everything, which would stand before the page that a search is for.
+NOT_SEARCHED = ["changelog", "contributing", "releasing"]
 html_css_files = ["figures.css", "versions.css"]
 html_js_files = ["versions.js"]
 templates_path = ["templates"]
 # Where the pages are hosted is a matter of settings: the address of this version's pages (for canonical
-# links), and that of the list of versions, from there. docs/versions.py writes the list.
+# links), and that of the list of versions, from there. Without it the pages ask for no list; versions.py,
+# which writes one, then puts its address into the pages that it publishes.
 html_baseurl = os.environ.get("DOCS_BASE_URL", "")
-html_context = {"versions_list": os.environ.get("DOCS_VERSIONS", "../versions.json")}
+html_context = {"versions_list": os.environ.get("DOCS_VERSIONS", "")}
 html_sidebars = {
     "**": [
         "sidebar/brand.html", "sidebar/versions.html", "sidebar/search.html", "sidebar/scroll-start.html",
@@ -90,8 +96,15 @@ def check_docstring(
         LOGGER.warning("%s: what comes before a colon in its first line would be shown as its type", name)
 
 
+def leave_out_of_the_search(_app: object, environment: BuildEnvironment) -> None:
+    """Mark the pages whose words are not searched, as ``:nosearch:`` on them would."""
+    for page in NOT_SEARCHED:
+        environment.metadata[page]["nosearch"] = True
+
+
 def setup(app: Sphinx) -> None:
     """Generate what the pages include. Sphinx calls this before it reads them."""
+    app.connect("env-updated", leave_out_of_the_search)
     app.connect("autodoc-process-signature", shorten_defaults)
     app.connect("autodoc-process-docstring", check_docstring, priority=900)  # after Napoleon
     import bounds

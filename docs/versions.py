@@ -19,6 +19,9 @@ import stablenum
 
 __all__ = ["publish"]
 
+# Where a page names the list of versions, before and after it is published.
+_NO_LIST, _LIST = 'data-list=""', 'data-list="../versions.json"'
+
 _REDIRECT = """<!doctype html>
 <meta charset="utf-8">
 <title>stablenum</title>
@@ -38,6 +41,9 @@ def publish(built: Path, site: Path, version: str) -> None:
     folder = site / version
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(built, folder, ignore=shutil.ignore_patterns(".doctrees", ".buildinfo"))
+    for page in folder.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(text.replace(_NO_LIST, _LIST, 1), encoding="utf-8")
     names = sorted((page.parent.name for page in site.glob("*/index.html")), key=_order, reverse=True)
     latest = next((name for name in names if not _is_preview(name)), names[0])
     rows = [{"version": name, "path": f"{name}/", "latest": name == latest} for name in names]

@@ -1,7 +1,8 @@
-// Offers the other versions of the documentation. The list lies beside the folders of the versions.
+// Offers the other versions of the documentation. The list lies beside the folders of the versions. Pages that were
+// built and not published have no list, and ask for none.
 document.addEventListener("DOMContentLoaded", async () => {
   const box = document.querySelector(".versions");
-  if (!box) return;
+  if (!box?.dataset.list) return;
   const root = new URL(document.documentElement.dataset.content_root, document.baseURI);
   const list = new URL(box.dataset.list, root);
   if (list.protocol === "file:") return; // a browser loads nothing for a page that is read from a disk

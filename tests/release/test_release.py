@@ -90,6 +90,10 @@ def test_the_pages_of_versions_stand_side_by_side(versions: Any, tmp_path: Path)
     with pytest.raises(FileNotFoundError, match="make docs"):
         versions.publish(built, site, "0.1.0")
     (built / ".doctrees").mkdir(parents=True)
+    box = (ROOT / "docs" / "templates" / "sidebar" / "versions.html").read_text(encoding="utf-8")
+    box = box.replace("{{ versions_list }}", "")  # as it is built: a page alone asks for no list
+    (built / "recipes").mkdir()
+    (built / "recipes" / "sam.html").write_text(box, encoding="utf-8")
     for version in ("0.9.0", "0.10.0rc1", "0.10.0", "1.0.0rc1", "0.9.0"):
         (built / "index.html").write_text(version, encoding="utf-8")
         versions.publish(built, site, version)
@@ -99,6 +103,7 @@ def test_the_pages_of_versions_stand_side_by_side(versions: Any, tmp_path: Path)
     assert all((site / row["path"] / "index.html").read_text("utf-8") == row["version"] for row in rows)
     assert 'url=0.10.0/"' in (site / "index.html").read_text(encoding="utf-8")
     assert not (site / "0.10.0" / ".doctrees").exists()
+    assert 'data-list="../versions.json"' in (site / "0.9.0" / "recipes" / "sam.html").read_text("utf-8")
 
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
