@@ -93,6 +93,7 @@ def test_the_pages_have_examples():
         "report.md",
         "same-decisions.md",
         "settings.md",
+        "thread-safety.md",
         "tutorial.md",
         "verify.md",
     }
@@ -101,6 +102,17 @@ def test_the_pages_have_examples():
     index = (DOCS / "recipes" / "index.md").read_text(encoding="utf-8")
     listed = {page for page in RECIPES if f"]({page.name})" in index and f"\n{page.stem}\n" in index}
     assert {str(page.relative_to(DOCS)) for page in listed} == recipes
+
+
+@pytest.mark.parametrize("page", [page for page in RECIPES if page.name != "index.md"], ids=lambda p: p.stem)
+def test_a_recipe_begins_with_the_lines_that_do_it_and_they_are_in_its_programs(page):
+    text = page.read_text(encoding="utf-8")
+    assert -1 < text.find("\n```py\n") < text.find("\n```python\n")
+    programs = {line.strip() for block in blocks(page, "python") for line in block.splitlines()}
+    for block in blocks(page, "py"):
+        lines = [line.strip() for line in block.splitlines()]
+        assert len(lines) <= 8
+        assert [line for line in lines if line and line not in programs] == []
 
 
 @pytest.mark.parametrize("rule", [*CLIP_RULES, *LOSS_SCALES, SpikeGuard, MeanStdSpikeGuard])
