@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("sets", nargs="+")
     parser.add_argument("--sample", type=int, help="so many mistakes of all that are named")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--go-on", action="store_true", help="leave out those that have a result already")
     arguments = parser.parse_args()
     tasks = [
         (name, case)
@@ -116,9 +117,10 @@ def main() -> None:
     if arguments.sample:
         tasks = random.Random(arguments.seed).sample(tasks, min(arguments.sample, len(tasks)))
     known = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    left = [(name, case) for name, case in tasks if not arguments.go_on or case not in known.get(name, {})]
     # One task a process: what a program leaves behind does not reach the next one.
     with ProcessPoolExecutor(os.cpu_count(), max_tasks_per_child=1) as pool:
-        for (name, case), row in zip(tasks, pool.map(_row, tasks), strict=True):
+        for (name, case), row in zip(left, pool.map(_row, left), strict=True):
             known.setdefault(name, {})[case] = row
             RECORD.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
             print(name, case, row.get("proven"), row.get("author", row.get("why", "")), flush=True)  # noqa: T201
