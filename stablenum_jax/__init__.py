@@ -15,6 +15,8 @@ try:
     import jax  # noqa: F401
     import optax  # noqa: F401
 except ModuleNotFoundError as error:
+    if error.name not in ("jax", "optax"):
+        raise  # they are there, and lack something themselves
     raise ModuleNotFoundError("stablenum_jax needs JAX: pip install jax optax", name=error.name) from error
 
 from stablenum import __version__ as __version__

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 try:
     import torch  # noqa: F401
 except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise  # it is there, and lacks something itself
     raise ModuleNotFoundError("stablenum_torch needs PyTorch: pip install torch", name=error.name) from error
 
 from stablenum import __version__ as __version__

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, bad_type
 from stablenum.precision.blocks.law import Quantized, block_law
 
 __all__ = ["dequantize", "quantize"]
@@ -50,15 +52,23 @@ def quantize(
         ([0, 10, 0, 7], [129], [0.0, -4.0, 0.0, 24.0])
     """
     law = block_law(format, scale_mode)
+    if not isinstance(x, jax.Array | np.ndarray) or not _is_floating(x.dtype):
+        got = getattr(x, "dtype", type(x).__name__)
+        raise TypeError(f"x must be a floating-point array; got {got}.")
     x = jax.lax.stop_gradient(jnp.asarray(x))
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"x must be a floating-point array; got {x.dtype}.")
     if rounding not in ("nearest", "stochastic"):
         raise bad_field("rounding", "'nearest' or 'stochastic'", rounding)
     if (rounding == "stochastic") is not (key is not None):
         raise bad_field("key", "a key of jax.random for stochastic rounding, and None otherwise", key)
     bits = None if key is None else jax.random.randint(key, x.shape, 0, 1 << 16, jnp.int32)
     return law.quantize(x, axis, bits, xp=jnp)
+
+
+def _is_floating(dtype: Any) -> bool:
+    try:
+        return dtype is not None and bool(jnp.issubdtype(jnp.dtype(dtype), jnp.floating))
+    except TypeError:
+        return False
 
 
 def dequantize(q: Quantized[jax.Array], dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
@@ -70,9 +80,17 @@ def dequantize(q: Quantized[jax.Array], dtype: jax.typing.DTypeLike = jnp.float3
         q: what :func:`quantize` returned, or made from stored codes and scales.
         dtype: of the result, which is computed in float32.
 
+    Raises:
+        TypeError: ``q`` is something else.
+        ValueError: its scales are not those of its blocks, or ``dtype`` is not a floating-point dtype.
+
     Example:
         >>> float(dequantize(quantize(jnp.ones((2, 40)), "mxfp8_e4m3"), jnp.bfloat16).sum())
         80.0
     """
+    if not isinstance(q, Quantized):
+        raise bad_type("q", "what quantize returns", q)
+    if not _is_floating(dtype):
+        raise bad_field("dtype", "a floating-point dtype", dtype)
     found: jax.Array = block_law(q.format).dequantize(q, xp=jnp)
     return found.astype(dtype)

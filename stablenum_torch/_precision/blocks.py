@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import array_api_compat.torch as xp
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, bad_type
 from stablenum.precision.blocks.law import Quantized, block_law
 
 __all__ = ["dequantize", "quantize"]
+
+
+def _parts(q: Quantized[Tensor]) -> tuple[list[Tensor], tuple[str, tuple[int, ...]]]:
+    return [q.codes, q.scales, *([] if q.tensor_scale is None else [q.tensor_scale])], (q.format, q.axis)
+
+
+def _made(parts: Iterable[Tensor], known: tuple[str, tuple[int, ...]]) -> Quantized[Tensor]:
+    codes, scales, *whole = parts
+    return Quantized(codes, scales, whole[0] if whole else None, *known)
+
+
+register_pytree_node(Quantized, _parts, _made)  # for torch.func.vmap
 
 
 def quantize(
@@ -27,7 +40,8 @@ def quantize(
 
     The codes and scales are bit for bit those of :func:`stablenum_jax.quantize` and of the law in NumPy,
     :func:`stablenum.precision.block_law`, which says what NaN, inf, zeros, subnormal numbers and blocks that
-    are not full become. Works under ``torch.compile`` and ``torch.func.vmap``; no gradient passes.
+    are not full become. Works in graphs of ``torch.compile`` and under ``torch.func.vmap``, for which the
+    result is a pytree; no gradient passes.
 
     Args:
         x: any floating-point dtype, any shape with at least one axis; it is converted to float32.
@@ -52,6 +66,8 @@ def quantize(
         raise TypeError(f"x must be a floating-point tensor; got {got}.")
     if rounding not in ("nearest", "stochastic"):
         raise bad_field("rounding", "'nearest' or 'stochastic'", rounding)
+    if generator is not None and rounding != "stochastic":
+        raise bad_field("generator", "None unless rounding is 'stochastic'", generator)
     x = x.detach()
     bits = None
     if rounding == "stochastic":
@@ -68,9 +84,17 @@ def dequantize(q: Quantized[Tensor], dtype: torch.dtype = torch.float32) -> Tens
         q: what :func:`quantize` returned, or made from stored codes and scales.
         dtype: of the result, which is computed in float32.
 
+    Raises:
+        TypeError: ``q`` is something else.
+        ValueError: its scales are not those of its blocks, or ``dtype`` is not a floating-point dtype.
+
     Example:
         >>> dequantize(quantize(torch.ones(2, 40), "mxfp8_e4m3"), torch.bfloat16).sum().item()
         80.0
     """
+    if not isinstance(q, Quantized):
+        raise bad_type("q", "what quantize returns", q)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise bad_field("dtype", "a floating-point dtype", dtype)
     found: Tensor = block_law(q.format).dequantize(q, xp=xp)
     return found.to(dtype)

@@ -188,3 +188,32 @@ def test_names_are_watched_while_functions_run(tmp_path):
     assert found["x"] == Held("array", (2, 3), logical=True)
     assert found["y"] == found["z"] == Held()
     assert found["n"] == Held("number")
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("kind", sorted(OPERATORS))
+def test_a_call_over_several_lines_is_taken_as_a_whole(kind, framework):
+    held = {"m": Held("array", (2, 3), logical=True)}
+    clues = Clues(
+        namespace=NAMES, framework=framework, variables=("m",), held=held, new=(2.0,), forgotten=("LIMIT",),
+        operands=(("mul", 2.0),), kept=("scale",), code="label_smoothing",
+    )  # fmt: skip
+    for text in ("f(\n    x\n    .square()\n    .sum()\n)", "optax.sgd(\n    0.1,\n)"):
+        for found in changed(kind, text, clues):
+            compile(found, "<changed>", "exec")
+
+
+def test_infinite_numbers_of_the_other_side_are_no_clues():
+    clues = clues_of("", (1.0, float("inf")), ((), ()), [], None, [("add", float("-inf"))], {}, "jax")
+    assert clues.operands == ()
+    assert clues.ratio == 0.0
+
+
+def test_a_name_that_holds_what_has_no_shape_yet_is_no_array(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text("def run(layer):\n    weight = layer.weight\n    return weight\n")
+    names = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    with names_seen([str(path.resolve())]) as seen:
+        names["run"](torch.nn.LazyLinear(2))
+    assert seen[str(path.resolve()), "run"]["weight"] == Held("other")

@@ -12,7 +12,7 @@ from stablenum.commands.diff.pair import Origin, built
 from stablenum.commands.diff.proof import Proof, Task, proof_of
 from stablenum.diagnosis.diff.compare import examined
 from stablenum.diagnosis.diff.mending.search import mended
-from stablenum.diagnosis.diff.mending.trials import _but_for_rate
+from stablenum.diagnosis.diff.mending.trials import _rate
 from stablenum.diagnosis.diff.places.results import Update
 
 HEAD = "import numpy as np\nimport torch\nimport stablenum_torch\n\n"
@@ -117,8 +117,8 @@ def test_a_program_that_agrees_unchanged_is_not_mended(tmp_path: Path) -> None:
     assert "also agree without the changes" in found.error
 
 
-@pytest.mark.parametrize(("factor", "same"), [(0.5, True), (-0.5, False), (0.0, False)])
-def test_updates_may_differ_by_a_positive_rate(factor: float, same: bool) -> None:
+@pytest.mark.parametrize(("factor", "rate"), [(0.5, 2.0), (-0.5, None), (0.0, None)])
+def test_updates_may_differ_by_a_positive_rate(factor: float, rate: float | None) -> None:
     x = np.asarray([1.0, -2.0, 3.0])
-    assert _but_for_rate([Update(x, x, factor * x, x)]) is same
-    assert not _but_for_rate([Update(x, x, factor * x + [0.1, 0.0, 0.0], x)])
+    assert _rate([Update(x, x, factor * x, x)]) in (rate, rate and 1 / rate)
+    assert _rate([Update(x, x, factor * x + [0.1, 0.0, 0.0], x)]) is None

@@ -92,6 +92,7 @@ def test_nothing_is_offered_where_no_small_change_helps(tmp_path: Path) -> None:
 
 
 MOMENTUM = "optax.sgd(RATE, momentum=0.9)"
+SCHEDULED = "optax.sgd(optax.linear_schedule(RATE, RATE / 2, 5), momentum=0.9)"
 CORRECTED = "optax.chain(optax.ema(0.9), optax.scale(-RATE))"
 
 
@@ -100,7 +101,7 @@ CORRECTED = "optax.chain(optax.ema(0.9), optax.scale(-RATE))"
     [
         (MOMENTUM, MOMENTUM, True),
         ("optax.sgd(RATE)", "optax.sgd(RATE)", False),  # in the first step, a momentum does nothing
-        (CORRECTED, CORRECTED, True),  # by a factor in the second step, as of a schedule that is elsewhere
+        (SCHEDULED, SCHEDULED, True),  # by a factor in the second step: the schedule of PyTorch is elsewhere
         (CORRECTED, CORRECTED.replace("0.9", "0.9, debias=False"), False),  # the change makes the factor
     ],
     ids=["equal", "no momentum", "a schedule", "a correction"],

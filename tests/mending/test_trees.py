@@ -106,6 +106,8 @@ def test_a_form_feed_ends_no_line():
 def test_a_statement_comes_after_the_next_one():
     tree = Tree("x = f(1)  # one\ny = g(\n    x,\n)\nfor i in y:\n    pass\n")
     expected = "y = g(\n    x,\n)  # one\nx = f(1)\nfor i in y:\n    pass\n"
+    comments = Tree("a = 1  # of a\n\nb = 2  # of b\n")
+    assert comments.with_next_first(comments.statement_at(1)) == "b = 2  # of b\n\na = 1  # of a\n"
     assert tree.with_next_first(tree.statement_at(1)) == expected
     assert tree.with_next_first(tree.statement_at(2)) == ""  # a loop follows
     assert tree.with_next_first(tree.statement_at(6)) == ""
@@ -120,3 +122,22 @@ def test_attributes_that_nothing_reads_were_forgotten():
         "class A:\n    def f(self, x):\n        self.a = x\n        self.b: int = 2\n        return self.a\n"
     )
     assert Tree(text).kept == ("b",)
+
+
+def test_what_acts_on_files_is_neither_moved_nor_called_nor_given_something_else():
+    tree = Tree(
+        "folder = root / name\nshutil.rmtree(folder)\ny = f(1)\n\n\n"
+        "def export(x):\n    with open(x) as file:\n        return file\n\n\n"
+        "def plain(x):\n    return x\n"
+    )
+    folder, remove, plain = map(tree.statement_at, (1, 2, 3))
+    assert tree.with_next_first(folder) == tree.with_next_first(remove) == ""
+    assert not tree.may_run_otherwise(folder)  # rmtree reads it
+    assert not tree.may_run_otherwise(remove)
+    assert tree.may_run_otherwise(plain)
+    assert tree.unused == ("plain",)
+
+
+def test_a_buffer_that_is_registered_is_no_attribute_that_was_forgotten():
+    text = 'class A:\n    def f(self, x):\n        self.register_buffer("m", x, persistent=False)\n'
+    assert Tree(text).kept == ()

@@ -92,14 +92,24 @@ def test_ten_million_numbers_are_the_same(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mxfp8_e4m3", "mxfp4", "fp8_block128"])
-def test_every_row_of_a_batch_is_quantized_alone(name: str) -> None:
+def test_every_row_of_a_batch_is_quantized_alone_and_read_back(name: str) -> None:
     x = numbers(1 << 12)[: 4 * 96 * 5].reshape(4, 96, 5)
     expected = block_law(name).quantize(x, 1)
-    in_torch = torch.func.vmap(lambda row: stablenum_torch.quantize(row, name, axis=0).codes)(torch.tensor(x))
-    in_jax = jax.vmap(lambda row: stablenum_jax.quantize(row, name, axis=0))(x)
-    np.testing.assert_array_equal(in_torch.numpy(), expected.codes)
-    np.testing.assert_array_equal(in_jax.codes, expected.codes)
-    np.testing.assert_array_equal(bits(in_jax.scales), bits(expected.scales))
+    by_row = torch.func.vmap(lambda row: stablenum_torch.quantize(row, name, axis=0))(torch.tensor(x))
+    assert_equal(expected, by_row)
+    assert_equal(expected, jax.vmap(lambda row: stablenum_jax.quantize(row, name, axis=0))(x))
+    back = bits(block_law(name).dequantize(expected))
+    np.testing.assert_array_equal(bits(stablenum_torch.dequantize(by_row)), back)
+
+
+@pytest.mark.parametrize("size", [1e-38, 3e-38, 1e-36, 1e-33, 1e38])
+def test_the_two_levels_of_nvfp4_are_the_same_for_tensors_of_any_size(size: float) -> None:
+    random = np.random.default_rng(0)
+    x = (random.normal(size=(8, 16)) * np.exp2(-np.arange(8.0))[:, None] * size).astype(np.float32)
+    expected = block_law("nvfp4").quantize(x)
+    assert_equal(expected, stablenum_torch.quantize(torch.tensor(x), "nvfp4"))
+    assert_equal(expected, stablenum_jax.quantize(x, "nvfp4"))
+    assert_equal(expected, jax.jit(functools.partial(stablenum_jax.quantize, format="nvfp4"))(x))
 
 
 @pytest.mark.parametrize("name", only(["mxfp8_e5m2", "nvfp4"], FORMATS_OF_BLOCKS))
@@ -157,6 +167,7 @@ in_torch, in_jax = stablenum_torch.quantize, stablenum_jax.quantize
     [
         (lambda: in_torch([1.0], "mxfp4"), TypeError, "x must be a floating-point tensor; got list"),
         (lambda: in_torch(torch.ones(3).int(), "mxfp4"), TypeError, "got torch.int32"),
+        (lambda: in_torch(torch.ones(3), "mxfp4", generator=torch.Generator()), ValueError, "generator must"),
         (lambda: in_jax(jnp.ones(3, int), "mxfp4"), TypeError, "x must be a floating-point array"),
         (lambda: in_torch(torch.ones(3), "mxfp4", rounding="up"), ValueError, "'nearest' or 'stochastic'"),
         (lambda: in_jax(jnp.ones(3), "mxfp4", rounding="up"), ValueError, "'nearest' or 'stochastic'"),

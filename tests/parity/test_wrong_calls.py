@@ -126,6 +126,23 @@ def torch_calls() -> dict[str, Call]:
             {"loss_fn": (*THINGS, None), "model": THINGS, "optimizer": THINGS, "compute": THINGS},
             {"args": "what the user's function takes"},
         ),
+        "quantize": Call(
+            s.quantize,
+            {"x": torch.ones(2, 32), "format": "mxfp4"},
+            {
+                "x": (*THINGS, None, [1.0], torch.ones(3, dtype=torch.int32)),
+                "format": (*THINGS, None, "mxfp5"),
+                "axis": ("x", None, 1.5, 2, (0, 1), ()),
+                "scale_mode": (*THINGS, None),
+                "rounding": (*THINGS, None),
+                "generator": THINGS,
+            },
+        ),
+        "dequantize": Call(
+            s.dequantize,
+            {"q": s.quantize(torch.ones(2, 32), "mxfp4")},
+            {"q": (*THINGS, None), "dtype": ("x", 3, None, torch.int32)},
+        ),
         "range_report": Call(
             s.range_report,
             {"model": model, "batch": batch, "loss_fn": loss},
@@ -330,6 +347,23 @@ def jax_calls() -> dict[str, Call]:
             s.init_fp8,
             {},
             {"forward_scaling": (*THINGS, None), "backward_scaling": (*THINGS, None)},
+        ),
+        "quantize": Call(
+            s.quantize,
+            {"x": jnp.ones((2, 32)), "format": "mxfp4"},
+            {
+                "x": (*THINGS, None, [1.0], jnp.ones(3, jnp.int32)),
+                "format": (*THINGS, None, "mxfp5"),
+                "axis": ("x", None, 1.5, 2, (0, 1), ()),
+                "scale_mode": (*THINGS, None),
+                "rounding": (*THINGS, None),
+                "key": THINGS,
+            },
+        ),
+        "dequantize": Call(
+            s.dequantize,
+            {"q": s.quantize(jnp.ones((2, 32)), "mxfp4")},
+            {"q": (*THINGS, None), "dtype": ("x", 3, None, jnp.int32)},
         ),
         "fp8_dot": Call(
             s.fp8_dot,

@@ -641,7 +641,7 @@ def test_a_kernel_that_decides_otherwise_is_not_used(
     by_kernels._trusted.clear()
     launches.decide_kernel.cache_clear()
     launched.clear()
-    with pytest.warns(st.NotCompiledWarning, match="decide otherwise"):
+    with pytest.warns(st.NotCompiledWarning, match="decide differently"):
         assert steps_of(FOLD) == wanted
     assert launched["squared"] == 1  # in the trial
 
@@ -661,7 +661,7 @@ def test_a_kernel_that_is_wrong_in_a_rare_step_is_not_used_either(
     honest = launches.printed_decide
     monkeypatch.setattr(launches, "printed_decide", lambda kinds: honest(kinds).replace(*change))
     assert honest(Kinds(GuardConfig(loss_scale="dynamic"), 3, False, frozenset())).count(change[0])
-    with pytest.warns(st.NotCompiledWarning, match="decide otherwise"):
+    with pytest.warns(st.NotCompiledWarning, match="decide differently"):
         steps_of({"clip": 1.0, "loss_scale": "dynamic"})
 
 

@@ -27,6 +27,7 @@ def batch():
 def left():
     """The original, with its model, loss and optimizer."""
     x, y = map(torch.tensor, batch())
+    torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
 
     def loss(x, y):

@@ -220,7 +220,7 @@ def _report(comparison: Comparison, found: list[Found], stuck: Stuck | None, wei
     wrong += _known(lambda: other_numbers(comparison)) if found and weights == "as they are" else ()
     doubtful = note_on(exchangeable, comparison.weights)
     doubtful += out_of_order(comparison.weights) if matched else ()
-    rows = rows_of(comparison, differing, (roundings[0].errors, roundings[1].errors))
+    rows = rows_of(comparison, differing, (roundings[0].errors, roundings[1].errors), differences)
     precision = None if found or alone else precision_of(comparison, roundings[1])
     imprecise = None if precision is None else precision.difference()
     differences += () if imprecise is None else (imprecise,)

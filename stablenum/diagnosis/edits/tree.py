@@ -133,11 +133,27 @@ class Tree:
 
     def may_run_otherwise(self, statement: cst.CSTNode) -> bool:
         """Return whether a statement may be run with a change: it computes something, and nothing that it
-        calls reads, writes or removes files or ends the process, as far as names tell."""
+        calls, and nothing that reads what it gives a value, reads, writes or removes files or ends the
+        process, as far as names tell."""
         small = statement.body if isinstance(statement, cst.SimpleStatementLine) else ()
         if small and all(isinstance(part, cst.Expr) for part in small):
             return False  # for its effect alone
-        return not any(
+        return not self.acts(statement) and not targets_of(statement) & self._acted_on(statement)
+
+    def _acted_on(self, statement: cst.CSTNode) -> set[str]:
+        """Return the names and attributes that are read by statements that act on files and processes: in the
+        same function, or anywhere if a statement is in none."""
+        function = self.function_of(statement)
+        acting = [s for s in self._acting if function is None or self.function_of(s) is function]
+        return set[str]().union(*(self.names(s) | self.attributes(s) for s in acting))
+
+    @cached_property
+    def _acting(self) -> list[cst.CSTNode]:
+        return [s for s in self.statements if self.acts(s)]
+
+    def acts(self, statement: cst.CSTNode) -> bool:
+        """Return whether a statement acts on files or processes, as far as names tell."""
+        return any(
             _EFFECTS & set(dotted(node.func).split(".")) or _last(node.func).startswith(_WRITES)
             for node in self.expressions(statement)
             if isinstance(node, cst.Call)
@@ -211,14 +227,15 @@ class Tree:
     @cached_property
     def kept(self) -> tuple[str, ...]:
         """The attributes of ``self`` that are given a value and that nothing in the text reads."""
-        names = dict.fromkeys(re.findall(r"^\s+self\.(\w+)\b[^=\n]*=(?!=)", self.text, re.MULTILINE))
+        names = dict.fromkeys(name for s in self.statements for name in sorted(_own_attributes(s)))
         words = Counter(re.findall(r"\w+", self.text))
         return tuple(n for n in names if words[n] == 1)
 
     @cached_property
     def unused(self) -> tuple[str, ...]:
-        """The functions of the module that nothing in the text names."""
-        names = [s.name.value for s in self._body if isinstance(s, cst.FunctionDef)]
+        """The functions of the module that nothing in the text names, but for those that act on files."""
+        functions = [s for s in self._body if isinstance(s, cst.FunctionDef)]
+        names = [s.name.value for s in functions if not any(map(self.acts, self.within(s)))]
         words = Counter(re.findall(r"\w+", self.text))
         return tuple(n for n in names if words[n] == 1 and n not in ("left", "right", "program"))
 
@@ -228,14 +245,17 @@ class Tree:
         body = list(getattr(around, "body", ()))
         place = body.index(statement) if statement in body else len(body)
         both = body[place : place + 2]
-        if len(both) < 2 or not all(isinstance(s, cst.SimpleStatementLine) for s in both):
+        simple = all(isinstance(s, cst.SimpleStatementLine) and not self.acts(s) for s in both)
+        if len(both) < 2 or not simple:
             return ""
-        spans = []
-        for at in (self._ranges[s] for s in both):
+        ranges, spans, text = [self._ranges[s] for s in both], [], self.text
+        short = all(at.start.line == at.end.line for at in ranges)
+        for at in ranges:
             begin, end = (self._starts[p.line - 1] + p.column for p in (at.start, at.end))
+            if short:  # with what is written behind it
+                end = begin + len(re.split(r"[\r\n]", text[begin:], maxsplit=1)[0])
             spans.append((begin, end))
         (a, b), (c, d) = spans
-        text = self.text
         return f"{text[:a]}{text[c:d]}{text[b:c]}{text[a:b]}{text[d:]}"
 
     def with_node(self, old: cst.BaseExpression, new: cst.BaseExpression) -> str:
@@ -247,6 +267,8 @@ class Tree:
             new = new.with_changes(lpar=[], rpar=[])
         elif not (isinstance(new, _ATOMS) or new.lpar or isinstance(self.parent(old), _OPEN)):
             new = atom(new)
+        if "\n" in code_of(new) and not (new.lpar or isinstance(self.parent(old), cst.Arg | cst.Element)):
+            new = new.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
         begin = self._starts[at.start.line - 1] + at.start.column
         end = self._starts[at.end.line - 1] + at.end.column
         return f"{self.text[: begin - before]}{code_of(new)}{self.text[end + behind :]}"
@@ -273,6 +295,16 @@ _WRITES = (
     "touch",
     "copy2",
 )
+
+
+def _own_attributes(statement: cst.CSTNode) -> set[str]:
+    """Return the attributes of ``self`` to which a statement gives a value."""
+    found = set[str]()
+    for small in statement.body if isinstance(statement, cst.SimpleStatementLine) else ():
+        targets = [t.target for t in small.targets] if isinstance(small, cst.Assign) else []
+        targets += [small.target] if isinstance(small, cst.AnnAssign) else []
+        found |= {t.attr.value for t in targets if isinstance(t, cst.Attribute) and dotted(t.value) == "self"}
+    return found
 
 
 def targets_of(statement: cst.CSTNode) -> set[str]:

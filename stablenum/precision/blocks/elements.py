@@ -105,7 +105,7 @@ def encoded(x32: Array, element: Element, random_bits: Array | None = None, *, x
     if random_bits is None:
         whole = xp.round(units)  # ties to even
     else:
-        whole = xp.floor(units + xp.astype(random_bits & 0xFFFF, xp.float32) * 2.0**-16)
+        whole = xp.floor(units + (xp.astype(random_bits & 0xFFFF, xp.float32) + 0.5) * 2.0**-16)
     whole = xp.where(magnitude >= _INF, xp.zeros_like(whole), whole)  # NaN and inf are no integers
     # The codes of all numbers are counted from zero on: a carry into the next exponent is right by itself.
     steps = xp.astype(whole, xp.int32) + ((exponent - element.min_exponent) << element.mantissa)

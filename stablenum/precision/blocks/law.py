@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from stablenum.arrays import at_most
 from stablenum.errors import bad_field, either
+from stablenum.formats import get_format
 from stablenum.precision.blocks.elements import (
     ELEMENTS,
     Element,
@@ -74,7 +76,8 @@ class Quantized(Generic[A]):
             or e4m3, or float32.
         tensor_scale: float32 of no axes, by which all are multiplied, too (nvfp4); None for other formats.
         format: the name of the format.
-        axis: the axes along which blocks lie, each from 0 on.
+        axis: the axes along which blocks lie, counted from the end: -1 for the last one. An axis that is put
+            before the others, as by ``vmap``, changes nothing.
     """
 
     codes: A
@@ -108,8 +111,9 @@ class BlockLaw:
         """Return the codes and scales of float32 numbers.
 
         Blocks begin at the start of an axis; the last one may be shorter. A block that holds NaN or inf has a
-        scale that is NaN (255 in e8m0): all its numbers are NaN when they are dequantized. Where the scale is
-        no power of two (nvfp4, fp8_block128), subnormal float32 numbers count as 0.
+        scale that is NaN (255 in e8m0): all its numbers are NaN when they are dequantized. Numbers that round
+        to 2^128, from 2.9e38 on, are inf then; "floor" saturates instead. Where the scale is no power of two
+        (nvfp4, fp8_block128), subnormal float32 numbers count as 0.
 
         Args:
             x: float32, any shape with at least one axis; other floating-point formats are converted.
@@ -123,7 +127,9 @@ class BlockLaw:
             ValueError: ``x`` has no axis, or no floating-point numbers; or ``axis`` is none of its axes, or
                 two for a format without square blocks.
         """
-        xp = _numpy() if xp is None else xp
+        if xp is None:
+            xp = _numpy()
+            get_format(x.dtype)
         axes = self._axes(x, axis)
         x32 = xp.astype(x, xp.float32)
         bits = x32.view(xp.int32)
@@ -156,7 +162,8 @@ class BlockLaw:
         scaled = xp.where(bad, xp.full_like(scaled, float("nan")), scaled)
         signed = xp.where(bits < 0, -scaled, scaled)
         found = encoded(signed, self.format.element, random_bits, xp=xp)
-        return Quantized(found, stored, tensor_scale, self.format.name, axes)
+        ends = tuple(a - len(x.shape) for a in axes)
+        return Quantized(found, stored, tensor_scale, self.format.name, ends)
 
     def dequantize(self, q: Quantized[Array], *, xp: Namespace | None = None) -> Array:
         """Return the float32 numbers. With scales that are powers of two they are exact; others are rounded,
@@ -165,23 +172,35 @@ class BlockLaw:
         Args:
             q: codes and scales.
             xp: the array namespace; NumPy by default.
+
+        Raises:
+            ValueError: ``q`` has another format, or its scales are not those of its blocks.
         """
         xp = _numpy() if xp is None else xp
         element, shape = self.format.element, tuple(q.codes.shape)
+        axes = self._axes(q.codes, q.axis)
+        wanted = tuple(-(-n // self.format.block) if a in axes else n for a, n in enumerate(shape))
+        if q.format != self.format.name:
+            raise bad_field("q", f"numbers in {self.format.name}", q.format)
+        if tuple(q.scales.shape) != wanted:
+            raise bad_field("q.scales", f"of the shape {wanted}, one for each block", tuple(q.scales.shape))
         if self.format.scale == "e8m0":
-            code = self._spread(xp.astype(q.scales, xp.int32), shape, q.axis, xp=xp)
+            code = self._spread(xp.astype(q.scales, xp.int32), shape, axes, xp=xp)
             value = decoded(q.codes, element, at_most(code, NAN_SCALE - 1, xp=xp) - 127, xp=xp)
             return xp.where(code == NAN_SCALE, xp.full_like(value, float("nan")), value)
         scale = q.scales
         if self.format.scale == "e4m3":
             scale = _normal(decoded(q.scales, ELEMENTS["e4m3"], xp=xp) * q.tensor_scale, xp=xp)
-        return _normal(decoded(q.codes, element, xp=xp) * self._spread(scale, shape, q.axis, xp=xp), xp=xp)
+        return _normal(decoded(q.codes, element, xp=xp) * self._spread(scale, shape, axes, xp=xp), xp=xp)
 
     def _axes(self, x: Array, axis: int | Sequence[int]) -> tuple[int, ...]:
-        given = (axis,) if isinstance(axis, int) else tuple(axis)
         count = len(x.shape)
         square = self.format.scale == "float32"
         allowed = f"{'one or two of' if square else 'one of'} the {count} axes of x"
+        try:
+            given = tuple(map(operator.index, axis if isinstance(axis, Sequence) else (axis,)))
+        except TypeError:
+            raise bad_field("axis", allowed, axis) from None
         if not given or len(given) > 1 + square or any(not -count <= a < count for a in given):
             raise bad_field("axis", allowed, axis)
         axes = tuple(sorted(a % count for a in given))
@@ -197,8 +216,8 @@ class BlockLaw:
             pad = blocks * self.format.block - size
             if pad:
                 more = (*magnitude.shape[:axis], pad, *magnitude.shape[axis + 1 :])
-                zeros = xp.zeros_like(xp.broadcast_to(magnitude[_first(axis)], more)) if size else None
-                magnitude = magnitude if zeros is None else xp.concat([magnitude, zeros], axis=axis)
+                zeros = xp.zeros_like(xp.broadcast_to(magnitude[_first(axis)], more))
+                magnitude = xp.concat([magnitude, zeros], axis=axis)
             shape = (*magnitude.shape[:axis], blocks, self.format.block, *magnitude.shape[axis + 1 :])
             magnitude = xp.reshape(magnitude, shape)
             if 0 in shape:

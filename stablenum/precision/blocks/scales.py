@@ -90,7 +90,8 @@ def e4m3_scales(largest: Array, element: Element, *, xp: Namespace) -> tuple[Arr
     finite = xp.isfinite(largest)
     largest = xp.where(finite, largest, xp.ones_like(largest))
     top = xp.max(largest) if largest.shape and 0 not in largest.shape else xp.sum(largest)
-    whole = at_least(divided(top, e4m3.max * element.max, xp=xp), _SMALLEST, xp=xp)
+    # With the smallest scale of a block, 2^-6, it is still a normal number, and its inverse is finite.
+    whole = at_least(divided(top, e4m3.max * element.max, xp=xp), _SMALLEST * 2.0**6, xp=xp)
     whole = xp.where(top == 0, xp.ones_like(whole), whole)
     whole = xp.where(xp.all(finite), whole, xp.full_like(whole, float("nan")))
     scale = divided(divided(largest, element.max, xp=xp), whole, xp=xp)

@@ -124,11 +124,11 @@ def turns(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression
             [cst.Arg(number(a, whole=True), comma=COMMA), cst.Arg(number(b, whole=True))],
         )
     if clues.framework == "torch":
-        yield from (cst.parse_expression(f"{code_of(own)}.flip({axis})") for axis in (0, 1, -1))
+        flip = cst.Attribute(own, cst.Name("flip"))
+        yield from (cst.Call(flip, [cst.Arg(number(axis, whole=True))]) for axis in (0, 1, -1))
     else:
-        yield from (
-            cst.parse_expression(f"{code_of(own)}{cut}") for cut in ("[::-1]", "[:, ::-1]", "[..., ::-1]")
-        )
+        cuts = (cst.parse_expression(f"_{cut}") for cut in ("[::-1]", "[:, ::-1]", "[..., ::-1]"))
+        yield from (cut.with_changes(value=own) for cut in cuts)
     yield cst.UnaryOperation(cst.Minus(whitespace_after=cst.SimpleWhitespace("")), own)
 
 
@@ -161,7 +161,12 @@ def masks(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression
         return
     for name in (n for n in clues.variables if clues.held.get(n, Held()).logical):
         for filled in ('float("-inf")', "0.0"):
-            yield cst.parse_expression(f"{where}({name}, {code_of(node)}, {filled})")
+            parts = (cst.Name(name), node, cst.parse_expression(filled))
+            yield cst.Call(cst.parse_expression(where), _arguments(*parts))
+
+
+def _arguments(*values: cst.BaseExpression) -> list[cst.Arg]:
+    return [*(cst.Arg(value, comma=COMMA) for value in values[:-1]), cst.Arg(values[-1])]
 
 
 def clips(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:
@@ -176,11 +181,11 @@ def clips(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression
         return
     for function in (*clues.unused, f"{module}.clip_by_global_norm"):
         for limit in (*clues.forgotten, *(code_of(spelled(n, clues)) for n in clues.new[:MOST_GIVEN])):
-            first = cst.Arg(cst.parse_expression(f"{function}({limit})"), comma=COMMA)
+            clip = cst.parse_expression(f"{function}({limit})")
             if node.func.attr.value == "chain":
-                yield node.with_changes(args=[first, *node.args])
+                yield node.with_changes(args=[cst.Arg(clip, comma=COMMA), *node.args])
             else:
-                yield cst.parse_expression(f"{module}.chain({function}({limit}), {code_of(node)})")
+                yield cst.Call(cst.parse_expression(f"{module}.chain"), _arguments(clip, node))
 
 
 def decays(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression]:

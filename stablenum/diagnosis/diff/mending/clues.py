@@ -109,16 +109,17 @@ def clues_of(
                 functions += _name_of(node.func)
     name = (operation or "").rpartition(": ")[2].rpartition(".")[2]
     functions += [name] if name.isidentifier() else []
+    ratio = 0.0 if values is None or not values[0] else short(values[1] / values[0])
     first = ([short(values[0])], [short(values[1])]) if values is not None else ([], [])
     return Clues(
         code,
         tuple(dict.fromkeys((*first[0], *old))),
         tuple(dict.fromkeys((*first[1], *numbers, *new))),
         tuple(dict.fromkeys((*first[1], *numbers))),
-        0.0 if values is None or not values[0] else short(values[1] / values[0]),
+        ratio if math.isfinite(ratio) else 0.0,
         tuple(dict.fromkeys(strings)),
         tuple(dict.fromkeys(functions)),
-        operands=tuple(dict.fromkeys((name, short(value)) for name, value in operands)),
+        operands=tuple(dict.fromkeys((n, short(value)) for n, value in operands if math.isfinite(value))),
         namespace=namespace,
         framework=framework,
     )

@@ -76,7 +76,10 @@ def names_seen(files: Collection[str]) -> Iterator[Names]:
 
 
 def _held(data: object) -> Held:
-    shape, dtype = getattr(data, "shape", None), getattr(data, "dtype", None)
+    try:
+        shape, dtype = getattr(data, "shape", None), getattr(data, "dtype", None)
+    except Exception:  # noqa: BLE001  a parameter without a shape yet, or whatever a property raises
+        return Held("other")
     if isinstance(shape, tuple) and dtype is not None:
         return Held("array", tuple(shape), str(dtype).endswith("bool"))
     return Held("number" if isinstance(data, int | float) and not isinstance(data, bool) else "other")

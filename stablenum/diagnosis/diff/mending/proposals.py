@@ -153,6 +153,10 @@ def _ways(
                 yield cost, place, _Way(tree, file, spot.node, kind, known)
 
 
+def _has_self(function: cst.FunctionDef) -> bool:
+    return any(p.name.value == "self" for p in function.params.params)
+
+
 def _known(tree: Tree, file: str, statement: cst.CSTNode, clues: Clues, names: Names) -> Clues:
     """Return the clues with what is known of the variables around a statement."""
     function = tree.function_of(statement)
@@ -162,7 +166,7 @@ def _known(tree: Tree, file: str, statement: cst.CSTNode, clues: Clues, names: N
         held=names.get((file, "<module>" if function is None else function.name.value), {}),
         unused=tree.unused,
         forgotten=tree.forgotten,
-        kept=tree.kept,
+        kept=tree.kept if function is not None and _has_self(function) else (),
     )
 
 

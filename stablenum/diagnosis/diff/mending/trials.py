@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +37,8 @@ _STEPS = 2
 _MORE = 100
 # Two values are equal that are so near: what is not known of rounding, as in ``measured`` without noise.
 _ROUNDING = 1e-9
+# A rate of a schedule in float32 is told from another one by more. Chosen.
+_SAME_RATE = 1e-5
 
 
 class Trial(NamedTuple):
@@ -206,8 +210,9 @@ def agree_elsewhere(left: Side, right: Side, mapped: WeightMap, before: Program)
     what was recorded does not fit other weights.
 
     The updates of the second step may differ by one factor: a schedule that is outside of one program, as
-    those of PyTorch are, goes on in the other one. What the right program computes of the number of the step
-    is then the same as ``before`` the change, so that the factor is not of its making.
+    those of PyTorch are, goes on in the other one. The factor is then one between numbers that a program
+    computes of the number of the step, and what the right one computes of it is the same as ``before`` the
+    change, so that the factor is not of its making.
     """
     if isinstance(left.program, RecordedProgram) or right.weights is None or not mapped.carried:
         return None
@@ -227,11 +232,24 @@ def agree_elsewhere(left: Side, right: Side, mapped: WeightMap, before: Program)
         apart = [g for g in comparison.groups if g.differing]
         further = left.steps < steps and all(g.kind == "updated" and g.step == steps for g in apart)
         outside = left.program.framework != right.program.framework
-        if not apart or not (further and outside and _but_for_rate(comparison.updates(apart[0]))):
+        if not apart or not (further and outside):
             return not apart
+        rate = _rate(comparison.updates(apart[0]))
+        if rate is None:
+            return False
         first = measured(before, steps=steps, noise=False)
-        return _timed(first) == _timed(comparison.right)
+        return _timed(first) == _timed(comparison.right) and _of_time(rate, comparison)
     return None
+
+
+def _of_time(rate: float, comparison: Comparison) -> bool:
+    """Return whether a factor between the updates is one between two numbers that a program computes of the
+    number of the step."""
+    return any(
+        math.isclose(a, rate * b, rel_tol=_SAME_RATE)
+        for side in (comparison.left, comparison.right)
+        for a, b in itertools.permutations(_timed(side) - {0.0}, 2)
+    )
 
 
 def _timed(side: Side) -> set[float]:
@@ -250,11 +268,12 @@ def _timed(side: Side) -> set[float]:
 NOT_RUN = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 
 
-def _but_for_rate(updates: Sequence[Update]) -> bool:
-    """Return whether all updates of one side are one positive multiple of the other side's."""
+def _rate(updates: Sequence[Update]) -> float | None:
+    """Return the positive number by which all updates of one side are those of the other one; None if there
+    is none."""
     mine, theirs = (np.concatenate([np.ravel(getattr(u, n)) for u in updates]) for n in ("left", "right"))
     factor = multiple_of(mine, theirs)
-    return factor is not None and factor > 0
+    return factor if factor is not None and factor > 0 else None
 
 
 def _trained(side: Side) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from stablenum.diagnosis.diff.differences import Row
+from stablenum.diagnosis.diff.differences import Difference, Row
 from stablenum.diagnosis.diff.places.comparison import Comparison
 from stablenum.diagnosis.diff.places.frontier import Start
 from stablenum.diagnosis.diff.places.locations import location_of
@@ -19,6 +19,7 @@ def rows_of(
     comparison: Comparison,
     differing: tuple[Collection[int], Collection[int]],
     errors: tuple[Mapping[int, float], Mapping[int, float]],
+    differences: Sequence[Difference],
 ) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
     """Return the operations of the left and of the right side.
 
@@ -26,11 +27,13 @@ def rows_of(
         comparison: the two sides.
         differing: of each side, the indices of the steps that lead to a result that differs.
         errors: of each side, how far each value is off its own float64 twin.
+        differences: those that are reported, each of which begins anew.
     """
+    starts = [{at.row for d in differences if (at := (d.left, d.right)[side]) is not None} for side in (0, 1)]
     left, right, found = comparison.left, comparison.right, comparison.found
     return (
-        _rows(left, right, found.left, differing[0], errors),
-        _rows(right, left, found.right, differing[1], errors[::-1]),
+        _rows(left, right, found.left, differing[0], errors, starts[0]),
+        _rows(right, left, found.right, differing[1], errors[::-1], starts[1]),
     )
 
 
@@ -40,6 +43,7 @@ def _rows(
     found: Mapping[int, Sequence[int]],
     differing: Collection[int],
     errors: tuple[Mapping[int, float], Mapping[int, float]],
+    starts: Collection[int | None],
 ) -> tuple[Row, ...]:
     ends = _ends(side)
     rows = []
@@ -63,7 +67,8 @@ def _rows(
                 else "unmatched"
                 if step.index not in differing
                 else "follows"
-                if any(side.trace.values[i].producer in differing for i in step.inputs)
+                if step.index not in starts
+                and any(side.trace.values[i].producer in differing for i in step.inputs)
                 else "different",
                 partner=None if partner is None else other.trace.values[partner].producer,
                 error=None if partner is None else distance(side.prints[value], other.prints[partner]),
