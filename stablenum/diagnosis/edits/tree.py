@@ -267,11 +267,23 @@ class Tree:
             new = new.with_changes(lpar=[], rpar=[])
         elif not (isinstance(new, _ATOMS) or new.lpar or isinstance(self.parent(old), _OPEN)):
             new = atom(new)
-        if "\n" in code_of(new) and not (new.lpar or isinstance(self.parent(old), cst.Arg | cst.Element)):
+        if _breaks_lines(new) and not isinstance(self.parent(old), cst.Arg | cst.Element):
             new = new.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
         begin = self._starts[at.start.line - 1] + at.start.column
         end = self._starts[at.end.line - 1] + at.end.column
         return f"{self.text[: begin - before]}{code_of(new)}{self.text[end + behind :]}"
+
+
+def _breaks_lines(node: cst.BaseExpression) -> bool:
+    """Return whether an expression over several lines is no bracket itself, as a chain of methods is none."""
+    code = code_of(node)
+    if "\n" not in code:
+        return False
+    try:
+        compile(code, "<changed>", "eval", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return True
+    return False
 
 
 def _last(function: cst.BaseExpression) -> str:
