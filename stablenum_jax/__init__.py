@@ -12,8 +12,8 @@ def train_step(params, opt_state, batch):
 from typing import TYPE_CHECKING
 
 try:
-    import jax  # noqa: F401
-    import optax  # noqa: F401
+    import jax  # noqa: F401  whether it is there
+    import optax  # noqa: F401  whether it is there
 except ModuleNotFoundError as error:
     if error.name not in ("jax", "optax"):
         raise  # they are there, and lack something themselves

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 try:
-    import torch  # noqa: F401
+    import torch  # noqa: F401  whether it is there
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise  # it is there, and lacks something itself

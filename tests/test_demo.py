@@ -32,7 +32,7 @@ FOUND = tour.Tour({"torch": TORCH, "jax": TORCH}, {shown.line: f"<{shown.script}
 
 def test_the_trainings_are_told_by_their_numbers() -> None:
     assert death_of(TORCH) == 15
-    text = story.told({"torch": TORCH})
+    text = story.outcome({"torch": TORCH})
     assert "1 of the 40 batches are bad" in text
     assert "NaN from step 15 on, and the network ends with 10.0% of the held-out" in text
     assert "ends with 90.0%" in text

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from figures.style import finish, panels
 from stablenum.commands.compare.backends import REFERENCE
 from stablenum.commands.demo.picture import draw
-from stablenum.commands.demo.story import told
+from stablenum.commands.demo.story import outcome
 from stablenum.commands.demo.training import trained
 
 __all__ = ["two_runs"]
@@ -20,4 +20,4 @@ def two_runs() -> tuple[Figure, str]:
     figure.set_size_inches(5.2, 3.2)  # the letters stay legible on a phone
     draw(ax, training)
     finish(ax, y="loss", log=10, columns=2)
-    return figure, told({REFERENCE: training})
+    return figure, outcome({REFERENCE: training})

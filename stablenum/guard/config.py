@@ -345,6 +345,7 @@ def settings_shown(function: F) -> F:
                 field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint
             )
         )
+    # Python reads it from any function, but the type of a callable does not have it.
     function.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
     return function
 

@@ -21,7 +21,7 @@ jax.tree_util.register_dataclass(
 
 def quantize(
     x: jax.Array,
-    format: str,  # noqa: A002
+    format: str,  # noqa: A002  the public name
     *,
     axis: int | Sequence[int] = -1,
     scale_mode: str = "rceil",

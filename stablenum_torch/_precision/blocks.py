@@ -29,7 +29,7 @@ register_pytree_node(Quantized, _parts, _made)  # for torch.func.vmap
 
 def quantize(
     x: Tensor,
-    format: str,  # noqa: A002
+    format: str,  # noqa: A002  the public name
     *,
     axis: int | Sequence[int] = -1,
     scale_mode: str = "rceil",

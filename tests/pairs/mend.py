@@ -3,7 +3,7 @@
 ``python -m tests.pairs.mend SETS [--sample N] [--seed S]`` mends the mistakes of some sets, or a sample of
 them, and writes each result into ``mended.json`` as soon as it is there. A mistake is mended on the side on
 which it was planted. What is called proven is compared with the author's program before the mistake, over
-three steps: what only agrees in the first one is told.
+three steps: a change that agrees only in the first one is reported as such.
 """
 
 from __future__ import annotations

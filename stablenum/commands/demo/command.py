@@ -52,7 +52,7 @@ def demo(
         task = progress.add_task("training and diagnosing", total=parts)
         found = tour.run(lambda name: progress.update(task, advance=1, description=f"done: {name}"))
     if found.trainings:
-        for text in (story.told(found.trainings), story.agreement(found.trainings)):
+        for text in (story.outcome(found.trainings), story.agreement(found.trainings)):
             _say_all(textwrap.wrap(text, _WIDTH))
         for step, cells in story.events(found.trainings):
             names = [tour.BACKENDS[name][1] for name in found.trainings]

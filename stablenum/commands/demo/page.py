@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from stablenum._support.outside_text import in_html
 from stablenum.commands.demo.picture import svg_of
-from stablenum.commands.demo.story import agreement, events, told
+from stablenum.commands.demo.story import agreement, events, outcome
 from stablenum.commands.demo.tour import BACKENDS, SHOWN, Shown, Tour
 from stablenum.commands.demo.training import Training
 from stablenum.diagnosis.report.html import page, sealed_head
@@ -41,7 +41,7 @@ def _trainings(trainings: Mapping[str, Training]) -> Iterator[str]:
     if not trainings:
         return
     yield "<h2>A run that dies, and the same run with a guard</h2>"
-    yield f"<p>{in_html(told(trainings))}</p>"
+    yield f"<p>{in_html(outcome(trainings))}</p>"
     pictures = (f"<figure>{svg_of(t, BACKENDS[name][1])}</figure>" for name, t in trainings.items())
     yield f'<div class="pictures">{"".join(pictures)}</div>'
     yield "<h2>The same decisions in both frameworks</h2>" if len(trainings) > 1 else "<h2>The decisions</h2>"

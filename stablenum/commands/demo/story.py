@@ -8,10 +8,10 @@ from stablenum.commands.demo.picture import death_of
 from stablenum.commands.demo.tour import BACKENDS
 from stablenum.commands.demo.training import Training
 
-__all__ = ["agreement", "events", "told"]
+__all__ = ["agreement", "events", "outcome"]
 
 
-def told(trainings: Mapping[str, Training]) -> str:
+def outcome(trainings: Mapping[str, Training]) -> str:
     """Return what became of the network without and with a guard."""
     one = next(iter(trainings.values()))
     bad, steps, dead = len(one.skipped), len(one.losses), death_of(one)

@@ -250,7 +250,7 @@ def _numpy() -> Namespace:
     return array_api_compat.numpy
 
 
-def block_law(format: str, scale_mode: str = "rceil") -> BlockLaw:  # noqa: A002
+def block_law(format: str, scale_mode: str = "rceil") -> BlockLaw:  # noqa: A002  the public name
     """Return the law of a block format, which quantizes NumPy arrays and is what the adapters are tested
     against.
 

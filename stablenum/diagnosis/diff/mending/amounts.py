@@ -23,6 +23,7 @@ from stablenum.diagnosis.diff.mending.nodes import (
 from stablenum.diagnosis.edits.tree import atom, code_of, dotted
 
 __all__ = [
+    "ARITHMETIC",
     "clips",
     "decays",
     "drops",
@@ -119,10 +120,8 @@ def turns(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression
     own = atom(node)
     yield cst.Attribute(own, cst.Name("T"))
     for a, b in ((-1, -2), (1, 2)):
-        yield cst.Call(
-            cst.Attribute(own, cst.Name("swapaxes")),
-            [cst.Arg(number(a, whole=True), comma=COMMA), cst.Arg(number(b, whole=True))],
-        )
+        axes = _arguments(number(a, whole=True), number(b, whole=True))
+        yield cst.Call(cst.Attribute(own, cst.Name("swapaxes")), axes)
     if clues.framework == "torch":
         flip = cst.Attribute(own, cst.Name("flip"))
         yield from (cst.Call(flip, [cst.Arg(number(axis, whole=True))]) for axis in (0, 1, -1))
@@ -137,7 +136,7 @@ def operands(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpress
     is combined with an attribute that nothing reads."""
     if may_be_array(node, clues):
         for operation, value in clues.operands:
-            yield cst.BinaryOperation(atom(node), _ARITHMETIC[operation](), spelled(value, clues))
+            yield cst.BinaryOperation(atom(node), ARITHMETIC[operation](), spelled(value, clues))
         for name in clues.kept:
             for operator in (cst.Multiply(), cst.Add()):
                 yield cst.BinaryOperation(
@@ -145,7 +144,8 @@ def operands(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpress
                 )
 
 
-_ARITHMETIC: Mapping[str, type[cst.BaseBinaryOp]] = {
+# The operations that a line may do with a number, by the names that users know.
+ARITHMETIC: Mapping[str, type[cst.BaseBinaryOp]] = {
     "mul": cst.Multiply,
     "div": cst.Divide,
     "add": cst.Add,
@@ -201,8 +201,7 @@ def decays(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpressio
             func=cst.Attribute(module, cst.Name("adam")), args=without(node.args, given["weight_decay"])
         )
         first = cst.Call(coupled, [cst.Arg(decay)])
-        parts = [cst.Arg(first, comma=COMMA), cst.Arg(adam)]
-        yield cst.Call(cst.Attribute(module, cst.Name("chain")), parts)
+        yield cst.Call(cst.Attribute(module, cst.Name("chain")), _arguments(first, adam))
     if name == "chain" and len(node.args) > 1:
         pairs = zip(node.args, node.args[1:], strict=False)
         for i, (a, b) in enumerate(pairs):
@@ -229,9 +228,7 @@ def wraps(node: cst.BaseExpression, clues: Clues) -> Iterator[cst.BaseExpression
     if clues.code == "label_smoothing" and clues.framework == "jax":
         smooth = name_of("optax", "smooth_labels", clues)
         for given in clues.new[:MOST_GIVEN] if smooth else ():
-            yield cst.Call(
-                cst.parse_expression(smooth), [cst.Arg(node, comma=COMMA), cst.Arg(spelled(given, clues))]
-            )
+            yield cst.Call(cst.parse_expression(smooth), _arguments(node, spelled(given, clues)))
     if clues.ratio:
         yield cst.BinaryOperation(
             own, cst.Multiply(), number(clues.ratio, whole=clues.ratio == int(clues.ratio))

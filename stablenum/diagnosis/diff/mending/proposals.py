@@ -143,8 +143,7 @@ def _ways(
         if spot.statement is not statement:
             statement = spot.statement
             known = _known(tree, file, statement, clues, names)
-            if tree.with_next_first(statement):
-                yield spot.distance + _STATEMENTS, place, _Way(tree, file, statement, "statements", known)
+            yield spot.distance + _STATEMENTS, place, _Way(tree, file, statement, "statements", known)
         for kind in OPERATORS:
             if kind in _SUGGESTED and kind not in FORMS.get(clues.code, ()):
                 continue
@@ -215,7 +214,9 @@ class _Way(NamedTuple):
                 yield self.tree.with_node(self.node, new), code_of(self.node), code_of(new)
             return
         line = self.tree.range_of(self.node).start.line
-        yield self.tree.with_next_first(self.node), f"line {line}", "the line after the next statement"
+        after = self.tree.with_next_first(self.node)
+        if after:
+            yield after, f"line {line}", "the line after the next statement"
 
 
 def _is_python(text: str) -> bool:

@@ -12,6 +12,7 @@ from linecache import getline
 from typing import Any, NamedTuple
 
 from stablenum.diagnosis.diff.differences import Difference, Location
+from stablenum.diagnosis.diff.mending.amounts import ARITHMETIC
 from stablenum.diagnosis.diff.mending.built import Built
 from stablenum.diagnosis.diff.mending.clues import Clues, clues_of
 from stablenum.diagnosis.diff.mending.names import Names, names_seen
@@ -249,11 +250,8 @@ def _operands(side: Side, place: Location | None) -> list[tuple[str, float]]:
             made = side.trace.values[i]
             if made.producer is None and made.role == "constant" and side.prints[i].entries == 1:
                 numbers.append(side.prints[i].total)
-        found += [(step.operation, n) for n in numbers if step.operation in _ARITHMETIC and n not in (0, 1)]
+        found += [(step.operation, n) for n in numbers if step.operation in ARITHMETIC and n not in (0, 1)]
     return found
-
-
-_ARITHMETIC = ("mul", "div", "add", "sub", "pow")
 
 
 def _clues(comparison: Comparison, difference: Difference, namespace: Mapping[str, Any]) -> Clues:

@@ -37,7 +37,7 @@ _STEPS = 2
 _MORE = 100
 # Two values are equal that are so near: what is not known of rounding, as in ``measured`` without noise.
 _ROUNDING = 1e-9
-# A rate of a schedule in float32 is told from another one by more. Chosen.
+# Two rates of a schedule in float32 differ by more. Chosen.
 _SAME_RATE = 1e-5
 
 

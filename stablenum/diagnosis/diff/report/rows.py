@@ -27,7 +27,7 @@ def rows_of(
         comparison: the two sides.
         differing: of each side, the indices of the steps that lead to a result that differs.
         errors: of each side, how far each value is off its own float64 twin.
-        differences: those that are reported, each of which begins anew.
+        differences: those that are reported; the operation of each is marked as one.
     """
     starts = [{at.row for d in differences if (at := (d.left, d.right)[side]) is not None} for side in (0, 1)]
     left, right, found = comparison.left, comparison.right, comparison.found
