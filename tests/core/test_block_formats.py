@@ -247,3 +247,11 @@ def test_numbers_at_the_top_of_float32_become_inf_but_for_floor() -> None:
     for mode in SCALE_MODES:
         law = block_law("mxfp8_e4m3", mode)
         assert np.isinf(law.dequantize(law.quantize(x))).all() == (mode != "floor")
+
+
+@pytest.mark.parametrize("name", [name for name, f in FORMATS_OF_BLOCKS.items() if f.scale == "e8m0"])
+def test_the_largest_number_itself_needs_no_larger_scale(name: str) -> None:
+    law = block_law(name, "rceil")
+    top = np.float32(law.format.element.max * 4)
+    limits = np.array([top, np.nextafter(top, np.float32(np.inf)), np.nextafter(top, np.float32(0))])
+    assert [int(law.quantize(limits[i : i + 1]).scales[0]) - 127 for i in range(3)] == [2, 3, 2]

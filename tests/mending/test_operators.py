@@ -217,3 +217,10 @@ def test_a_name_that_holds_what_has_no_shape_yet_is_no_array(tmp_path):
     with names_seen([str(path.resolve())]) as seen:
         names["run"](torch.nn.LazyLinear(2))
     assert seen[str(path.resolve()), "run"]["weight"] == Held("other")
+
+
+def test_arrays_and_numbers_or_words_are_not_exchanged():
+    clues = Clues(namespace=NAMES, held={"x": A23, "y": A32, "n": Held("number")})
+    assert changed("exchange", "f(x, y)", clues) == ["f(y, x)"]
+    assert not changed("exchange", "f(x, n)", clues)
+    assert not changed("exchange", 'f(x, "mean")', clues)
